@@ -5,6 +5,8 @@ import sys
 
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("KEYQUERY_NO_PROOFS", "1")  # reading proves nothing by itself, and writes to no user's cache
+# Some virtual machines report AMX and do not allow it: a bfloat16 product would end the process.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 from jaxtyping import config, install_import_hook
 

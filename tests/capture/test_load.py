@@ -50,5 +50,5 @@ def test_a_transformers_model_of_another_name(tmp_path):
 
 def test_a_bare_file_cannot_be_run(tmp_path):
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match=r"a\.safetensors cannot be run: on data needs config\.json"):
+    with pytest.raises(ValueError, match=r"a\.safetensors cannot be run: texts and roles need config\.json"):
         load_model(tmp_path / "a.safetensors")

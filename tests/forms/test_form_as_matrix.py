@@ -107,6 +107,24 @@ def test_multiples(scale, batch):
     same(scale * form, dense * float(scale))
 
 
+def test_numpy_arrays_are_factors_and_forms_become_arrays():
+    form, dense = rectangular(())
+    np.testing.assert_array_equal(np.asarray(form), form.dense().numpy())
+    assert np.array(form, dtype=np.float32).dtype == np.float32
+    same(form @ np.eye(dense.shape[1]), dense)
+    same(np.eye(dense.shape[0]) @ form, dense)
+    same(form[::-1], dense[::-1])
+    same(form[:, 4:1:-2], dense[:, 4:1:-2])
+    with pytest.raises(ValueError, match="has no array of its own"):
+        np.asarray(form, copy=False)
+
+
+def test_a_vector_does_not_scale_columns():
+    form, dense = rectangular(())
+    with pytest.raises(ValueError, match=r"a tensor scales each form of the batch \(\), not entries of M"):
+        form * torch.ones(dense.shape[1])
+
+
 INDICES = [
     (0,),
     (-1,),
@@ -332,8 +350,6 @@ def test_products_that_do_not_fit_are_refused():
         assert str(caught.value) == words
     with pytest.raises(TypeError, match="unsupported operand"):
         form @ "a"
-    with pytest.raises(TypeError, match=r"the left factor must be a torch\.Tensor"):
-        np.ones(5) @ form
 
 
 @given(pair=pairs(kinds=("random", "tied", "rank one", "fading rows")), data=st.data())

@@ -80,7 +80,7 @@ def _load(source: str | Path, path: Path, lm_head: bool) -> tuple[nn.Module, Any
         hint = f"; did you mean {meant[0]}?" if (meant := full_names(str(source))) else ""
         raise FileNotFoundError(f"there is no {source}{hub}{hint}")
     elif not path.is_dir() or not (path / "config.json").is_file():
-        raise ValueError(f"{source} cannot be run: on data needs config.json and a tokenizer beside the weights")
+        raise ValueError(f"{source} cannot be run: texts and roles need config.json and a tokenizer beside the weights")
     elif read_json(beside(path, "config.json")).get("model_type") == "keyquery":
         return _own(path), Tokenizer.load(path) if (path / "tokenizer.json").exists() else None
     transformers = _transformers()

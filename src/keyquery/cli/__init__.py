@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -118,9 +119,24 @@ def _warn(
     print(f"keyquery: warning: {message(str(warning))}", file=sys.stderr)
 
 
+def _with_options(text: str) -> str:
+    """An error about an argument, by the name of the option where the running command has it: "--key needs --query"."""
+    commands = getattr(typer.main.get_command(app), "commands", {}) if isinstance(app, typer.Typer) else {}
+    command = commands.get(next(iter(sys.argv[1:]), ""))
+    options = {each.name: max(each.opts, key=len) for each in getattr(command, "params", ())}
+
+    def option(found: re.Match[str]) -> str:
+        name = options.get(found[0], found[0])
+        return name if name.startswith("--") else found[0]
+
+    return re.sub(
+        r"^\w+(?= (?:must|needs)\b)|(?<=\b(?:pass|give) )\w+(?![\w.])|(?<=\bneeds )\w+(?![\w.])", option, text
+    )
+
+
 def _sentence(error: Exception) -> str:
     """Format an error as one line: user errors as they are, unexpected errors with their type."""
-    text = message(str(error))
+    text = _with_options(message(str(error)))
     if text and isinstance(error, (OSError, TypeError, ValueError, ImportError)):
         return text
     return f"{type(error).__name__}: {message(first_line(error))} (KEYQUERY_DEBUG=1 shows where)"

@@ -42,6 +42,11 @@ def attribute(
             min=1, max=2, help="2: follow the largest sources that are heads along their own attention, in raw scores."
         ),
     ] = default_of(attribute_head, "depth"),
+    without: Annotated[
+        str | None,
+        typer.Option(help="Ablate a path: take this source, such as 16.0 or 'mlp 3', out of the head's keys alone."),
+    ] = None,
+    side: Annotated[str, typer.Option(help="With --without: key, or query.")] = default_of(attribute_head, "side"),
     sequence: Annotated[int, typer.Option(min=0, help="Which window of the text.")] = default_of(
         attribute_head, "sequence"
     ),
@@ -58,6 +63,7 @@ def attribute(
     if head is None:
         raise ValueError("give --head LAYER.HEAD, such as --head 18.6")
     options: dict[str, Any] = {"head": head, "query": query, "key": key, "depth": depth, "sequence": sequence}
+    options |= {"without": without, "side": side}
     with output.watching() as progress:
         reading = attribute_head(**_running(model, text, ids, device), **options, length=length, progress=progress)
     output.deliver(reading)

@@ -24,9 +24,12 @@ def roles(
     sequences: Annotated[
         int, typer.Option(min=2, help="Sequences of random tokens and needles; at least 8 to name a role.")
     ] = SEQUENCES,
-    window: Annotated[int, typer.Option(min=1, help="Keys less than this many tokens away are local.")] = WINDOW,
+    window: Annotated[
+        int, typer.Option(min=1, help="Keys less than this many tokens away are local; 1: the token itself.")
+    ] = WINDOW,
     least: Annotated[
-        float, typer.Option(help="Name a role only if its score exceeds its null level by at least this.")
+        float,
+        typer.Option(min=0, max=1, help="Name a role only if its score exceeds its null level by at least this."),
     ] = LEAST,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random tokens.")] = 0,
     *,

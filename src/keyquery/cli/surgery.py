@@ -63,7 +63,13 @@ Of = Annotated[
         help="Directions: singular vectors of M, eigenvectors of its symmetric part, or planes of its skew part."
     ),
 ]
-On = Annotated[str, typer.Option(help="Directions of the weights, or weighted by the covariance of the data.")]
+On = Annotated[
+    str,
+    typer.Option(
+        help="Directions of the weights, or weighted by the covariance of the data. Those of the weights hold part of "
+        "the mean token too, so that scaling them also moves popularity; those on data do not."
+    ),
+]
 OF, ON = default_of(dial_parts, "of"), default_of(dial_parts, "on")
 Tokens = Annotated[int, typer.Option(min=4, help="Maximum number of tokens to run.")]
 TOKENS = 4096  # fewer than for look: the model runs once per part

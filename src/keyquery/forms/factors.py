@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from numbers import Real
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -166,9 +167,12 @@ class Factors:
         return self + (-other) if isinstance(other, Factors) else NotImplemented
 
     def __mul__(self: F, scale: float | Float[Tensor, "*#batch"]) -> F:
-        """A multiple of the form; a tensor scales each form of the batch by its own number."""
-        if isinstance(scale, Tensor):
-            check_batches(scale=scale.shape, form=self.batch)
+        """A multiple of the form; a tensor scales each form of the batch by its own number, and nothing elementwise."""
+        if isinstance(scale, (Tensor, np.ndarray)):
+            scale = torch.as_tensor(scale)
+            if check_batches(scale=scale.shape, form=self.batch) != self.batch:
+                shapes = f"batch {tuple(self.batch)}, not entries of M: got a scale of shape {tuple(scale.shape)}"
+                raise ValueError(f"a tensor scales each form of the {shapes}")
             if scale.dtype.is_floating_point or scale.dtype.is_complex:  # integers are fine
                 check_float("scale", scale, "...")
             scale = scale.to(self.dtype)[..., None, None]
@@ -181,7 +185,7 @@ class Factors:
     __rmul__ = __mul__
 
     def __truediv__(self: F, scale: float | Float[Tensor, "*#batch"]) -> F:
-        return self * (1 / scale) if isinstance(scale, (Real, Tensor)) else NotImplemented
+        return self * (1 / scale) if isinstance(scale, (Real, Tensor, np.ndarray)) else NotImplemented
 
     def __len__(self) -> int:
         if not self.batch:

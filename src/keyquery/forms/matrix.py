@@ -38,6 +38,20 @@ class Matrix(Factors):
         """The transpose Mᵀ of each form of the batch, as `mT`."""
         return self.mT
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """`dense()` as a numpy array, for `np.asarray(form)`; half precision that numpy lacks becomes float32.
+
+        >>> import numpy as np
+        >>> np.asarray(kq.Form(torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])))
+        array([[1., 2.],
+               [3., 4.]], dtype=float32)
+        """
+        if copy is False:
+            raise ValueError("a form has no array of its own to share: np.asarray(form) makes one")
+        dense = self.dense().detach().cpu()
+        array: np.ndarray = (dense.float() if dense.dtype == torch.bfloat16 else dense).numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
     def __matmul__(self: X, other: Any) -> Any:
         """M·v, a tensor; M·B for a matrix B or a form, a form whose rank is the smallest of the widths involved.
 
@@ -51,8 +65,9 @@ class Matrix(Factors):
             return _chained(self, other)
         if not isinstance(other, (Tensor, np.ndarray)):
             return NotImplemented
+        other = torch.as_tensor(other)
         check_float("the right factor", other, "... e f" if other.ndim > 1 else "e", e=self.key_dim)
-        query, key, right = _in_one_dtype(self.query, self.key, torch.as_tensor(other))
+        query, key, right = _in_one_dtype(self.query, self.key, other)
         if right.ndim == 1:
             return ((key @ right).unsqueeze(-2) @ query).squeeze(-2)
         check_batches(form=self.batch, right=right.shape[:-2])
@@ -68,6 +83,7 @@ class Matrix(Factors):
         """
         if not isinstance(other, (Tensor, np.ndarray)):
             return NotImplemented
+        other = torch.as_tensor(other)
         check_float("the left factor", other, "... f d" if other.ndim > 1 else "d", d=self.dim)
         return self.mT @ other if other.ndim == 1 else (self.mT @ other.mT).mT
 
@@ -109,6 +125,7 @@ class Matrix(Factors):
         if len(filled) < 2:  # a mask over rows and columns at once
             raise IndexError(f"{refusal}: rows and columns are indexed each on its own")
         batch, row, column = filled[:-2], _number(filled[-2]), _number(filled[-1])
+        row, column = (_forwards(each, size) for each, size in ((row, self.dim), (column, self.key_dim)))
         try:
             if sum(map(_axes, batch)) != len(self.batch):
                 raise IndexError("batch, rows and columns are indexed each on its own, a new axis before them")
@@ -174,6 +191,12 @@ def _number(entry: Any) -> Any:
     """A row or column number as an int; anything else as it is."""
     single = isinstance(entry, Integral) or (isinstance(entry, (Tensor, np.ndarray)) and entry.ndim == 0)
     return int(entry) if single and not isinstance(entry, bool) else entry
+
+
+def _forwards(entry: Any, size: int) -> Any:
+    """A slice that runs backwards, which torch has not, as a list."""
+    backwards = isinstance(entry, slice) and entry.step is not None and entry.step < 0
+    return list(range(size))[entry] if backwards else entry
 
 
 def _axes(entry: Any) -> int:

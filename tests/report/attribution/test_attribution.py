@@ -50,7 +50,14 @@ def test_the_sentence_names_the_token_that_was_moved(attribution):
 
 def test_the_wiring_names_the_head_that_feeds_another(wiring):
     words = " ".join(printed(wiring).split())
-    assert words.startswith("1.0 reads its keys from 0.0: 100% of its score variance")
+    assert re.match(r"1\.0 reads its keys from 0\.0: 100% of its score variance, against \d+% with its tokens", words)
+
+
+def test_a_query_that_sees_one_key_is_explained_by_that():
+    reading = kq.attribute(circuit(), inputs={"input_ids": IDS}, head="1.0", query=0)
+    assert " ".join(printed(reading).split()) == (
+        "1.0 attends from 0 '#3' to 0 '#3' because it sees no other key: every source is relative 0"
+    )
 
 
 def test_figures_show_the_largest_sources(attribution, wiring):

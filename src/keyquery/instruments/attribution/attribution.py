@@ -16,7 +16,9 @@ from keyquery.capture.encoding import token_text
 from keyquery.capture.hooks import Batch
 from keyquery.capture.residual.recording import recording
 from keyquery.checkpoints import read
+from keyquery.instruments.attribution.null import null_levels
 from keyquery.instruments.attribution.paths import unfolded
+from keyquery.instruments.attribution.removal import removed
 from keyquery.instruments.attribution.table import HeadScores
 from keyquery.instruments.attribution.target import Features, Target, check_features, facts_of, running, sequence_of
 from keyquery.instruments.look.data import Data
@@ -44,6 +46,10 @@ class Attribution(Reading, kind="attribution"):
         "symmetric": "part of relative that stays when the contents of query and key token change places",
         "raw_symmetric": "the same of raw; skew is what remains",
         "share": "covariance with the score over the visible pairs, of its variance; they sum to 1",
+        "null": "95th percentile of the magnitude of a source's sum over the other side, relative or share, with its "
+        "tokens in random order",
+        "without": "attention with a source taken out of queries or keys, norms frozen",
+        "random": "attention with a random write of the same size taken out instead",
         "contribution": "raw: of a path, what the head wrote; of a step, what it moved from that token",
     }
 
@@ -54,9 +60,11 @@ class Attribution(Reading, kind="attribution"):
     table: Mapping[str, Any]
     query: int | None = None
     key: int | None = None
+    null: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by side, in the order of the sources
     weight: float | None = None  # attention of the query to the key
     pairs: Sequence[Mapping[str, Any]] = ()  # of the text, those with the largest relative scores
     paths: Sequence[Mapping[str, Any]] = ()  # with depth 2, the largest relative score first
+    ablated: Mapping[str, Any] | None = None  # a source taken out of one side, and the attention of pairs
     notes: Sequence[str] = field(default_factory=list)
 
     @property
@@ -110,6 +118,8 @@ def attribute(
     key: int | None = None,
     inputs: Batch | Iterable[Batch] | None = None,
     depth: int = 1,
+    without: str | None = None,
+    side: str = "key",
     features: Features | None = None,
     sequence: int = 0,
     length: int = LENGTH,
@@ -140,6 +150,10 @@ def attribute(
     depth
         With 2, the three heads of largest relative score on each side are followed along their own attention, to the
         three tokens from which they moved most, in raw contributions. Default: 1.
+    without, side
+        Ablate a path: take this source out of the head's keys (or queries) alone, norms frozen, and report the
+        attention of the pair, or of the largest pairs, beside that without a random write of its size. Default: none,
+        and "key".
     features
         {name: (direction (d,), activation (n,))} in the input of the head's block, such as probes or SAE features: they
         are the sources then, and the rest is "other". Default: none.
@@ -170,6 +184,7 @@ def attribute(
     wiring : The same for every head, as shares of score variance over a text.
     """
     _check(query, key, depth, features, sequence)
+    check_choice("side", side, SIDES)
     data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=(sequence + 1) * length)
     prepared = running(source, data, progress)
     model = prepared.model
@@ -183,6 +198,8 @@ def attribute(
     tables = {"share": scores.shares()} if pair is None else scores.pair(*pair)
     weights = scores.weights(target.layers[0].softcap)
     paths = unfolded(record, target, scores, pair, tables["relative"]) if pair and depth == 2 else []
+    pairs = _largest(scores, weights)
+    shown = [(each["query"], each["key"]) for each in pairs] if pair is None else [pair]
     return Attribution(
         model=facts_of(source, heads, name),
         head=target.name,
@@ -191,8 +208,10 @@ def attribute(
         table={view: short(table.tolist(), DIGITS) for view, table in tables.items()},
         query=None if pair is None else pair[0],
         key=None if pair is None else pair[1],
+        null={of: short(levels.tolist(), DIGITS) for of, levels in null_levels(scores, pair).items()},
         weight=None if pair is None else float(weights[pair]),
-        pairs=_largest(scores, weights),
+        pairs=pairs,
+        ablated=None if without is None else removed(scores, target.layers[0].softcap, without, side, shown),
         paths=short(paths, DIGITS),
         notes=list(dict.fromkeys(note for layer in target.layers for note in layer.notes)),
         provenance=provenance(
@@ -209,7 +228,7 @@ def _check(query: Any, key: Any, depth: Any, features: Any, sequence: Any) -> No
     check_count("depth", depth, 1, 2)
     check_count("sequence", sequence, least=0)
     if depth == 2 and query is None:
-        raise ValueError("depth 2 follows one pair of tokens: pass query (--query)")
+        raise ValueError("depth 2 follows one pair of tokens: pass query")
     if features is not None:
         check_features(features)
         if depth == 2:

@@ -43,13 +43,9 @@ def _functionals(
     """For every head that writes into the query (or key) token: u with u·write = its part of the score."""
     token = pair[side == "key"]
     other = (scores.keys() if side == "query" else scores.queries()).sum(0)[pair[side == "query"]]
-    total, used = torch.zeros_like(scores.values[0]), 0
-    for kernel in scores.kernels:
-        width = kernel.key.weight.shape[-2]
-        gradient = torch.zeros(1, 1, len(scores.visible), width, device=total.device)
-        gradient[0, 0, token] = other[used : used + width].float()
-        total = total + (kernel.from_queries if side == "query" else kernel.from_keys)(gradient)[0]
-        used += width
+    gradient = other.new_zeros(len(scores.visible), len(other))
+    gradient[token] = other
+    total = scores.pulled(side, gradient)
     out: dict[str, tuple[HeadWrites, Tensor]] = {}
     term = record.of(target.layers[0]).term
     assert term is not None

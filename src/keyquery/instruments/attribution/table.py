@@ -97,9 +97,29 @@ class HeadScores:
             table = _bordered(table, float((deviation * self.bias).sum()))
         return table / total.clamp(min=torch.finfo(total.dtype).tiny)
 
-    def weights(self, softcap: float | None) -> Float[Tensor, "n n"]:
-        """The attention weights that these scores give."""
-        scores = self.scores()
+    def pulled(self, side: str, vectors: Float[Tensor, "n r"]) -> Float[Tensor, "1 n d"]:
+        """Vectors u on the queries or keys of all tokens, pulled back to the layer's input: u·Kx = Kᵀu·x."""
+        out, used = torch.zeros_like(self.values[0]), 0
+        for kernel in self.kernels:
+            width = kernel.key.weight.shape[-2]
+            own = vectors[None, None, :, used : used + width].to(out)
+            out = out + (kernel.from_queries if side == "query" else kernel.from_keys)(own)[0]
+            used += width
+        return out
+
+    def without(self, write: Float[Tensor, "1 n d"], side: str, constant: float = 0.0) -> Float[Tensor, "n n"]:
+        """The scores with a write taken out of the queries alone, or out of the keys; `constant`: with biases."""
+        one = torch.tensor([constant])
+        query, key = self.queries().sum(0), self.keys().sum(0)
+        if side == "query":
+            query = query - _joined([kernel.queries(write[None], one) for kernel in self.kernels])[0]
+        else:
+            key = key - _joined([kernel.keys(write[None], one) for kernel in self.kernels])[0]
+        return query @ key.mT if self.bias is None else query @ key.mT + self.bias
+
+    def weights(self, softcap: float | None, scores: Float[Tensor, "n n"] | None = None) -> Float[Tensor, "n n"]:
+        """The attention weights that these scores give, or others of the same pairs."""
+        scores = self.scores() if scores is None else scores
         scores = scores if softcap is None else softcap * (scores / softcap).tanh()
         return scores.masked_fill(~self.visible, -torch.inf).softmax(-1).nan_to_num()
 

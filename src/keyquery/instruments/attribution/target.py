@@ -62,6 +62,8 @@ class Target:
     def of(cls, heads: Heads, head: str | tuple[int, int]) -> Target:
         """The head that a string or a pair names; raises if there is none."""
         groups = attention_layers(heads)
+        if isinstance(head, str) and not head.rpartition(".")[2].strip().isdecimal():
+            raise ValueError(f'head must name one head, such as "3.1", got {head!r}')
         if isinstance(head, str) and head.strip().rpartition(".")[0] in groups:
             stem, _, text = head.strip().rpartition(".")
             head = (groups[stem][-1].index, int(text)) if text.isdecimal() else head

@@ -44,6 +44,8 @@ class Options:
         check_count("sequences", self.sequences, least=2)
         check_count("window", self.window)
         check_number("least", self.least)
+        if not 0 <= self.least <= 1:
+            raise ValueError(f"least must be between 0 and 1, as scores are, got {self.least:g}")
         check_count("seed", self.seed, least=0)
 
 

@@ -10,7 +10,7 @@ from keyquery.instruments.attribution.attribution import Attribution
 from keyquery.instruments.attribution.wiring import SIDES, Wiring
 from keyquery.reading import short
 from keyquery.report.attribution.figure import SHOWN
-from keyquery.report.attribution.wording import DEPTH_2, sentence
+from keyquery.report.attribution.wording import DEPTH_2, ablation_sentence, sentence
 from keyquery.report.kit.packed_numbers import pack
 from keyquery.report.kit.page import document
 
@@ -28,7 +28,7 @@ def attribution_page(reading: Attribution) -> str:
     data = {
         "name": reading.model["name"],
         "head": reading.head,
-        "sentence": sentence(reading),
+        "sentence": ". ".join(filter(None, (sentence(reading), ablation_sentence(reading)))),
         "tokens": list(reading.tokens),
         "query": reading.query,
         "key": reading.key,
@@ -59,7 +59,10 @@ def _largest(reading: Attribution, view: str) -> dict[str, Any]:
         names = [[*each, f"{len(table_left)} others"] for each, table_left in zip(names, left, strict=True)]
     else:
         table = table[np.ix_(rows, columns)]
-    return {"query": names[0], "key": names[1], "values": table.tolist()}
+    null = {}
+    if reading.null and view in ("relative", "share"):
+        null = {side: [reading.null[side][i] for i in each] for side, each in zip(SIDES, chosen, strict=True)}
+    return {"query": names[0], "key": names[1], "values": table.tolist(), "null": null}
 
 
 def wiring_page(reading: Wiring) -> str:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from keyquery.instruments.attribution.attribution import Attribution
 from keyquery.instruments.attribution.wiring import Wiring
-from keyquery.report.attribution.wording import DEPTH_2, named, sentence
+from keyquery.report.attribution.wording import DEPTH_2, ablation_sentence, named, only_key, sentence
 from keyquery.report.kit.tables import columns_table
 
 ROWS = 8  # of a table
@@ -20,13 +20,18 @@ def attribution_lines(reading: Attribution) -> list[Any]:
     """Why the head attends there, the largest sources of both sides, and paths at depth 2."""
     pair = reading.query is not None
     lines: list[Any] = [Text(sentence(reading), style="bold"), ""]
+    if only_key(reading):
+        return [lines[0], *(f"Note: {note}." for note in reading.notes)]
+    lines += [Text(f"{ablated}.", style="bold"), ""] if (ablated := ablation_sentence(reading)) else []
     unit = "relative" if pair else "share"
-    table = columns_table("query side", unit, Text("key side"), unit)
+    table = columns_table("query side", unit, "null", Text("key side"), unit, "null")
     sides = [list(reading.by_source(side).items())[:ROWS] for side in ("query", "key")]
-    for (query, left), (key, right) in zip(*sides, strict=True):
-        table.add_row(query, _number(left, pair), Text(key), _number(right, pair))
+    for rows in zip(*sides, strict=True):
+        cells = [(Text(source), _number(value, pair)) for source, value in rows]
+        nulls = [_null(reading, side, source) for side, (source, _) in zip(("query", "key"), rows, strict=True)]
+        table.add_row(*cells[0], nulls[0], *cells[1], nulls[1])
     meaning = "relative: to the mean over the visible keys" if pair else "share: of the score variance"
-    lines += [table, Text(meaning, style="dim"), ""]
+    lines += [table, Text(f"{meaning}; null: its magnitude with the source's tokens shuffled, 95 %", style="dim"), ""]
     largest = reading.records()[:ROWS]
     entries = columns_table("largest entries", *(["relative", "symmetric", "skew", "raw"] if pair else ["share"]))
     for row in largest:
@@ -37,6 +42,13 @@ def attribution_lines(reading: Attribution) -> list[Any]:
     if not pair:
         lines += ["", "Pairs with the largest scores:", *_pairs(reading)]
     return [*lines, *(f"Note: {note}." for note in reading.notes)]
+
+
+def _null(reading: Attribution, side: str, source: str) -> str:
+    if side not in reading.null:
+        return ""
+    level = reading.null[side][reading.sources.index(source)]
+    return f"{level:.2f}" if reading.query is not None else f"{level:.1%}"
 
 
 def _paths(reading: Attribution) -> list[Any]:
@@ -75,19 +87,24 @@ def wiring_lines(reading: Wiring) -> list[Any]:
     first = rows[0] if rows else None
     lines: list[Any] = []
     if first is not None and first[0] > 0:
-        side, source = _fed_by_head(first[2])
+        side, cell = _fed_by_head(first[2])
+        null = f"against {cell['null']:.0%} with its tokens shuffled"
         lines.append(
-            Text(f"{first[1]} reads its {side} from {source}: {first[0]:.0%} of its score variance", style="bold")
+            Text(
+                f"{first[1]} reads its {side} from {cell['source']}: {first[0]:.0%} of its score variance, {null}",
+                style="bold",
+            )
         )
     counted = f"{reading.sequences} sequences, {reading.tokens} tokens"
     lines += [Text(f"{reading.model['name']}: shares of score variance by source, {counted}", style="dim"), ""]
-    table = columns_table("head", Text("queries from"), Text("keys from"))
+    table = columns_table("head", Text("queries from"), "null", Text("keys from"), "null")
     for _, name, sides in rows[:HEADS]:
-        table.add_row(name, *(Text(_listed(side)) for side in sides))
+        table.add_row(name, *(cell for side in sides for cell in _listed(side)))
     lines += [
         table,
         "",
-        "Sources above their shuffled null, with 95 % intervals; shares sum to 1, and may be negative.",
+        "Sources above their null, with 95 % intervals; shares sum to 1, and may be negative. null: the share "
+        "of the first with its tokens shuffled, upper end.",
     ]
     if len(rows) > HEADS:
         lines.append(f"The {HEADS} of {len(rows)} heads most fed by one head; --csv or --json for all.")
@@ -98,22 +115,21 @@ def _is_head(source: str) -> bool:
     return source.rpartition(".")[2].isdecimal() and "." in source
 
 
-def _fed_by_head(sides: list[list[dict[str, Any]]]) -> tuple[str, str]:
+def _fed_by_head(sides: list[list[dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
     cells = [
-        (row["share"], name, row["source"])
+        (name, row)
         for name, side in zip(("queries", "keys"), sides, strict=True)
         for row in side
         if row["clear"] and _is_head(row["source"])
     ]
-    _, name, source = max(cells)
-    return name, source
+    return max(cells, key=lambda cell: cell[1]["share"])
 
 
-def _listed(side: list[dict[str, Any]], most: int = 3) -> str:
+def _listed(side: list[dict[str, Any]], most: int = 3) -> tuple[Text, str]:
+    """The largest sources above their null, and the null level of the first."""
     clear = [row for row in side if row["clear"]][:most]
-    return (
-        ", ".join(f"{row['source']} {row['share']:.0%} ±{(row['high'] - row['low']) / 2:.0%}" for row in clear) or "–"
-    )
+    shares = (f"{row['source']} {row['share']:.0%} ±{(row['high'] - row['low']) / 2:.0%}" for row in clear)
+    return Text(", ".join(shares) or "–"), f"{clear[0]['null']:.0%}" if clear else ""
 
 
 def _number(value: float, pair: bool) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from keyquery.instruments.attribution.attribution import Attribution
 
+PLURAL = {"query": "queries", "key": "keys"}
 DEPTH_2 = (
     "Depth 2: the heads of largest relative score, by the tokens from which they moved most. Contributions are raw, "
     "not relative to other keys."
@@ -22,6 +25,9 @@ def named(reading: Attribution, position: int | None) -> str:
 
 def sentence(reading: Attribution) -> str:
     """Which head attends where, and because of which sources."""
+    if only_key(reading):
+        pair = f"{named(reading, reading.query)} to {named(reading, reading.key)}"
+        return f"{reading.head} attends from {pair} because it sees no other key: every source is relative 0"
     query = next(iter(reading.by_source("query").items()))
     key = next(iter(reading.by_source("key").items()))
     if reading.query is None:
@@ -43,6 +49,22 @@ def sentence(reading: Attribution) -> str:
         f"{reading.head} scores {pair} {abs(relative):.2f} {standing} the mean key; the largest source is {source}: "
         f"{key[1]:+z.2f}"
     )
+
+
+def only_key(reading: Attribution) -> bool:
+    """Whether the query sees one key alone, so that nothing is relative to others."""
+    return reading.query is not None and reading.weight == 1 and not np.any(reading.table["relative"])
+
+
+def ablation_sentence(reading: Attribution) -> str:
+    """What is left of the attention without one source; empty if none was taken out."""
+    if reading.ablated is None:
+        return ""
+    rows, of = reading.ablated["pairs"], f"{reading.ablated['source']} in its {PLURAL[reading.ablated['side']]}"
+    before, after, random = (sum(row[name] for row in rows) / len(rows) for name in ("weight", "without", "random"))
+    which = "the attention" if reading.query is not None else f"the mean attention of its {len(rows)} largest pairs"
+    control = f"without a random write of its size, to {random:.0%}"
+    return f"Without {of}, {which} goes from {before:.0%} to {after:.0%}; {control}"
 
 
 def _moved(reading: Attribution, source: str) -> str:

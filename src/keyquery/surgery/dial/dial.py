@@ -200,8 +200,8 @@ def dial(
     gain
         Of these directions; 0 ablates them. Default: 0.
     on
-        "weights": M of the weights, and tokens as they enter the projections; "data": Σ^½MΣ^½ with the covariance of
-        `data`, and tokens less their mean. Default: "weights".
+        "weights": M of the weights, and tokens as they enter the projections, so that popularity moves too; "data":
+        Σ^½MΣ^½ with the covariance of `data`, and tokens less their mean, which leaves it. Default: "weights".
 
     Returns
     -------

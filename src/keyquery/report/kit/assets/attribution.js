@@ -13,7 +13,8 @@ function tokenStrip() {
 }
 
 function table() {
-  const { query, key, values } = DATA.views[state.view];
+  const { query, key, values, null: levels } = DATA.views[state.view];
+  const level = (side, i) => (levels[side] ? [el("td", { class: "muted", title: DATA.units.null }, levels[side][i] === undefined ? "" : shown(levels[side][i]))] : []);
   const most = Math.max(...values.flat().map(Math.abs)) || 1;
   const cell = (value, a, b) => {
     const amount = Math.sqrt(Math.abs(value) / most);
@@ -24,10 +25,11 @@ function table() {
   };
   const sum = (numbers) => numbers.reduce((total, value) => total + value, 0);
   const lines = values.map((line, a) => row(el("th", { scope: "row" }, query[a]),
-    [line.map((value, b) => cell(value, a, b)), el("td", { class: "sum" }, shown(sum(line)))]));
+    [line.map((value, b) => cell(value, a, b)), el("td", { class: "sum" }, shown(sum(line))), ...level("query", a)]));
   const columns = key.map((_, b) => sum(values.map((line) => line[b])));
   const foot = row(el("th", { scope: "row", class: "sum" }, "sum"),
     [...columns.map((value) => el("td", { class: "sum" }, shown(value))), el("td", { class: "sum" }, shown(sum(columns)))]);
+  const nulls = levels.key ? [row(el("th", { scope: "row", class: "muted" }, "null"), key.flatMap((_, b) => level("key", b)))] : [];
   const buttons = NAMES.map((view) => el("button", {
     type: "button", "aria-pressed": view === state.view, title: DATA.units[view] ?? null,
     onclick: () => { state.view = view; table(); },
@@ -39,8 +41,8 @@ function table() {
       copyButton("table", rows)),
     el("p", { class: "muted of" }, DATA.units[state.view] ?? ""),
     el("div", { class: "wide" }, el("table", { class: "entries" },
-      el("thead", {}, row(el("th", {}, ""), [...key.map((name) => el("th", { scope: "col" }, name)), el("th", { class: "sum" }, "sum")])),
-      el("tbody", {}, lines, foot))));
+      el("thead", {}, row(el("th", {}, ""), [...key.map((name) => el("th", { scope: "col" }, name)), el("th", { class: "sum" }, "sum"), ...(levels.query ? [el("th", { class: "muted" }, "null")] : [])])),
+      el("tbody", {}, lines, foot, nulls))));
 }
 
 function paths() {

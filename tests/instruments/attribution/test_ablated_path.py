@@ -1,0 +1,76 @@
+"""Null levels of an attribution, and a path taken out of one side of a head."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import keyquery as kq
+from tests.instruments.attribution.models import build, inputs
+from tests.instruments.attribution.test_induction import IDS, circuit
+
+pytest.importorskip("transformers")
+
+
+def test_the_path_of_a_circuit_is_above_its_null_and_the_cause():
+    reading = kq.attribute(circuit(), inputs={"input_ids": IDS}, head="1.0", query=8, key=3, without="0.0")
+    whole = kq.attribute(circuit(), inputs={"input_ids": IDS}, head="1.0")
+    null = dict(zip(whole.sources, whole.null["key"], strict=True))
+    assert whole.by_source("key")["0.0"] > 2 * null["0.0"] > 0
+    [pair] = reading.ablated["pairs"]
+    assert pair["weight"] > 0.9
+    assert pair["without"] == pytest.approx(1 / 9, rel=1e-4)  # all scores of the query are 0
+    assert pair["random"] > 0.5
+
+
+def test_null_levels_are_those_of_shuffled_tokens():
+    """In an encoder without RoPE, an order brings to a query what any other token would read there, all as often."""
+    torch.manual_seed(0)
+    model = kq.Encoder(8, depth=2, heads=2).eval()
+    batch = {"x": torch.randn(1, 12, 8)}
+    readings = [kq.attribute(model, inputs=batch, head="1.0", query=query, key=2) for query in range(12)]
+    for source in ("input embedding", "0.1", "mlp 0"):
+        sums = np.sort([abs(reading.by_source("query")[source]) for reading in readings])
+        for reading in readings[:2]:  # the same levels, wherever the query stands
+            level = reading.null["query"][reading.sources.index(source)]
+            assert sums[-3] * 0.999 <= level <= sums[-1] * 1.001
+
+
+@pytest.mark.parametrize("side", ["query", "key"])
+def test_removal_is_that_of_the_running_model(side):
+    """The write of head 0.1 through the frozen norm, subtracted from what enters one projection of layer 1."""
+    model, seen = build("llama"), {}
+    layer = model.layers[1]
+    hooks = [
+        model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda m, args: seen.update(z=args[0])),
+        layer.input_layernorm.register_forward_pre_hook(lambda m, args: seen.update(x=args[0])),
+    ]
+    with torch.no_grad():
+        model(**inputs(model))
+    for hook in hooks:
+        hook.remove()
+    heads = model.config.num_attention_heads
+    width = seen["z"].shape[-1] // heads
+    own = slice(width, 2 * width)
+    write = seen["z"][..., own] @ model.layers[0].self_attn.o_proj.weight[:, own].mT
+    root = (seen["x"].square().mean(-1, keepdim=True) + model.config.rms_norm_eps).sqrt()
+    write = (write / root * layer.input_layernorm.weight).detach()
+    reading = kq.attribute(model, inputs=inputs(model), head="1.2", query=5, key=2, without="0.1", side=side)
+    projection = layer.self_attn.q_proj if side == "query" else layer.self_attn.k_proj
+    hook = projection.register_forward_pre_hook(lambda m, args: (args[0] - write,))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        after = model(**inputs(model), output_attentions=True).attentions[1][0, 2, 5, 2]
+    hook.remove()
+    [pair] = reading.ablated["pairs"]
+    assert pair["weight"] == pytest.approx(reading.weight)
+    assert pair["without"] == pytest.approx(float(after), rel=1e-4)
+    assert abs(pair["without"] - pair["weight"]) > 1e-4 * pair["weight"]
+
+
+def test_a_source_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"without must name a source of this head, such as '0\.0', got '1\.0'"):
+        kq.attribute(circuit(), inputs={"input_ids": IDS}, head="1.0", without="1.0")
+    with pytest.raises(ValueError, match="side must be one of"):
+        kq.attribute(circuit(), inputs={"input_ids": IDS}, head="1.0", without="0.0", side="value")
