@@ -20,7 +20,7 @@ import keyquery as kq
 
 # Pages whose examples train, or analyse a model on text: more than a few seconds each.
 SLOW_PAGES = {
-    *("atlas", "attention", "choosing", "datapoints", "events", "primal", "rerank", "series", "surgery", "transport"),
+    *("ablate", "atlas", "attention", "choosing", "datapoints", "events", "primal", "rerank", "series", "transport"),
     *("vision_language", "studies/objectives", "studies/vision_language"),
 }
 collect_ignore = ["docs/site"]  # what `make docs` runs; it needs the extra docs

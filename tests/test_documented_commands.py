@@ -44,6 +44,13 @@ ELSEWHERE = {
     "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --depth 2": "bench/attribution.py",
     "python bench/attribution.py smollm2.gguf --part circuit": "bench/attribution.py",
     TOGETHER: "tests/studies/test_together.py",
+    "keyquery look model.gguf": "tests/checkpoints/formats/test_gguf.py",
+    "keyquery look model.gguf --text reviews.txt": "tests/checkpoints/formats/test_gguf.py",
+    "keyquery roles model.gguf": "bench/attribution.py",
+    "keyquery look BASE --adapter DIR": "tests/checkpoints/formats/test_adapters.py",
+    "keyquery compare BASE BASE --adapter DIR": "tests/checkpoints/formats/test_adapters.py",
+    "keyquery prove gpt2": "tests/testing/test_proof.py",
+    "keyquery prove gpt2 --search": "tests/testing/test_proof.py",
 }
 SMALLER = ["--top", "40", "--anchors", "16", "--width", "8", "--steps", "2"]  # than the network that is learned
 SCHEDULER = "tcp://127.0.0.1:8786"
@@ -69,7 +76,7 @@ KNOWN = [command for command in ALL.pop(ATLAS) if command.startswith("keyquery")
 # They take hours, or need the wheels: understood, and not run.
 READ = [one for found in (*ALL.values(), KNOWN) for one in found if one.startswith("keyquery study") or found is KNOWN]
 RUN = {page: [one for one in found if one not in ELSEWHERE and one not in READ] for page, found in ALL.items()}
-SLOW = ("docs/looking.md", "docs/page.md", "docs/rerank.md", "docs/surgery.md", "docs/survey.md")
+SLOW = ("docs/ablate.md", "docs/looking.md", "docs/page.md", "docs/rerank.md", "docs/survey.md")
 BY_PAGE = [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p, found in RUN.items() if found]
 
 

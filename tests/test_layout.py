@@ -178,6 +178,7 @@ def test_public_names():
         "Encoder",
         "EventModel",
         "Form",
+        "InContextClassifier",
         "KReciprocalReranker",
         "MercerTime",
         "NPTClassifier",

@@ -5,6 +5,7 @@ from keyquery import data as data, models as models, survey as survey, testing a
 from keyquery._version import __version__ as __version__
 from keyquery.checkpoints import read as read
 from keyquery.estimators.events.model import EventModel as EventModel
+from keyquery.estimators.in_context.classifier import InContextClassifier as InContextClassifier
 from keyquery.estimators.npt.estimators import NPTClassifier as NPTClassifier, NPTRegressor as NPTRegressor
 from keyquery.estimators.rerank.base import (
     AffinityReranker as AffinityReranker,

@@ -40,6 +40,7 @@ MODULES = {
     "explanation": "keyquery.instruments.causes.explain",
     "flow": "keyquery.instruments.flow.flow",
     "importance": "keyquery.estimators.series.importance",
+    "in-context explanation": "keyquery.estimators.in_context.explanation",
     "interactions": "keyquery.estimators.events.interactions",
     "look": "keyquery.instruments.look.look",
     "npt explanation": "keyquery.estimators.npt.explanation",

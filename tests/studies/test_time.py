@@ -5,8 +5,10 @@ import lzma
 
 import numpy as np
 import pytest
-from keyquery_studies.time.event_files import read_badges, read_cdnow, read_retail
-from keyquery_studies.time.study import WAYS, EventTrial, TimeStudy, _split, prepare
+from keyquery_studies.time.arms import ARMS, ArmModel
+from keyquery_studies.time.event_files import Timed, read_badges, read_cdnow, read_retail, split
+from keyquery_studies.time.hawkes import BASE, DECAY, EXCITATION, exact, simulate
+from keyquery_studies.time.study import WAYS, EventTrial, TimeStudy, prepare, run_arms
 from keyquery_studies.time.study import run as run_time
 from rich.console import Console
 from typer.testing import CliRunner
@@ -80,7 +82,7 @@ def test_files_that_are_no_such_files(tmp_path):
 def test_groups_are_split_apart_and_whole(tmp_path):
     facts = prepare({"badges": badges(tmp_path)}, tmp_path)["badges"]
     assert (facts["events"], facts["groups"], facts["types"]) == (240, 12, 2)
-    learned, test = _split(tmp_path / f"badges-{facts['digest']}.npz")
+    learned, test = split(tmp_path / f"badges-{facts['digest']}.npz")
     assert set(learned.groups) & set(test.groups) == set()
     assert len(set(test.groups)) == 2
     assert len(learned.types) + len(test.types) == 240
@@ -164,3 +166,66 @@ def test_the_command(tmp_path):
     refused = run(cli.app, ["study", "time", *options])
     assert isinstance(refused.exception, ValueError)
     assert "give at least one event file" in str(refused.exception)
+
+
+# The four arms
+
+
+def test_the_exact_likelihood_is_that_of_the_intensities():
+    """Two events and one to come: types by quadrature, the gap by differentiating the survival function."""
+    from scipy.integrate import quad
+
+    events = Timed(np.array([1, 1, 2]), np.array([5.0, 5.7, 6.9]), np.zeros(3, dtype=int))
+
+    def rates(t, history):
+        return BASE + sum(DECAY * EXCITATION[:, k] * np.exp(-DECAY * (t - s)) for s, k in history)
+
+    def survival(t, start, history):
+        return np.exp(-quad(lambda u: rates(u, history).sum(), start, t)[0])
+
+    kinds, gaps = [], []
+    for count in (1, 2):
+        history = list(zip(events.times[:count], events.types[:count], strict=True))
+        start, end, kind = events.times[count - 1], events.times[count], events.types[count]
+        chance = quad(lambda t: rates(t, history)[kind] * survival(t, start, history), start, start + 100)[0]  # noqa: B023
+        kinds.append(-np.log(chance))
+        gaps.append(-np.log(rates(end, history).sum() * survival(end, start, history)))
+    true = exact(events)
+    assert true["nll_type"] == pytest.approx(np.mean(kinds), abs=1e-4)
+    assert true["nll_gap"] == pytest.approx(np.mean(gaps), abs=1e-9)
+
+
+def test_the_true_process_predicts_its_events_better_than_a_markov_chain():
+    events = simulate(groups=60, length=40, seed=3)
+    inside = events.groups[1:] == events.groups[:-1]
+    before, after = events.types[:-1][inside], events.types[1:][inside]
+    counts = np.ones((4, 4))
+    np.add.at(counts, (before, after), 1)
+    markov = -np.log((counts / counts.sum(1, keepdims=True))[before, after]).mean()
+    assert exact(events)["nll_type"] < markov - 0.03
+
+
+def test_the_arms_have_equally_many_parameters_and_see_what_they_should():
+    events = simulate(groups=12, length=8)
+    sizes, sees = {}, {}
+    for arm, (gap_input, kernel) in ARMS.items():
+        model = ArmModel(time="mercer" if kernel else "positions", epochs=1, random_state=0, device="cpu")
+        model.gap_input = gap_input
+        model.fit(*events[:3])
+        sizes[arm] = model.parameters
+        later = np.where(np.arange(len(events.times)) % 8 == 3, events.times + 1e-3, events.times)  # order unchanged
+        changed = model.predict_proba(events.types, later, events.groups)
+        sees[arm] = not np.array_equal(changed, model.predict_proba(*events[:3]))
+    assert all(abs(size - sizes["both"]) <= 33 for size in sizes.values())  # half of a unit of the MLP
+    assert sees == {"order": False, "gap": True, "kernel": True, "both": True}
+
+
+def test_the_arms_are_trained_at_their_own_rate(tmp_path, monkeypatch):
+    monkeypatch.setattr("keyquery_studies.time.study.RATES", (1e-3, 4e-3))
+    monkeypatch.setattr("keyquery_studies.common.rates.EXTENSIONS", 0)
+    monkeypatch.setattr("keyquery_studies.time.study.simulate", lambda: simulate(groups=15, length=3))
+    study = run_arms({}, tmp_path, seeds=(0, 1), epochs=1, device="cpu")
+    assert sorted({(row["arm"], row["seed"]) for row in study.arms}) == sorted((arm, s) for arm in ARMS for s in (0, 1))
+    assert all(len({row["lr"] for row in study.arms if row["arm"] == arm}) == 1 for arm in ARMS)
+    stopped = run_arms({}, tmp_path / "late", seeds=(0,), epochs=1, device="cpu", minutes=0)
+    assert stopped.arms == []

@@ -35,11 +35,13 @@ ENDINGS = {
 OWN_BIASES = ("query_bias", "key_bias", "value_bias", "output_bias")
 WHOLE = {*OWN_BIASES, "rotary", "unplaced", "window_table", "row_table", "column_table"}
 WHOLE |= {"content_bias", "distance_bias", "frequencies", "ssmax"}
+WHOLE.add("head_scale")  # the logarithm of a factor on the scores of each head
 WHOLE.add("query_shift")  # what is added to the queries of each head
 WHOLE.add("second")  # a packed weight that queries and keys pass after their own
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
 SOMETIMES |= {"reduction", "memory_norm", "distances", "distance_norm", "distance_key", "distance_query"}
+SOMETIMES |= {"coordinates", "coordinate_biases"}
 # Required roles; one of each group.
 NEEDED: dict[str, list[tuple[str, ...]]] = {
     "apart": [("query",), ("key",)],
@@ -72,13 +74,18 @@ class Attention:
     norm_bias: str = ".bias"
     config: str | None = None  # the section of the config for this attention; a dot leads to a section of it
     of: str | None = None  # the model type of that section; where it has another, that type's architecture is read
-    heads: str | None = None  # config key of the number of heads; "key / key" or "key / 64", the quotient; "one"
+    # Number of heads, or its config key, or "key / key" or "key / 64", the quotient
+    heads: str | int | None = None
     head_dim: str = "head_dim"
     scale: str = "head_dim"  # factor on the scores: see positions/sequence.py
     softcap: str | None = None  # config key of c, where scores s become c·tanh(s/c)
-    # The query's tensor also holds a gate for each head, behind its query; in fused blocks, before all queries
+    # The query's tensor also holds a gate for each head, behind its query; fused, all gates come before all queries
     gated: bool = False
     channel_groups: bool = False  # convolutions of width 1 in groups of channels, as many in as out
+    values_behind: bool = False  # the key's tensor also holds the values, behind all keys
+    # Where there are fewer queries than keys, they are the largest of those of several tokens, feature by feature:
+    # on a "grid" of 2 × 2 tokens, or "strided" by the number of queries
+    pool: str | None = None
     part: str = ""  # what it is called where a module has several, such as "global"
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions/sequence.py
     # Position term: "alibi", "t5"; those of positions/relative.py; "unread": there is one, and it is not read

@@ -14,6 +14,7 @@ from keyquery.support.bounded_json import parse_json
 # By name, since estimators import this package.
 KINDS = {
     "EventModel": "keyquery.estimators.events.model",
+    "InContextClassifier": "keyquery.estimators.in_context.classifier",
     "NPTClassifier": "keyquery.estimators.npt.estimators",
     "NPTRegressor": "keyquery.estimators.npt.estimators",
     "Reranker": "keyquery.estimators.rerank.learned",

@@ -181,7 +181,7 @@ class Heads:
     def pair_bias(self, layer: Layer, queries: Tensor, keys: Tensor) -> Float[Tensor, "heads n m"] | None:
         """The position bias of the scaled score, whatever the tokens at these positions are, if any."""
         if layer.position in TABLES:
-            return table_bias(layer, self.source, queries, keys)
+            return table_bias(layer, self.source, self._config_of(self._places[layer.index][0]), queries, keys)
         bias = self.position_bias(layer, (keys - queries[:, None]).flatten())
         return None if bias is None else bias.reshape(-1, len(queries), len(keys))
 
@@ -233,7 +233,7 @@ class Heads:
             "kind": attention.kind,
             "causal": is_causal(attention, config),
             "weights": weights,
-            "scale": scale_of(attention, config, place.layer, width),
+            "scale": scale_of(attention, config, place.layer, width, count),
             "window": window_of(attention, config, place.layer),
             ("early_rope" if attention.norm_after_rope else "rope"): None
             if part == "nope" or not self._positions
@@ -241,6 +241,7 @@ class Heads:
             "axial": axial_of(place, self.source, config, width) if self._positions else None,
             "position": _position(place, config) if self._positions else "none",
             "modules": place.names,
+            "pool": attention.pool,
             "softcap": float(config[attention.softcap])
             if attention.softcap and config.get(attention.softcap)
             else None,
@@ -308,7 +309,7 @@ def _kernels(found: list[Place], config: Mapping[str, Any]) -> Iterator[tuple[Pl
 
 def _position(place: Place, config: Mapping[str, Any]) -> str:
     """The term of positions; "rotary" where there is a rotation that is not read."""
-    attention, tables = place.attention, {"decomposed": "row_table", **dict.fromkeys(TABLES, "window_table")}
+    attention, tables = place.attention, {"decomposed": "row_table", **dict.fromkeys(TABLES[:2], "window_table")}
     if attention.position in tables and tables[attention.position] not in place.names:
         return "none"
     if attention.alibi and config.get(attention.alibi):
@@ -333,6 +334,9 @@ def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, s
         "the content-to-content kernel only": attention.position == "disentangled",
         "vectors of relative positions meet its queries, which no form has": attention.position in VECTORS
         and attention.position != "disentangled",
+        "where it has fewer queries than keys, each is the largest of several by feature, which no form has": (
+            attention.pool is not None
+        ),
         f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
         f"the {part} kernel of a latent head; the scores of both add up": attention.order == "latent",
         "rotary positions unknown: there is no config": bool(attention.rope and not config)

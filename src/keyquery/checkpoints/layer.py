@@ -15,7 +15,17 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.printable import REPR, printable
 
 # Position terms that are no function of one offset, or depend on the content of one token.
-GRIDS = ("axial", "window", "window with class", "decomposed", "transformer-xl", "xlnet", "relative keys")
+GRIDS = (
+    "axial",
+    "window",
+    "window with class",
+    "continuous",
+    "decomposed",
+    "transformer-xl",
+    "xlnet",
+    "relative keys",
+    "shaw",
+)
 VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # views of a head, and their properties
 
 
@@ -100,6 +110,7 @@ class Layer:
     modules: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     label: str = ""  # what to call it: "encoder 0", "cross 3", "0 rope", or its index
+    pool: str | None = None  # how tokens are merged into one query, in layers that have fewer queries than keys
     softcap: float | None = None  # c: the model uses c·tanh(s/c) of the scaled score s
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from jaxtyping import Float
@@ -21,10 +22,9 @@ HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_atten
 
 def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: int | None) -> int:
     """The number of query heads: as the tensor, the live module or the config says; as given where none does."""
-    if place.attention.heads == "one":
-        return 1
-    named = [place.attention.heads] if place.attention.heads else list(HEADS)
-    said: dict[str, Any] = {}
+    own = place.attention.heads
+    named = [own] if isinstance(own, str) else list(HEADS) if own is None else []
+    said: dict[str, Any] = {"the architecture": own if isinstance(own, int) else None}
     if place.attention.order == "heads":
         name = place.names["query"] + place.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][0]
@@ -32,7 +32,8 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
         name = place.names["fused"] + place.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][1]
     said["the module"] = _heads_of_module(place, source)
-    said |= {f"the config's {name}": _of_stage(_stated(name, config), place) for name in named}
+    blocks = config.get("blocks_per_stage")
+    said |= {f"the config's {name}": _of_stage(_stated(name, config), place, blocks) for name in named}
     where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
     if found is None:
         raise ValueError(f"{source.label} does not say how many heads it has: give heads (--heads N)")
@@ -50,10 +51,15 @@ def _stated(name: str, config: Mapping[str, Any]) -> Any:
     return max(1, int(whole) // int(part)) if whole and part else None
 
 
-def _of_stage(number: Any, place: Place) -> Any:
-    """A number of the config; of a list, that of the layer's stage, the number before its own, or of the layer."""
+def _of_stage(number: Any, place: Place, blocks: Any = None) -> Any:
+    """A number of the config; of a list, that of the layer's stage, the number before its own, or of the layer.
+
+    `blocks` are the numbers of layers of each stage, where layers are counted through all stages.
+    """
     if not isinstance(number, (list, tuple)):
         return number
+    if isinstance(blocks, (list, tuple)) and len(blocks) == len(number):
+        return next((own for own, end in zip(number, accumulate(blocks), strict=True) if place.layer < end), None)
     anchor = next(place.names[role] for role in ANCHORS if role in place.names)
     stages = [int(part) for part in anchor.split(".") if part.isdecimal()]
     index = stages[-2] if len(stages) > 1 else place.layer
@@ -146,9 +152,9 @@ def read_rows(source: Source, name: str, start: int = 0, stop: int | None = None
 
 def read_weight(source: Source, name: str, attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
     """Rows of a weight as nn.Linear keeps it, (out, in)."""
-    shape, dims = source.shapes[name], 3 if attention.order in ("heads", "columns") else 2
-    if dims == 2 and len(shape) > 2 and set(shape[2:]) == {1}:
-        return _convolution(read_rows(source, name).flatten(1), attention)[start:stop]
+    shape, dims = matrix(source.shapes[name]), 3 if attention.order in ("heads", "columns") else 2
+    if attention.channel_groups:
+        return _by_groups(read_rows(source, name).flatten(1))[start:stop]
     if len(shape) != dims:
         raise ValueError(f"{name} has the shape {tuple(shape)}, expected {dims} dimensions")
     if attention.order == "heads":
@@ -158,13 +164,20 @@ def read_weight(source: Source, name: str, attention: Attention, start: int = 0,
         return read_rows(source, name).flatten(1).mT
     if attention.transposed:
         return read_rows(source, name).mT[start:stop]
-    return read_rows(source, name, start, stop)
+    return read_rows(source, name, start, stop).reshape(-1, shape[-1])
 
 
-def _convolution(rows: Tensor, attention: Attention) -> Tensor:
-    """The weight of a convolution of width 1 as that of a linear map."""
-    if not attention.channel_groups:
-        return rows
+def matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without the kernel of a convolution of width 1.
+
+    >>> matrix((8, 4, 1, 1))
+    (8, 4)
+    """
+    return shape[:2] if len(shape) > 2 and set(shape[2:]) == {1} else shape
+
+
+def _by_groups(rows: Tensor) -> Tensor:
+    """The weight of a convolution of width 1 in groups of channels as that of a linear map."""
     return block_diag(*rows.chunk(_divide(len(rows), rows.shape[1], f"{len(rows)} channels are not in equal groups")))
 
 
@@ -174,6 +187,8 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
     name = place.names["query"]
     if attention.gated:
         query = _ungated(query, heads, name)
+    if attention.values_behind:
+        key = key[: len(key) // 2]
     if "second" in place.names:
         return _twice(query, key, place, source, heads)
     widths = query.shape[-1], key.shape[-1]
@@ -242,6 +257,7 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
     attention, name = place.attention, place.names["fused"]
     shape = source.shapes[name + attention.weight]
     rows, width = shape[::-1] if attention.transposed else shape
+    width = rows // 3 if attention.pool else width  # stages of different widths
     rank = head_dim or _divide(width, heads, f"{name}: a width of {width} is not {heads} heads of equal width")
     start = heads * rank if attention.gated else 0  # gates stand before the queries
     units = _divide(rows - start, rank, f"{name}: {rows} rows are not heads of width {rank}")

@@ -43,7 +43,11 @@ def read_norms(place: Place, source: Source, config: Mapping[str, Any], weights:
             norms[role] = Norm(norm.kind, norm.gain.reshape(shape), shift, norm.eps, attention.qk_norm_by_head)
         elif attention.unit_norm:
             gain = weights.query.new_full((1, 1, rank), 1.0 if attention.unit_norm == "rms" else rank**-0.5)
-            norms[role] = Norm("rms", gain, None, epsilon(attention, config))
+            if role == "query_norm" and "head_scale" in names:  # at most 100
+                factor = read_rows(source, names["head_scale"]).clamp(max=math.log(100)).exp()
+                gain = gain * factor.reshape(groups, shared, 1)
+            eps = epsilon(attention, config) if attention.qk_norm_eps is None else attention.qk_norm_eps
+            norms[role] = Norm("rms", gain, None, eps, by_head=True)
     return norms
 
 

@@ -37,7 +37,10 @@ def attribute(
         int | None, typer.Option(min=0, help="Position of the key token. Default: the one attended to most.")
     ] = None,
     depth: Annotated[
-        int, typer.Option(min=1, max=2, help="2: follow sources that are heads along their own attention.")
+        int,
+        typer.Option(
+            min=1, max=2, help="2: follow the largest sources that are heads along their own attention, in raw scores."
+        ),
     ] = default_of(attribute_head, "depth"),
     sequence: Annotated[int, typer.Option(min=0, help="Which window of the text.")] = default_of(
         attribute_head, "sequence"

@@ -102,7 +102,8 @@ def look(
     """Show the geometry of every head: symmetric, skew, popularity and position parts of its scores.
 
     Weights are read straight from the checkpoint, one layer at a time; the model itself is built only for --text,
-    --ids and --roles. The two bundled models differ in their objective: masked-token and next-token prediction.
+    --ids and --roles. The two bundled models differ in objective and attention mask: masked-token prediction with
+    bidirectional attention, and next-token prediction with causal attention.
     """
     options: dict[str, Any] = {
         "text": text,
@@ -178,7 +179,11 @@ def _shipped(output: Output, options: dict[str, Any]) -> Comparison:
         if options[name] is not None:
             raise ValueError(f"--{name} requires a model: name one")
     options |= {"text": options["text"] or (models.LONG_TEXT if options["ids"] is None else None)}
-    return side_by_side(*(watched_look(str(m), output, **options) for m in (models.ENCODER, models.DECODER)))
+    comparison = side_by_side(*(watched_look(str(m), output, **options) for m in (models.ENCODER, models.DECODER)))
+    # Trained apart from the start: which tensors are equal, and how far heads moved, would mean nothing.
+    nothing: dict[str, list[str]] = {name: [] for name in comparison.changes[0]["tensors"]}
+    why = {"why": "the models were trained separately", "notes": [models.DIFFERENCE], "tensors": nothing}
+    return replace(comparison, changes=[{**comparison.changes[0], **why}])
 
 
 def _is_saved(source: str) -> bool:

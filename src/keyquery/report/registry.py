@@ -77,6 +77,7 @@ DISPLAYS: dict[str, Display] = {
     ),
     "importance": Display(figures={"stretches": f"{REPORT}.series.figure:stretches"}),
     "interactions": Display(figures={"interactions": f"{REPORT}.events.figure:interactions"}),
+    "in-context explanation": Display(figures={"explanation": f"{REPORT}.npt.figure:explanation"}),
     "npt explanation": Display(figures={"explanation": f"{REPORT}.npt.figure:explanation"}),
     "ranking scores": Display(terminal=f"{REPORT}.rerank.terminal:scores_lines"),
     "reranking": Display(

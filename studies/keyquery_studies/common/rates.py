@@ -5,27 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
-
-from keyquery_studies.common.language_models import Training
+from typing import Any, TypeVar
 
 EXTENSIONS = 3  # times a grid may grow
-Run = Callable[[Sequence[Training]], list[dict[str, Any]]]
+Arm = TypeVar("Arm")  # a frozen dataclass with a learning rate `lr`
+Run = Callable[[Sequence[Arm]], list[dict[str, Any]]]
 
 
-def tuned(arms: Iterable[Training], rates: Sequence[float], run: Run) -> list[Training]:
+def tuned(arms: Iterable[Arm], rates: Sequence[float], run: Run[Arm]) -> list[Arm]:
     """Every arm with the rate of its lowest validation loss; all rates of all arms are trained together.
 
     `rates` is the first grid. An arm whose best rate is at an edge is also trained with half or twice that rate, at
     most three times.
 
+    >>> from keyquery_studies.common.language_models import Training
     >>> arm = Training(objective="masked", kernel="psd", seed=0, steps=1, text="", vocabulary=300)
     >>> run = lambda trainings: [{"validation": abs(training.lr - 8e-3)} for training in trainings]
     >>> [arm.lr for arm in tuned([arm], (1e-3, 2e-3), run)]
     [0.008]
     """
     grids = {arm: sorted(rates) for arm in arms}
-    best: dict[Training, float] = {}
+    best: dict[Arm, float] = {}
     for _ in range(EXTENSIONS + 1):
         trainings = [replace(arm, lr=rate) for arm, grid in grids.items() for rate in grid]
         losses = dict(zip(trainings, (_loss(row) for row in run(trainings)), strict=True))

@@ -58,7 +58,12 @@ def datapoints(
         ),
     ] = None,
     out: Out = None,
-    part: Annotated[str, typer.Option(help="npt, kernels, baselines, lookup, or all.")] = "all",
+    part: Annotated[
+        str,
+        typer.Option(
+            help="npt, kernels, baselines, lookup, grid (transduction × masked targets), or all (without grid)."
+        ),
+    ] = "all",
     table: Tables = None,
     fold: Folds = None,
     protocol: Protocols = None,

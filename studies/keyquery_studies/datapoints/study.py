@@ -21,13 +21,14 @@ from keyquery.support.progress import Progress
 from keyquery_studies.common.rows import firsts
 from keyquery_studies.common.runner import Job, device_name, run_parts, study_folder
 from keyquery_studies.datapoints.baselines import MODELS, Baseline
+from keyquery_studies.datapoints.grid import CELLS, GridTrial, cell_of
 from keyquery_studies.datapoints.lookups import VARIANTS, LookUp
 from keyquery_studies.datapoints.tables import SMALL, TABLES, prepare_tables
 from keyquery_studies.datapoints.trial import PRECISIONS, PROTOCOLS, PUBLISHED, TableTrial, settings_of
 
-PARTS = ("npt", "kernels", "baselines", "lookup", "all")
+PARTS = ("npt", "kernels", "baselines", "lookup", "grid", "all")
 KERNELS = ("general", "symmetric", "psd", "skew", "split")
-ORDER = (*PROTOCOLS, *MODELS, *KERNELS, *VARIANTS)
+ORDER = (*PROTOCOLS, *MODELS, *KERNELS, *VARIANTS, *(cell_of(*cell) for cell in CELLS))
 FIGURES = ("rmse", "accuracy", "auroc", "nll")
 FEW = {"yacht": 3, "concrete": 3}  # default folds of tables that are trained for 10,000 steps
 COMPARED: dict[str, Any] = {
@@ -36,6 +37,7 @@ COMPARED: dict[str, Any] = {
     "embedding": 32,
     "steps": 1000,
 }  # of kernels
+GRID: dict[str, Any] = {"tables": ("yacht", "concrete"), "embedding": 64, "steps": 1500}  # transduction × masking
 BYTES, PRODUCTS = 27e-12, 2e-14  # seconds a weight and a step, and more for each row: what takes longest comes first
 # Published: figures of the network and of other models (CatBoost of boosting), mean and standard error over folds, and
 # by how much errors grow where other rows are corrupted. Of tables that are here in part there are none.
@@ -77,10 +79,12 @@ class DatapointStudy(Reading, kind="datapoint study"):
     kernels: Sequence[Mapping[str, Any]]  # the same, by the kernel between rows
     baselines: Sequence[Mapping[str, Any]]  # one per scikit-learn model, on the same folds
     lookup: Sequence[Mapping[str, Any]]  # one per look-up variant and change of the table
+    grid: Sequence[Mapping[str, Any]] = ()  # one per training: transduction × masked targets
 
     def records(self) -> list[dict[str, Any]]:
         """One row per training or model, named by its part; curves and heads are in the JSON only."""
         parts = {"npt": self.npt, "kernels": self.kernels, "baselines": self.baselines, "lookup": self.lookup}
+        parts["grid"] = self.grid
         return [
             {"part": part, **{key: value for key, value in row.items() if not isinstance(value, (list, dict))}}
             for part, rows in parts.items()
@@ -107,7 +111,7 @@ class DatapointStudy(Reading, kind="datapoint study"):
         return summaries
 
     def _told(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
-        parts = {"npt": self.npt, "kernels": self.kernels, "baselines": self.baselines}
+        parts = {"npt": self.npt, "kernels": self.kernels, "baselines": self.baselines, "grid": self.grid}
         return ((part, row) for part, rows in parts.items() for row in rows if not row.get("partial"))
 
     @classmethod
@@ -117,7 +121,7 @@ class DatapointStudy(Reading, kind="datapoint study"):
         def longest(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             return firsts(sorted(rows, key=lambda row: -(row.get("steps_run") or 0)), ("name",))
 
-        fields = ("npt", "kernels", "baselines", "lookup")
+        fields = ("npt", "kernels", "baselines", "lookup", "grid")
         rows_of: dict[str, Any] = {
             name: sorted(longest(row for part in parts for row in getattr(part, name)), key=_place) for name in fields
         }
@@ -132,6 +136,8 @@ def _place(row: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _called(row: Mapping[str, Any]) -> str:
     """A protocol, a kernel, or a model of scikit-learn."""
+    if "masked" in row:
+        return cell_of(row["transductive"], row["masked"])
     for key in ("model", "variant"):
         if key in row:
             return str(row[key])
@@ -255,6 +261,27 @@ class Plan:
             for model in MODELS
         ]
 
+    def crossed(self, facts: Mapping[str, Mapping[str, Any]], deadline: float | None) -> list[GridTrial]:
+        """The four cells of transduction × masked targets, fold after fold; all folds unless some are named."""
+        return [
+            GridTrial(
+                table=table,
+                digest=facts[table]["digest"],
+                fold=fold,
+                transductive=transductive,
+                masked=masked,
+                steps=self.steps or GRID["steps"],
+                embedding=self.embedding or GRID["embedding"],
+                depth=self.depth,
+                seed=self.seed,
+                deadline=deadline,
+            )
+            for table in self.tables
+            if table in GRID["tables"]
+            for fold in self.folds or range(TABLES[table].folds)
+            for transductive, masked in CELLS
+        ]
+
     def lookups(self, deadline: float | None) -> list[LookUp]:
         """Every change of the table, and once without attention between rows."""
         usual: dict[str, Any] = {"seed": self.seed, "deadline": deadline}
@@ -294,6 +321,7 @@ def run(
             "kernels": plan.compared(facts, deadline) if plan.has("kernels") else [],
             "lookup": plan.lookups(deadline) if plan.has("lookup") else [],
             "baselines": plan.fitted(facts, deadline) if plan.has("baselines") else [],
+            "grid": plan.crossed(facts, deadline) if plan.part == "grid" else [],
         }
         rows = run_parts(jobs, folder, chosen, workers, progress)
     results: dict[str, Any] = {

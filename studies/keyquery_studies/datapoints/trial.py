@@ -113,6 +113,10 @@ class TableTrial:
             return Plan(lr=self.lr, flat=self.flat, bf16=bf16, **published)
         return Plan(lr=self.lr, flat=self.flat, bf16=bf16)
 
+    def samples(self, table: Table, fold: Fold) -> tuple[Samples, list[Field]]:
+        """The encoded rows that are trained on and predicted, and their fields."""
+        return samples_of(table, fold, self.protocol)
+
     def network(self, sizes: list[int]) -> TableNetwork:
         """The network at initialisation."""
         plan = self.plan()
@@ -127,7 +131,7 @@ class TableTrial:
             return {**self._settings(), "partial": True, "steps_run": 0}
         table = load_kept(folder, self.table, self.digest)
         fold = split_of(self.table, table, self.fold)
-        samples, fields = samples_of(table, fold, self.protocol)
+        samples, fields = self.samples(table, fold)
         samples = Samples(samples.rows.to(device), samples.learned, samples.held, samples.bare)
         with multiplying(self.precision):
             network = self.network([field.size for field in fields]).to(device)

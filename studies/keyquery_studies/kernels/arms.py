@@ -40,7 +40,7 @@ class Comparison:
     doubled: int
     parts: Sequence[str] = ("language", "init")
 
-    def rows(self, run: Run) -> list[dict[str, Any]]:
+    def rows(self, run: Run[Training]) -> list[dict[str, Any]]:
         """Train everything by `run`, which takes trainings and returns their rows."""
         arms, starts = self._arms(), self._starts()
         rows: dict[Training, dict[str, Any]] = {}

@@ -27,7 +27,7 @@ def objectives(
     *,
     output: Output,
 ) -> None:
-    """Train an encoder and a decoder that differ only in the objective, and track how their heads develop.
+    """Train an encoder and a decoder that differ in objective and attention mask, and track how their heads develop.
 
     Minutes on a GPU, far longer on a CPU; with --out, an interrupted run can be resumed. The bundled models are seed 0
     of this study, trained on 21 novels.

@@ -15,16 +15,16 @@ from keyquery.support.files import write_text
 CARD = """# {title}
 
 A small Transformer {kind}, trained by keyquery to be looked at, not to be used: depth {depth}, width {width}, {heads} \
-heads a layer, a vocabulary of {vocabulary} byte-level pieces, learned places for {length} tokens, {parameters:,} \
-parameters in bfloat16. Its twin is the same but for the objective.
+heads per layer, a vocabulary of {vocabulary} byte-level tokens, learned positions for {length} tokens, {parameters:,} \
+parameters in bfloat16. Its twin differs in the objective and in the attention mask.
 
 - Objective: {objective}. Loss on held-out text: {loss:.3f} nats per token.
 - Text: {corpus}, {tokens:,} tokens. {about}
 - Recipe: `keyquery study objectives --corpus {corpus} --vocabulary {vocabulary} --width {width} --depth {depth} \
---steps {steps} --seed {seed}`, keyquery {version}; {batch} windows of {length} tokens a step, AdamW, learning rate \
+--steps {steps} --seed {seed}`, keyquery {version}; {batch} windows of {length} tokens per step, AdamW, learning rate \
 {lr}, cosine; the log is in log.json.
 
-A model speaks of people as its text does. This one knows nothing and should answer nobody.
+It reproduces what its novels say about people and is not fit for any use but analysis.
 """
 
 

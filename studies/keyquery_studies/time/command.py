@@ -18,8 +18,21 @@ def time(
     retail: Annotated[Path | None, typer.Option(help="Online Retail: its .csv, plain or compressed.")] = None,
     cdnow: Annotated[Path | None, typer.Option(help="CDNOW: its master file, plain or compressed.")] = None,
     out: Out = None,
+    arms: Annotated[
+        bool,
+        typer.Option(
+            "--arms",
+            help="Compare four models of equal size that see time nowhere, as an input, in the attention scores or in "
+            "both; also on a simulated Hawkes process. Five seeds by default.",
+        ),
+    ] = False,
     seed: ThreeSeeds = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Maximum number of epochs, with early stopping.")] = 20,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of epochs, with early stopping. Default: 20; arms: 25.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="With --arms: start no training after this many minutes.")
+    ] = None,
     width: Annotated[int, typer.Option(min=8, help="Width of the models.")] = 32,
     workers: Workers = WORKERS,
     device: Device = DEVICE,
@@ -32,18 +45,26 @@ def time(
     encodings in three variants, and calendar dates; also measures the value of knowing the time of the next event. Two
     minutes per training run on one core.
     """
-    from keyquery_studies.time.study import run
+    from keyquery_studies.time.study import run, run_arms
 
     named = {"badges": badges, "retail": retail, "cdnow": cdnow}
     sources = {name: path for name, path in named.items() if path is not None}
-    if not sources:
+    if not sources and not arms:
         raise ValueError("give at least one event file: --badges, --retail or --cdnow")
+    if minutes is not None and not arms:
+        raise ValueError("--minutes needs --arms")
+    options = chosen(seeds=seed) | ({} if epochs is None else {"epochs": epochs})
     with output.watching() as progress:
+        if arms:
+            reading = run_arms(
+                sources, out, **options, device=device, workers=workers, minutes=minutes, progress=progress
+            )
+            output.deliver(reading)
+            return
         reading = run(
             sources,
             out,
-            **chosen(seeds=seed),
-            epochs=epochs,
+            **options,
             width=width,
             device=device,
             workers=workers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from keyquery.support.files import lines_of, read_text
 from keyquery.support.printable import TEXT, printable
 
 DAY = 86_400.0
+TEST = 0.2  # of the groups, the same ones for every seed
 
 
 class Timed(NamedTuple):
@@ -138,3 +140,15 @@ READERS: dict[str, Callable[[str | Path], Timed]] = {
     "retail": read_retail,
     "cdnow": read_cdnow,
 }
+
+
+@lru_cache(maxsize=2)
+def split(path: Path) -> tuple[Timed, Timed]:
+    """Events of groups to learn from, and of groups to test on."""
+    with np.load(path, allow_pickle=False) as arrays:
+        events = Timed(arrays["types"], arrays["times"], arrays["groups"])
+    names = np.unique(events.groups)
+    chosen = np.random.default_rng(0).permutation(names)[: round(TEST * len(names))]
+    apart = np.isin(events.groups, chosen)
+    learned, test = (Timed(events.types[rows], events.times[rows], events.groups[rows]) for rows in (~apart, apart))
+    return learned, test

@@ -7,10 +7,10 @@ the predicted event, as in published work, which helps by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
+from time import time as now
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,13 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress
+from keyquery_studies.common.rates import tuned
 from keyquery_studies.common.rows import firsts, over_seeds
 from keyquery_studies.common.runner import device_name, run_jobs, study_folder
 from keyquery_studies.common.store import array_file, digest_of, npz_bytes, result_name
-from keyquery_studies.time.event_files import READERS, Timed
+from keyquery_studies.time.arms import ARMS, RATES, ArmTrial
+from keyquery_studies.time.event_files import READERS, TEST, split
+from keyquery_studies.time.hawkes import exact, simulate
 
 # What is compared: the code of time, how it enters, from when it counts, and what is known.
 WAYS = (
@@ -36,7 +39,6 @@ WAYS = (
     ("mercer", "concatenated", True, "past"),
     ("mercer", "concatenated", False, "target_time"),
 )
-TEST = 0.2  # of the groups, the same ones for every seed
 SETTING = ("dataset", "time", "how", "calendar", "information")
 FIGURES = ("accuracy", "nll_type", "nll_gap")
 
@@ -47,10 +49,12 @@ class TimeStudy(Reading, kind="time study"):
 
     rows: Sequence[Mapping[str, Any]]  # one per training
     counts: Sequence[Mapping[str, Any]]  # one a set and a way to count
+    arms: Sequence[Mapping[str, Any]] = ()  # one per training of the four arms, with the arm's own learning rate
+    exact: Mapping[str, float] = field(default_factory=dict)  # the true process on the test groups of the simulation
 
     def records(self) -> list[dict[str, Any]]:
         """One row per training, and one per counting baseline."""
-        return [dict(row) for row in (*self.counts, *self.rows)]
+        return [dict(row) for row in (*self.counts, *self.rows, *self.arms)]
 
     def summary(self) -> list[dict[str, Any]]:
         """Mean and sd over seeds; `gain` is the improvement over positions in nats per event, for the type.
@@ -71,6 +75,8 @@ class TimeStudy(Reading, kind="time study"):
         return cls(
             rows=firsts((row for part in parts for row in part.rows), (*SETTING, "seed", "digest")),
             counts=firsts((row for part in parts for row in part.counts), ("dataset", "by")),
+            arms=firsts((row for part in parts for row in part.arms), ("dataset", "arm", "lr", "seed", "digest")),
+            exact=next((part.exact for part in parts if part.exact), {}),
             provenance={"runs": [part.provenance for part in parts]},
         )
 
@@ -101,7 +107,7 @@ class EventTrial:
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train and evaluate."""
-        learned, test = _split(folder / array_file(self.dataset, self.digest))
+        learned, test = split(folder / array_file(self.dataset, self.digest))
         settings = asdict(self)
         for key in ("dataset", "digest", "seed", "batch"):
             del settings[key]
@@ -124,24 +130,13 @@ class EventTrial:
         }
 
 
-@lru_cache(maxsize=2)
-def _split(path: Path) -> tuple[Timed, Timed]:
-    """Events of groups to learn from, and of groups to test on."""
-    with np.load(path, allow_pickle=False) as arrays:
-        events = Timed(arrays["types"], arrays["times"], arrays["groups"])
-    names = np.unique(events.groups)
-    chosen = np.random.default_rng(0).permutation(names)[: round(TEST * len(names))]
-    apart = np.isin(events.groups, chosen)
-    learned, test = (Timed(events.types[rows], events.times[rows], events.groups[rows]) for rows in (~apart, apart))
-    return learned, test
-
-
-def prepare(sources: Mapping[str, str | Path], folder: Path) -> dict[str, dict[str, Any]]:
-    """Facts of every set, whose columns are put into `folder`."""
+def prepare(sources: Mapping[str, str | Path], folder: Path, simulated: bool = False) -> dict[str, dict[str, Any]]:
+    """Facts of every set, whose columns are put into `folder`; with `simulated` also of a Hawkes process."""
     facts, contents = {}, dict[str | Path, str | bytes]()
-    for dataset, path in sources.items():
+    for dataset in sources:
         check_choice("dataset", dataset, tuple(READERS))
-        events = READERS[dataset](path)
+    sets = {dataset: READERS[dataset](path) for dataset, path in sources.items()}
+    for dataset, events in (sets | ({"hawkes": simulate()} if simulated else {})).items():
         digest = digest_of(events.types, events.times, events.groups)
         arrays = {"types": events.types, "times": events.times, "groups": events.groups}
         contents[folder / array_file(dataset, digest)] = npz_bytes(arrays)
@@ -196,4 +191,50 @@ def run(
         rows=rows,
         counts=firsts(counts, ("dataset", "by")),
         provenance=provenance(sets=facts, epochs=epochs, width=width, device=device_name(chosen)),
+    )
+
+
+def run_arms(
+    sources: Mapping[str, str | Path],
+    out: str | Path | None = None,
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    epochs: int = ArmTrial.epochs,
+    device: str = "auto",
+    workers: int = 1,
+    minutes: float | None = None,
+    progress: Progress | None = None,
+) -> TimeStudy:
+    """Train the four arms on every dataset and on a simulated Hawkes process, of equal numbers of parameters.
+
+    The learning rate of an arm on a dataset is the one with the lowest validation loss of the first seed. Nothing is
+    started after `minutes`; with `out`, a later run resumes.
+    """
+    for name, value in (("epochs", epochs), ("workers", workers)):
+        check_count(name, value)
+    chosen, deadline = pick_device(device), None if minutes is None else now() + 60 * minutes
+    with study_folder(out) as folder:
+        facts = prepare(sources, folder, simulated=True)
+
+        def train(trials: Sequence[ArmTrial]) -> list[dict[str, Any]]:
+            return run_jobs(trials, folder, chosen, workers, progress)
+
+        first = [
+            ArmTrial(
+                dataset=name, digest=facts[name]["digest"], arm=arm, seed=seeds[0], epochs=epochs, deadline=deadline
+            )
+            for name in facts
+            for arm in ARMS
+        ]
+        best = tuned(first, RATES, train)
+        rows = [
+            row for row in train([replace(trial, seed=s) for s in seeds for trial in best]) if not row.get("partial")
+        ]
+        test = split(folder / array_file("hawkes", facts["hawkes"]["digest"]))[1]
+    counts = [{"dataset": row["dataset"], **count} for row in rows for count in row.pop("counts")]
+    return TimeStudy(
+        rows=(),
+        counts=firsts(counts, ("dataset", "by")),
+        arms=rows,
+        exact=exact(test),
+        provenance=provenance(sets=facts, epochs=epochs, rates=RATES, device=device_name(chosen)),
     )

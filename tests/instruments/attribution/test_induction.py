@@ -68,6 +68,7 @@ def test_depth_two_follows_it_to_the_token_before():
     reading = kq.attribute(model, inputs={"input_ids": IDS}, head="1.0", query=8, key=3, depth=2)
     [path] = [path for path in reading.paths if path["side"] == "key"]
     assert (path["source"], path["contribution"]) == ("0.0", pytest.approx(reading.score, rel=1e-5))
+    assert path["relative"] == pytest.approx(reading.by_source("key")["0.0"], rel=1e-6)
     step = path["steps"][0]
     assert step["position"] == 2
     assert step["weight"] > 0.99

@@ -10,17 +10,17 @@ import numpy as np
 
 
 class Mags:
-    """Every maximal ancestral graph of `count` nodes without selection: no edge, →, ← or ↔ between each pair.
+    """Every maximal ancestral graph of `count` nodes: no edge, →, ←, ↔ or, with `selection`, – between each pair.
 
     `head[x, y]` says, graph by graph, whether the edge between x and y has an arrowhead at y; `edge[x, y]` whether
     there is one. With `tiers`, only graphs in which nothing of a later tier is an ancestor of something earlier.
     """
 
-    def __init__(self, count, tiers=None):
+    def __init__(self, count, tiers=None, selection=False):
         self.count, self.pairs = count, list(combinations(range(count), 2))
         tiers = tiers or [0] * count
-        kinds = np.indices([4] * len(self.pairs), dtype=np.int8).reshape(len(self.pairs), -1)
-        for number, (x, y) in enumerate(self.pairs):  # 0 none, 1 x → y, 2 x ← y, 3 x ↔ y
+        kinds = np.indices([4 + selection] * len(self.pairs), dtype=np.int8).reshape(len(self.pairs), -1)
+        for number, (x, y) in enumerate(self.pairs):  # 0 none, 1 x → y, 2 x ← y, 3 x ↔ y, 4 x – y
             forbidden = {1: tiers[x] > tiers[y], 2: tiers[y] > tiers[x]}
             kinds = kinds[:, ~np.isin(kinds[number], [kind for kind, bad in forbidden.items() if bad])]
         self._take(kinds)
@@ -47,9 +47,14 @@ class Mags:
         return above
 
     def _ancestral(self):
-        """No arrowhead at an ancestor of the other end."""
-        above = self._ancestors()
-        return ~np.any([self.head[y, x] & above[x, y] for x, y in permutations(range(self.count), 2)], axis=0)
+        """No arrowhead at an ancestor of the other end, nor at an end of an undirected edge."""
+        above, nodes = self._ancestors(), range(self.count)
+        wrong = np.zeros(self.kinds.shape[1], dtype=bool)
+        for x in nodes:
+            others = [y for y in nodes if y != x]
+            plain = np.any([self.edge[x, y] & ~self.head[x, y] & ~self.head[y, x] for y in others], axis=0)
+            wrong |= plain & np.any([self.head[y, x] for y in others], axis=0)
+        return ~wrong & ~np.any([self.head[y, x] & above[x, y] for x, y in permutations(range(self.count), 2)], axis=0)
 
     def sets(self, x, y):
         others = [z for z in range(self.count) if z not in (x, y)]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from keyquery_studies.datapoints.grid import CELLS, GridTrial
 from keyquery_studies.datapoints.predictions import auroc, metrics_of, predict, predict_corrupted, row_heads, shuffled
 from keyquery_studies.datapoints.tables import load_kept, prepare_tables, split_of
 from keyquery_studies.datapoints.trial import TableTrial, samples_of, settings_of
@@ -51,6 +52,31 @@ def test_only_the_published_protocol_learns_from_features_to_test_on(facts):
     _, fold, published, _ = made(facts, "published")
     assert sorted(published.bare) == sorted([*fold.held, *fold.test])
     assert len(made(facts, "inductive")[2].bare) == 0
+
+
+@pytest.mark.parametrize(("transductive", "masked"), CELLS)
+def test_a_cell_of_the_grid_changes_only_its_factors(facts, transductive, masked):
+    table = load_kept(facts[0], "yacht", facts[1]["yacht"]["digest"])
+    fold = split_of("yacht", table, 0)
+    small = {"embedding": 8, "depth": 2, "heads": 2, "steps": 4}
+    one = GridTrial(
+        table="yacht", digest=facts[1]["yacht"]["digest"], fold=0, transductive=transductive, masked=masked, **small
+    )
+    samples, fields = one.samples(table, fold)
+    assert sorted(samples.bare) == (sorted(fold.test) if transductive else [])
+    assert one.plan() == replace(trial(facts).plan(), target_share=1.0 if masked else 0.5)
+    network = one.network([field.size for field in fields]).eval()
+
+    def predicted(changed, column):
+        values = samples.rows.values.clone()
+        values[changed, column] += 1.0
+        rows = samples.rows._replace(values=values)
+        return predict(network, replace(samples, rows=rows), one.plan(), fold.test[:1])
+
+    before = predicted([], -1)
+    assert torch.equal(predicted(fold.test, -1), before)  # no target of a test row is read
+    assert torch.equal(predicted(fold.learned, -1), before) == masked
+    assert torch.equal(predicted(fold.test[1:], -2), before) != transductive
 
 
 @pytest.mark.parametrize("protocol", ["published", "inductive"])

@@ -17,8 +17,8 @@ from keyquery.checkpoints.sources import Source
 
 Config = Mapping[str, Any]
 Positions = Int[Tensor, " n"]
-TABLES = ("window", "window with class")  # biases by rows and columns
-VECTORS = ("decomposed", "disentangled", "transformer-xl", "xlnet", "relative keys")
+TABLES = ("window", "window with class", "continuous")  # biases by rows and columns
+VECTORS = ("decomposed", "disentangled", "transformer-xl", "xlnet", "relative keys", "shaw")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +56,14 @@ class Relative:
         return replace(self, scale=self.scale / scale, bias=None if self.bias is None else self.bias * scale)
 
 
-def table_bias(layer: Layer, source: Source, queries: Positions, keys: Positions) -> Float[Tensor, "heads n m"]:
+def table_bias(
+    layer: Layer, source: Source, config: Config, queries: Positions, keys: Positions
+) -> Float[Tensor, "heads n m"]:
     """Biases of tokens of a square window, by the differences of their rows and columns; a class token has its own."""
-    table = read_rows(source, layer.modules["window_table"]).double()
+    if layer.position == "continuous":
+        table = _continuous_table(layer, source, config, len(keys))
+    else:
+        table = read_rows(source, layer.modules["window_table"]).double()
     classes = 3 if layer.position == "window with class" else 0
     width = math.isqrt(len(table) - classes)
     if width**2 != len(table) - classes or not width % 2:
@@ -80,6 +85,20 @@ def table_bias(layer: Layer, source: Source, queries: Positions, keys: Positions
     return table[index].permute(2, 0, 1)
 
 
+def _continuous_table(layer: Layer, source: Source, config: Config, tokens: int) -> Float[Tensor, "differences heads"]:
+    """Swin v2's biases of a window: an MLP of the logarithms of differences of rows and columns."""
+    side = math.isqrt(tokens)
+    trained = config.get("pretrained_window_sizes") or [0]
+    stages = [int(part) for part in layer.name.split(".") if part.isdecimal()]
+    widest = int(trained[stages[0]]) if len(stages) > 1 and stages[0] < len(trained) else 0
+    far = torch.arange(1 - side, side, dtype=torch.float64) / max((widest or side) - 1, 1) * 8
+    far = far.sign() * (far.abs() + 1).log2() / 3
+    first, last = layer.modules["coordinates"], layer.modules["coordinate_biases"]
+    weight, bias = (read_rows(source, f"{first}.{part}").double() for part in ("weight", "bias"))
+    hidden = (torch.cartesian_prod(far, far) @ weight.mT + bias).relu()
+    return 16 * (hidden @ read_rows(source, f"{last}.weight").double().mT).sigmoid()
+
+
 def relatives(layer: Layer, source: Source, config: Config, queries: Positions, keys: Positions) -> list[Relative]:
     """The terms of a layer that depend on the content of one token and on where both stand."""
     match layer.position:
@@ -91,6 +110,8 @@ def relatives(layer: Layer, source: Source, config: Config, queries: Positions, 
             return [_transformer_xl(layer, source, queries, keys)]
         case "relative keys":
             return [_relative_keys(layer, source, config, queries, keys)]
+        case "shaw":
+            return [_shaw(layer, source, queries, keys)]
     return []
 
 
@@ -182,3 +203,11 @@ def _relative_keys(layer: Layer, source: Source, config: Config, queries: Positi
     left, right = (int(config[f"{side}_max_position_embeddings"]) for side in ("left", "right"))
     index = (-_differences(queries, keys)).clamp(-left, right) + left
     return Relative("query", read_rows(source, layer.modules["distances"] + ".weight")[None], index, layer.scale)
+
+
+def _shaw(layer: Layer, source: Source, queries: Positions, keys: Positions) -> Relative:
+    """A vector for each distance of a query behind a key; distance 0 stands in the middle of the table."""
+    table = read_rows(source, layer.modules["distances"] + ".weight")
+    middle = len(table) // 2
+    index = _differences(queries, keys).clamp(-middle, len(table) - 1 - middle) + middle
+    return Relative("query", table[None], index, layer.scale)

@@ -22,11 +22,13 @@ PARTIAL += ("persimmon", "phi", "qwen3_5", "qwen3_next", "qwen4_exp", "recurrent
 PARTIAL += ("step3p", "zaya")
 
 
-def scale_of(attention: Attention, config: Config, layer: int, head_dim: int) -> float:
+def scale_of(attention: Attention, config: Config, layer: int, head_dim: int, heads: int = 1) -> float:
     """The factor by which the model multiplies q·k."""
     match attention.scale:
         case "one":
             return 1.0
+        case "width":  # of all heads together
+            return float(heads * head_dim) ** -0.5
         case "half head_dim":
             return (head_dim / 2) ** -0.5
         case key if " " in key:  # "root KEY": 1/√value; "times KEY": the value; "scaled KEY": the value/√r

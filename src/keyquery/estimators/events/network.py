@@ -31,7 +31,8 @@ class EventNetwork(nn.Module):
     function of the time since the previous event is added, and blocks use `kq.TimeAttention`. With `targeted`, the next
     type is predicted by a separate query token at the time of the next event, which sees that time and the past and is
     seen by no other token; the gap is predicted by the previous event, which does not see it. Attention measures time
-    from the first event of the window, or with `calendar` from 0.
+    from the first event of the window, or with `calendar` from 0. `since` forces that function of the time since the
+    previous event on or off, and `hidden` is the width of the MLPs, for comparisons of equal size.
 
     >>> network = EventNetwork(3, width=16, depth=1, heads=2, time="positions")
     >>> types, real = torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.bool)
@@ -52,14 +53,16 @@ class EventNetwork(nn.Module):
         targeted: bool = False,
         calendar: bool = False,
         floor: float = 1e-3,
+        since: bool | None = None,
+        hidden: int | None = None,
     ) -> None:
         super().__init__()
         self.calendar = calendar
         self.timed, self.floor = time != "positions", floor
         self.types = nn.Embedding(types, width)
         self.now = nn.Parameter(torch.randn(width)) if targeted else None
-        self.since = Since(width, floor) if self.timed else None
-        self.blocks = nn.ModuleList(_block(width, heads, time, how, dropout) for _ in range(depth))
+        self.since = Since(width, floor) if (self.timed if since is None else since) else None
+        self.blocks = nn.ModuleList(_block(width, heads, time, how, dropout, hidden) for _ in range(depth))
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
         self.next, self.gap = nn.Linear(width, types), nn.Linear(width, 3 * COMPONENTS)
 
@@ -152,8 +155,8 @@ def _code(time: str) -> TimeCode:
     return MercerTime(dim, DEGREE, PERIODS) if time == "mercer" else BochnerTime(dim, "free")
 
 
-def _block(width: int, heads: int, time: str, how: str, dropout: float) -> Block:
-    block = Block(width, heads, dropout=dropout)
+def _block(width: int, heads: int, time: str, how: str, dropout: float, hidden: int | None) -> Block:
+    block = Block(width, heads, hidden, dropout=dropout)
     if time != "positions":
         block.attention = TimeAttention(width, heads, _code(time), how=how, dropout=dropout)
     return block

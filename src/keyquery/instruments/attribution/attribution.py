@@ -44,7 +44,7 @@ class Attribution(Reading, kind="attribution"):
         "symmetric": "part of relative that stays when the contents of query and key token change places",
         "raw_symmetric": "the same of raw; skew is what remains",
         "share": "covariance with the score over the visible pairs, of its variance; they sum to 1",
-        "contribution": "raw",
+        "contribution": "raw: of a path, what the head wrote; of a step, what it moved from that token",
     }
 
     model: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Attribution(Reading, kind="attribution"):
     key: int | None = None
     weight: float | None = None  # attention of the query to the key
     pairs: Sequence[Mapping[str, Any]] = ()  # of the text, those with the largest relative scores
-    paths: Sequence[Mapping[str, Any]] = ()  # with depth 2
+    paths: Sequence[Mapping[str, Any]] = ()  # with depth 2, the largest relative score first
     notes: Sequence[str] = field(default_factory=list)
 
     @property
@@ -138,7 +138,8 @@ def attribute(
         Positions of the query and the key token. Default: all pairs of the sequence; with `query` alone, the key that
         it attends to most.
     depth
-        With 2, sources that are heads are followed along their own attention. Default: 1.
+        With 2, the three heads of largest relative score on each side are followed along their own attention, to the
+        three tokens from which they moved most, in raw contributions. Default: 1.
     features
         {name: (direction (d,), activation (n,))} in the input of the head's block, such as probes or SAE features: they
         are the sources then, and the rest is "other". Default: none.

@@ -22,15 +22,19 @@ ORIGINS = 3  # sources that are listed of each token
 def unfolded(
     record: Recording, target: Target, scores: HeadScores, pair: tuple[int, int], relative: Float[Tensor, "s s"]
 ) -> list[dict[str, Any]]:
-    """The largest sources on each side that are heads, along their attention."""
+    """The largest sources that are heads, by relative score on each side, along their attention; largest first.
+
+    Contributions are raw. What a head moved from one token has no relative value: other keys read other tokens.
+    """
     out = []
     for side, dim in (("query", 1), ("key", 0)):
-        sizes = relative.sum(dim).abs()
-        largest = [scores.sources[index] for index in sizes.argsort(descending=True).tolist()]
+        sums = dict(zip(scores.sources, relative.sum(dim).tolist(), strict=True))
         functionals = _functionals(record, target, scores, pair, side)
-        heads = [name for name in largest if name in functionals][:SOURCES]
-        out += [_unfold(record, pair[side == "key"], side, name, functionals[name]) for name in heads]
-    return out
+        heads = sorted(functionals.keys() & sums.keys(), key=lambda name: -abs(sums[name]))[:SOURCES]
+        for name in heads:
+            path = _unfold(record, pair[side == "key"], side, name, functionals[name])
+            out.append({**path, "relative": sums[name]})
+    return sorted(out, key=lambda path: -abs(path["relative"]))
 
 
 def _functionals(

@@ -10,7 +10,7 @@ from keyquery.instruments.attribution.attribution import Attribution
 from keyquery.instruments.attribution.wiring import SIDES, Wiring
 from keyquery.reading import short
 from keyquery.report.attribution.figure import SHOWN
-from keyquery.report.attribution.wording import sentence
+from keyquery.report.attribution.wording import DEPTH_2, sentence
 from keyquery.report.kit.packed_numbers import pack
 from keyquery.report.kit.page import document
 
@@ -34,7 +34,8 @@ def attribution_page(reading: Attribution) -> str:
         "key": reading.key,
         "units": dict(Attribution.units),
         "views": short(views, DIGITS),
-        "paths": short(sorted(reading.paths, key=lambda path: -abs(path["contribution"])), DIGITS),
+        "paths": short(list(reading.paths), DIGITS),
+        "depth_2": DEPTH_2,
         "pairs": short(list(reading.pairs), DIGITS),
         "notes": list(reading.notes),
     }

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from keyquery.instruments.attribution.attribution import Attribution
 from keyquery.instruments.attribution.wiring import Wiring
-from keyquery.report.attribution.wording import named, sentence
+from keyquery.report.attribution.wording import DEPTH_2, named, sentence
 from keyquery.report.kit.tables import columns_table
 
 ROWS = 8  # of a table
@@ -40,10 +40,11 @@ def attribution_lines(reading: Attribution) -> list[Any]:
 
 
 def _paths(reading: Attribution) -> list[Any]:
-    lines: list[Any] = ["Depth 2, raw contributions:"]
-    for path in sorted(reading.paths, key=lambda path: -abs(path["contribution"]))[:PATHS]:
+    lines: list[Any] = [DEPTH_2]
+    for path in reading.paths[:PATHS]:
         token = reading.query if path["side"] == "query" else reading.key
-        lines.append(Text(f"{path['source']} wrote into the {path['side']} {named(reading, token)}: {_raw(path)}"))
+        value = f"{_raw(path)} (relative {path['relative']:+z.2f})"
+        lines.append(Text(f"{path['source']} wrote into the {path['side']} {named(reading, token)}: {value}"))
         for step in path["steps"][:STEPS]:
             origins = ", ".join(f"{each['source']} {each['contribution']:+z.2f}" for each in step["origins"])
             where = f"from {named(reading, step['position'])}, attention {step['weight']:.0%}: {_raw(step)}"

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from keyquery.instruments.attribution.attribution import Attribution
 
+DEPTH_2 = (
+    "Depth 2: the heads of largest relative score, by the tokens from which they moved most. Contributions are raw, "
+    "not relative to other keys."
+)
+
 
 def named(reading: Attribution, position: int | None) -> str:
     """A token by its position and text.

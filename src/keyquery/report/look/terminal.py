@@ -91,7 +91,8 @@ def _side_by_side(looks: Sequence[Look], everything: list[Any], few: bool) -> li
     over = window(looks[0]) if len({window(look) for look in looks}) == 1 else None
     table = plain_table("head" if few else "layer")
     for look in looks:
-        under = "" if over else f"\n{window(look) or ''}"  # a common window is shown above the table
+        length = (window(look) or "").split(", ")[0]  # beside every share; how many sequences, above the table
+        under = f"\n{length if over else window(look) or ''}"
         table.add_column(Text(f"{look.model['name']}{under}".rstrip()))
         table.add_column(f"symmetry\n{view.replace('_', ' ')}", justify="right", no_wrap=True)
         if few:

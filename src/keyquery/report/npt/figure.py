@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from keyquery.estimators.in_context.explanation import InContextExplanation
 from keyquery.estimators.npt.explanation import NPTExplanation
 from keyquery.report.series.figure import AGAINST, FOR
 from keyquery.support.checks import check_count
@@ -13,7 +14,7 @@ GREY = "#8c959f"
 LETTERS = 24  # characters of a name that are shown
 
 
-def explanation(reading: NPTExplanation, pyplot: Any, most: int = 12) -> Any:
+def explanation(reading: NPTExplanation | InContextExplanation, pyplot: Any, most: int = 12) -> Any:
     """Left, the drop of the prediction without each column; right, attention to training rows, and their effects."""
     check_count("most", most, least=1)
     columns = sorted(reading.columns, key=lambda column: -abs(column["effect"]))[:most]
@@ -60,7 +61,7 @@ def _names(axis: Any, names: list[str]) -> None:
     axis.set_ylim(max(len(names), 1) - 0.4, -0.6)
 
 
-def _unit(reading: NPTExplanation) -> str:
+def _unit(reading: NPTExplanation | InContextExplanation) -> str:
     return "units of the target" if reading.probability is None else "log-odds"
 
 

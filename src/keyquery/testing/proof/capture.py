@@ -40,6 +40,7 @@ class Event:
     time: int
     scores: Tensor
     products: tuple[Product, ...] = ()
+    used: bool = True  # whether anything is made of the softmax
 
 
 @dataclass(eq=False)
@@ -88,6 +89,7 @@ def captured(model: nn.Module) -> Iterator[Capture]:
     try:
         with torch.no_grad(), _Watch(capture):
             yield capture
+        capture.events = [event for event in capture.events if event.used]  # some models compute one for nothing
     finally:
         for handle in handles:
             handle.remove()
@@ -138,16 +140,22 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name not in VIEWS:
+            for tensor in _tensors([*args, *kwargs.values()]):
+                if (event := getattr(tensor, "_kq_event", None)) is not None:
+                    event.used = True
         if name == "softmax":
-            self._softmax(args, kwargs)
-            return func(*args, **kwargs)
+            event, out = self._softmax(args, kwargs), func(*args, **kwargs)
+            if event is not None:
+                event.used, out._kq_event = False, event
+            return out
         if name == "relu" and (products := getattr(args[0], "_kq_products", ())):
             self._record(args[0], *products)  # scores of an indexer
         if name == "scaled_dot_product_attention":
             scores, masked = fused_scores(*args, **kwargs)
             self._record(masked, Product(scores))
         elif name == "multi_head_attention_forward":
-            self._record(_packed_scores(func, args, kwargs))
+            self._record(*_packed_scores(func, args, kwargs))
         out = func(*args, **kwargs)
         if name in PRODUCTS:
             self._product(args, kwargs, out)
@@ -155,16 +163,18 @@ class _Watch(TorchFunctionMode):
             self._follow(name, args, kwargs, out)
         return out
 
-    def _record(self, scores: Tensor, *products: Product) -> None:
+    def _record(self, scores: Tensor, *products: Product) -> Event:
         owner = self.capture.stack[-1] if self.capture.stack else ""
         self.capture.events.append(Event(owner, self.capture.tick(), scores.detach().clone(), products))
+        return self.capture.events[-1]
 
-    def _softmax(self, args: Any, kwargs: Any) -> None:
+    def _softmax(self, args: Any, kwargs: Any) -> Event | None:
         scores = args[0] if args else kwargs["input"]
         products = getattr(scores, "_kq_products", ())
         dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
         if products and scores.ndim >= 2 and isinstance(dim, int):
-            self._record(scores.movedim(dim, -1), *products)
+            return self._record(scores.movedim(dim, -1), *products)
+        return None
 
     def _product(self, args: Any, kwargs: Any, out: Any) -> None:
         operands = list(_tensors([*args, *kwargs.values()]))
@@ -180,11 +190,13 @@ class _Watch(TorchFunctionMode):
         given = list(_tensors([*args, *kwargs.values()]))
         products = tuple(dict.fromkeys(p for t in given for p in getattr(t, "_kq_products", ())))
         weight = name in VIEWS and bool(given) and _weight(given[0])
-        if not products and not weight:
+        if not products and not weight and not (given and hasattr(given[0], "_kq_event")):
             return
         for tensor in _tensors([out]):
             if products and tensor.is_floating_point():
                 tensor._kq_products = products  # type: ignore[attr-defined]
+            if name in VIEWS and (event := getattr(given[0], "_kq_event", None)) is not None:
+                tensor._kq_event = event  # type: ignore[attr-defined]
             if weight and not isinstance(tensor, nn.Parameter):
                 tensor._kq_weight = True  # type: ignore[attr-defined]
 
@@ -201,8 +213,8 @@ def _weight(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or getattr(tensor, "_kq_weight", False)
 
 
-def _packed_scores(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """The scores inside nn.MultiheadAttention."""
+def _packed_scores(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Product]:
+    """The scores inside nn.MultiheadAttention, with their mask, and their product of queries and keys."""
     given = inspect.signature(inspect.unwrap(func)).bind(*args, **kwargs).arguments
     query, key, heads = given["query"], given["key"], given["num_heads"]
     if given.get("use_separate_proj_weight"):
@@ -218,5 +230,6 @@ def _packed_scores(func: Any, args: Any, kwargs: Any) -> Tensor:
     scores = query @ key.mT / math.sqrt(query.shape[-1])
     mask = given.get("attn_mask")
     if mask is None:
-        return scores
-    return scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        return scores, Product(scores)
+    masked = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return masked, Product(scores)

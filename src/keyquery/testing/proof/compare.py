@@ -18,6 +18,7 @@ from keyquery.forms.rope import PlacedRope
 from keyquery.testing.proof.capture import Capture, Event
 from keyquery.testing.proof.local_scores import by_pairs
 from keyquery.testing.proof.masks import HIDDEN, mask_error
+from keyquery.testing.proof.tokens import Tokens, entered, own_window, pooled, windows
 
 QUERY = ("query", "query_down", "query_up", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
@@ -119,6 +120,8 @@ class Comparison:
         """Layers, with their projections, whose queries are made under the owner of a softmax, or beside it."""
         shared = {}
         for name, (first, key) in self.modules.items():
+            if capture.before(first, event.time) is None:  # its weights are passed to a function
+                first = key = self.groups[name][0].modules.get("module", first)
             for query in (first, *self._tied.get(first, [])):
                 keys = [k for k in (key, *self._tied.get(key, [])) if capture.before(k, event.time) is not None]
                 if keys and capture.before(query, event.time) is not None:
@@ -150,7 +153,7 @@ class Comparison:
         if y is None:
             return Match(event.owner, name, bad, bad, "its projections take no tokens of its own")
         try:
-            tokens = windows(x, y, event, layers[0].heads, capture, query)
+            tokens = windows(x, y, event, layers[0], capture, query)
             both = torch.stack([scores(layer, tokens, positions, capture) for layer in layers]).sum(0)
             both = own_window(event, both)
             if layers[0].position in CONTENT:
@@ -176,15 +179,6 @@ class Comparison:
         return ours
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """The tokens of a softmax: (windows, n, d) of queries and of keys, and the number of the first among all."""
-
-    x: Tensor
-    y: Tensor
-    first: int = 0
-
-
 def scores(layer: Layer, tokens: Tokens, positions: Tensor | None, capture: Capture) -> Tensor:
     """Scaled scores (windows, heads, n, m) of tokens, under RoPE at their positions."""
     windows, n, m = *tokens.x.shape[:2], tokens.y.shape[1]
@@ -198,6 +192,7 @@ def scores(layer: Layer, tokens: Tokens, positions: Tensor | None, capture: Capt
             positions if positions is not None and len(positions) == count else torch.arange(count) for count in (n, m)
         ]
     query, key = layer.rotated(tokens.x, tokens.y, rope, *places)
+    query = pooled(query, tokens.queries, layer.pool) if layer.pool else query
     return layer.scale * (query @ key.mT).flatten(1, 2)
 
 
@@ -218,56 +213,11 @@ def _on_grid(layer: Layer, capture: Capture) -> PlacedRope:
     return layer.axial.on(sizes)
 
 
-def entered(capture: Capture, module: str, time: int, which: int, like: Event | None = None) -> Tensor | None:
-    """Tokens that entered a projection, as many as a softmax has keys; of an attention module, its queries or keys."""
-    call = capture.before(module, time)
-    while like and call and call.inputs and call.inputs[0].shape[-2] != like.scores.shape[-1]:
-        call = capture.before(module, call.time)
-    if call is None:
-        return None
-    values = [*call.inputs, *call.names.values()]
-    values = [value for value in values if value.ndim == values[0].ndim]  # no masks
-    named = call.names.get("query" if which == 0 else "key")
-    chosen = named if named is not None else values[min(which, len(values) - 1)] if len(values) > 2 else None
-    return values[0] if chosen is None and values else chosen
-
-
-def windows(x: Tensor, y: Tensor, event: Event, heads: int, capture: Capture, module: str) -> Tokens:
-    """The tokens of a softmax that entered a projection, in windows where it has rows for all of them.
-
-    Otherwise they are part of the tokens, and follow those of the softmaxes since the projection was called.
-    """
-    rows, columns = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
-    m = event.scores.shape[-1]
-    n = event.scores.numel() // (m * heads)
-    if n == m < len(rows) == len(columns):
-        call = capture.before(module, event.time)
-        since = [e for e in capture.events if call and e.owner == event.owner and call.time < e.time < event.time]
-        first = sum(other.scores.shape[-1] for other in since)
-        return Tokens(rows[first : first + n][None], columns[first : first + n][None], first)
-    count = len(columns) // m if len(columns) >= m and len(columns) % m == 0 else 1
-    if len(rows) % count:
-        count = 1
-    return Tokens(rows.reshape(count, -1, x.shape[-1]), columns.reshape(count, -1, y.shape[-1]))
-
-
 def _in_pairs(event: Event, layer: Layer, x: Tensor) -> Event:
     """An event of local attention with its scores by query and key; other events as they are."""
     count = x.numel() // x.shape[-1]
     pairs = None if layer.window is None else by_pairs(event.scores, layer.heads, count, layer.window)
     return event if pairs is None else replace(event, scores=pairs)
-
-
-def own_window(event: Event, ours: Tensor) -> Tensor:
-    """Of scores in several windows, those of the window that a softmax is of, where each has a softmax of its own."""
-    count = len(ours)
-    if count == 1 or event.scores.numel() * count != ours.numel():
-        return ours
-    theirs = event.scores.reshape(ours.shape[1:]).double()
-    theirs = theirs - theirs.mean(-1, keepdim=True)
-    distances = [(theirs - (own - own.mean(-1, keepdim=True))).abs().max() for own in ours.double()]
-    best = int(torch.stack(distances).argmin())
-    return ours[best : best + 1]
 
 
 def closest(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:

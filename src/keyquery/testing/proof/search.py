@@ -33,17 +33,16 @@ from keyquery.testing.proof.capture import Capture, Event
 from keyquery.testing.proof.compare import (
     arrangements,
     content,
-    entered,
     errors,
     fitted,
     informative,
     memory_names,
-    own_window,
     scores,
 )
-from keyquery.testing.proof.compare import windows as in_windows
 from keyquery.testing.proof.masks import HIDDEN, sliding_window
 from keyquery.testing.proof.proof import Run, save, tiny_run
+from keyquery.testing.proof.tokens import entered, own_window
+from keyquery.testing.proof.tokens import windows as in_windows
 
 ANCHORS = ("fused", "key_down", "query")
 QUERY = ("query", "query_down", "fused")
@@ -207,7 +206,7 @@ class _Seeker:
         if x is None or y is None:
             return bad
         try:
-            tokens = in_windows(x, y, event, layer.heads, capture, modules[0])
+            tokens = in_windows(x, y, event, layer, capture, modules[0])
             ours = torch.stack([scores(part, tokens, positions, capture) for part in layers]).sum(0)
             ours = own_window(event, ours)
         except (RuntimeError, ValueError):

@@ -9,6 +9,7 @@ from keyquery.instruments.causes.discovery.independence import (
     Test,
     correlation_of,
 )
+from keyquery.instruments.causes.discovery.knowledge import Knowledge, knowledge_of
 from keyquery.instruments.causes.discovery.pag import MARKS, Edge, Pag, later_nodes, members
 from keyquery.instruments.causes.discovery.rules import orient
 from keyquery.instruments.causes.discovery.search import Found, fci, icd, icd_rounds
@@ -20,6 +21,7 @@ __all__ = [
     "DSeparation",
     "Edge",
     "Found",
+    "Knowledge",
     "Pag",
     "PartialCorrelation",
     "Query",
@@ -31,6 +33,7 @@ __all__ = [
     "fci",
     "icd",
     "icd_rounds",
+    "knowledge_of",
     "later_nodes",
     "members",
     "orient",

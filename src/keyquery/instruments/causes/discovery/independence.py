@@ -141,6 +141,8 @@ def _by_pseudo_inverse(blocks: Float[ndarray, "k m m"]) -> Float[ndarray, " k"]:
 class DSeparation:
     """d-separation in a known directed graph of which only some nodes are observed. Needs networkx.
 
+    `selected` are nodes that every test conditions on: the sample was selected by them.
+
     >>> import networkx
     >>> test = DSeparation(networkx.DiGraph([("h", "a"), ("h", "b"), ("a", "c")]), ["a", "b", "c"])
     >>> test.statistic(Query(1, 2, 0b001)) < test.threshold    # b and c given a
@@ -149,8 +151,8 @@ class DSeparation:
 
     threshold = 0.5
 
-    def __init__(self, graph: Any, observed: Sequence[Any]) -> None:
-        self.graph, self.observed = graph, list(observed)
+    def __init__(self, graph: Any, observed: Sequence[Any], selected: Iterable[Any] = ()) -> None:
+        self.graph, self.observed, self.selected = graph, list(observed), set(selected)
         self.count, self.most = len(self.observed), max(0, len(self.observed) - 2)
         self.tests, self.by_size = 0, Counter[int]()
         self._known: dict[Query, float] = {}
@@ -165,7 +167,9 @@ class DSeparation:
             self.tests += 1
             self.by_size[query.given.bit_count()] += 1
             first, second, given = ({self.observed[i] for i in nodes} for nodes in self._sets(query))
-            self._known[query] = 0.0 if self._networkx.is_d_separator(self.graph, first, second, given) else 1.0
+            self._known[query] = (
+                0.0 if self._networkx.is_d_separator(self.graph, first, second, given | self.selected) else 1.0
+            )
         return self._known[query]
 
     @staticmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from keyquery.instruments.causes.discovery.knowledge import Knowledge
 from keyquery.instruments.causes.discovery.pag import Pag, members
 
 Separations = Mapping[tuple[int, int], int]  # the mask that separates each pair i < j that is not adjacent
@@ -20,40 +21,42 @@ def orient(
     separations: Separations,
     selection: bool = False,
     tails: bool = True,
-    later: Sequence[int] = (),
+    knowledge: Knowledge | None = None,
 ) -> Pag:
     """The graph with every mark that follows: R0; R1–R4; R5–R7 with `selection`; R8–R10 with `tails`.
 
     Existing marks are reset in a copy; the graph itself is not modified. `selection` allows for selection bias by a
-    common effect of observed nodes. `later` (`later_nodes` of tiers) is background knowledge: no node is an ancestor of
-    one in an earlier tier, so that edges between tiers start with an arrowhead at the later end.
-    With it R1–R4 and R8–R10 stay sound and complete (Andrews, Spirtes and Cooper, 2020).
+    common effect of observed nodes. Marks that follow from background `knowledge` are there from the start. With tiers,
+    R1–R4 and R8–R10 stay sound and complete (Andrews, Spirtes and Cooper, 2020); with other knowledge they stay sound.
 
     >>> graph = Pag(4, [(0, 2, *"oo"), (1, 2, *"oo"), (2, 3, *"oo")])
     >>> orient(graph, {(0, 1): 0, (0, 3): 0b100, (1, 3): 0b100}).edges()
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     """
-    out = arrowheads(graph, separations, later)
-    return finish(out, separations, selection, tails)
+    out = arrowheads(graph, separations, knowledge)
+    return finish(out, separations, selection, tails, knowledge)
 
 
-def arrowheads(graph: Pag, separations: Separations, later: Sequence[int] = ()) -> Pag:
+def arrowheads(graph: Pag, separations: Separations, knowledge: Knowledge | None = None) -> Pag:
     """Background knowledge and R0, then R1–R4 until nothing changes."""
     out = graph.copy()
-    out.forget(later)
+    knowledge.mark(out) if knowledge else out.forget()
     for at, other, mark in list(_r0(out, separations)):
-        out.put(at, other, mark)
-    _repeat(out, separations, (_r1, _r2, _r3, _r4))
+        if out.mark(at, other) == "circle":  # a required tail is not overruled
+            out.put(at, other, mark)
+    _repeat(out, separations, ARROWHEADS)
     return out
 
 
-def finish(graph: Pag, separations: Separations, selection: bool, tails: bool) -> Pag:
+def finish(
+    graph: Pag, separations: Separations, selection: bool, tails: bool, knowledge: Knowledge | None = None
+) -> Pag:
     """R5–R7 if `selection`, R8–R10 if `tails`, on a graph with its arrowheads."""
     out = graph.copy()
     if selection:
         _repeat(out, separations, (_r5, _r6, _r7))
-    if tails:
-        _repeat(out, separations, (_r8, _r9, _r10))
+    if tails:  # new tails imply no arrowheads, unless some were known
+        _repeat(out, separations, (*(ARROWHEADS if knowledge else ()), _r8, _r9, _r10))
     return out
 
 
@@ -254,3 +257,6 @@ def _r10(graph: Pag, separations: Separations) -> Iterator[Proposal]:
             if e < f
         ):
             yield a, c, "tail"
+
+
+ARROWHEADS: tuple[Rule, ...] = (_r1, _r2, _r3, _r4)

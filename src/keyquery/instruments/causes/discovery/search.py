@@ -8,7 +8,8 @@ from itertools import combinations
 from typing import Any
 
 from keyquery.instruments.causes.discovery.independence import Query, Test
-from keyquery.instruments.causes.discovery.pag import Pag, later_nodes, members
+from keyquery.instruments.causes.discovery.knowledge import Knowledge, knowledge_of
+from keyquery.instruments.causes.discovery.pag import Pag, members
 from keyquery.instruments.causes.discovery.rules import arrowheads, finish, orient
 from keyquery.instruments.causes.discovery.trees import closed_sets, depths
 from keyquery.support.progress import Progress, silent
@@ -37,10 +38,12 @@ def icd(
     tails: bool = True,
     tiers: Sequence[int] | None = None,
     progress: Progress = silent,
+    knowledge: Knowledge | None = None,
 ) -> Found:
     """Iterative causal discovery (ICD): the graph after `rounds` rounds. Default: all.
 
-    `tiers` is background knowledge: no node is an ancestor of one in an earlier tier. `progress` reports each round.
+    `tiers` is background knowledge: no node is an ancestor of one in an earlier tier; `knowledge` is more of it, of
+    `knowledge_of`. `progress` reports each round.
 
     >>> import networkx
     >>> from keyquery.instruments.causes.discovery import DSeparation
@@ -49,7 +52,7 @@ def icd(
     >>> icd(DSeparation(networkx.DiGraph([(0, 1), (1, 2)]), range(3)), tiers=[0, 1, 2]).graph.edges()
     [(0, 1, 'circle', 'arrow'), (1, 2, 'tail', 'arrow')]
     """
-    for result in icd_rounds(test, order_free, selection, tails, tiers, progress):
+    for result in icd_rounds(test, order_free, selection, tails, tiers, progress, knowledge):
         if result.done or result.rounds == rounds:
             break
     return result
@@ -62,26 +65,27 @@ def icd_rounds(
     tails: bool = True,
     tiers: Sequence[int] | None = None,
     progress: Progress = silent,
+    knowledge: Knowledge | None = None,
 ) -> Iterator[Found]:
     """The graph after each round; round r conditions on sets of r nodes.
 
     Each graph is valid for the tests so far: the search can be stopped at any time. Candidates of round 0 are the empty
     set, of round 1 single neighbours of either node, later those of `icd_sets`. With `order_free`, edges are deleted at
-    the end of a round, and the best of the cheapest separating sets is kept. With `tiers`, no set contains a node later
-    than both of the pair: their ancestors, which separate them, are earlier.
+    the end of a round, and the best of the cheapest separating sets is kept. No set contains a node that is known
+    to be an ancestor of neither, such as one that is later than both: their ancestors separate them.
     """
-    later = _later(test, tiers, selection)
+    known = _known(test, tiers, knowledge, selection)
     graph = Pag.complete(test.count)
     separations = dict[tuple[int, int], int]()
     size = 0
     while True:
         # From size 2 on, sets contain only possible ancestors, which are never later than both.
-        sets = icd_sets(size) if size > 1 else _neighbours(size, later)
-        had_candidates = _round(graph, test, separations, sets, order_free, _watched(progress, size))
+        sets = icd_sets(size) if size > 1 else _neighbours(size, known)
+        had_candidates = _round(graph, test, separations, sets, order_free, known, _watched(progress, size))
         if size < 2 or had_candidates:
-            graph = arrowheads(graph, separations, later)
+            graph = arrowheads(graph, separations, known)
         last = (size > 0 and not had_candidates) or size >= test.most
-        yield Found(finish(graph, separations, selection, tails), size + 1, last, dict(separations))
+        yield Found(finish(graph, separations, selection, tails, known), size + 1, last, dict(separations))
         if last:
             return
         size += 1
@@ -94,40 +98,46 @@ def fci(
     tails: bool = True,
     tiers: Sequence[int] | None = None,
     progress: Progress = silent,
+    knowledge: Knowledge | None = None,
 ) -> Found:
     """Fast causal inference: subsets of neighbours by size, then subsets of the possible d-separating sets.
 
-    `tiers` and `progress` as in `icd`.
+    `tiers`, `knowledge` and `progress` as in `icd`.
 
     >>> import networkx
     >>> from keyquery.instruments.causes.discovery import DSeparation
     >>> fci(DSeparation(networkx.DiGraph([(0, 2), (1, 2), (2, 3)]), range(4))).graph.edges()
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     """
-    later = _later(test, tiers, selection)
+    known = _known(test, tiers, knowledge, selection)
     graph = Pag.complete(test.count)
     separations = dict[tuple[int, int], int]()
     size = 0
     for size in range(test.most + 1):
-        if not _round(graph, test, separations, _neighbours(size, later), order_free, _watched(progress, size)):
+        if not _round(graph, test, separations, _neighbours(size, known), order_free, known, _watched(progress, size)):
             break
-    colliders = orient(graph, separations, tails=False, later=later)
+    colliders = orient(graph, separations, tails=False, knowledge=known)
     reached = [sum(1 << x for x in depths(colliders, root)) for root in range(test.count)]
     for size in range(1, test.most + 1):
-        if not _round(graph, test, separations, _subsets(reached, size, later), order_free, _watched(progress, size)):
+        if not _round(
+            graph, test, separations, _subsets(reached, size, known), order_free, known, _watched(progress, size)
+        ):
             break
-    return Found(orient(graph, separations, selection, tails, later), size + 1, True, separations)
+    return Found(orient(graph, separations, selection, tails, known), size + 1, True, separations)
 
 
-def _later(test: Test, tiers: Sequence[int] | None, selection: bool) -> list[int]:
-    """`later_nodes`; not with selection: a later node may be an ancestor of a selection variable."""
-    if tiers is None:
-        return [0] * test.count
-    if selection:
+def _known(test: Test, tiers: Sequence[int] | None, knowledge: Knowledge | None, selection: bool) -> Knowledge:
+    """Background knowledge; none with selection: any node may be an ancestor of a selection variable."""
+    if selection and tiers is not None:
         raise ValueError("tiers and selection exclude each other: a selection variable may come later than all nodes")
-    if len(tiers) != test.count:
-        raise ValueError(f"tiers must have one number per node, {test.count}, got {len(tiers)}")
-    return later_nodes(tiers)
+    if selection and knowledge:
+        raise ValueError("background knowledge and selection exclude each other: any node may affect the selection")
+    if tiers is not None and knowledge is not None:
+        raise ValueError("pass either tiers or knowledge, not both: knowledge_of takes tiers")
+    known = knowledge_of(test.count, tiers) if knowledge is None else knowledge
+    if len(known.barred) != test.count:
+        raise ValueError(f"knowledge must be about the {test.count} nodes of the test, got {len(known.barred)}")
+    return known
 
 
 def _watched(progress: Progress, size: int) -> Callable[[list[Any]], Iterable[Any]]:
@@ -141,10 +151,11 @@ def _round(
     separations: dict[tuple[int, int], int],
     sets: Sets,
     order_free: bool,
+    known: Knowledge,
     watched: Callable[[list[Any]], Iterable[Any]],
 ) -> bool:
     """Test every adjacent pair and delete edges of separated ones; returns whether there were candidates."""
-    pairs = graph.pairs()
+    pairs = [pair for pair in graph.pairs() if not known.keeps(*pair)]
     tested = False
     removed = []
     of, step = sets(graph), BATCH if order_free else 1
@@ -184,16 +195,16 @@ def _best(test: Test, x: int, y: int, candidates: Candidates) -> int | None:
     return separating
 
 
-def _neighbours(size: int, later: Sequence[int]) -> Sets:
+def _neighbours(size: int, known: Knowledge) -> Sets:
     """Sets of neighbours of x, then of y; all cost the same."""
-    return lambda graph: _subsets(graph.adjacent, size, later)(graph)
+    return lambda graph: _subsets(graph.adjacent, size, known)(graph)
 
 
-def _subsets(pools: Sequence[int], size: int, later: Sequence[int]) -> Sets:
+def _subsets(pools: Sequence[int], size: int, known: Knowledge) -> Sets:
     """Sets of nodes of the pool of x, then of that of y; all cost the same."""
 
     def candidates(x: int, y: int) -> Candidates:
-        usable = ~(1 << x | 1 << y | (later[x] & later[y]))
+        usable = ~(1 << x | 1 << y | (known.barred[x] & known.barred[y]))
         sets: dict[int, None] = {}
         for pool in (pools[x], pools[y]):
             for nodes in combinations(members(pool & usable), size):

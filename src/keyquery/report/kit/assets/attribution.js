@@ -45,10 +45,11 @@ function table() {
 
 function paths() {
   if (!DATA.paths.length) return;
-  put("paths", el("h3", {}, "Depth 2: what heads moved here, raw contributions"), DATA.paths.map((path) => {
+  put("paths", el("h3", {}, "What heads moved here"), el("p", { class: "muted of" }, DATA.depth_2), DATA.paths.map((path) => {
     const here = path.side === "query" ? DATA.query : DATA.key;
     return el("div", { class: "path" },
       el("b", {}, path.source), ` wrote into the ${path.side} ${token(here)}: `, el("b", {}, signed(path.contribution)),
+      el("span", { class: "muted" }, ` (relative ${signed(path.relative)})`),
       el("ul", {}, path.steps.map((step) => el("li", {}, `from ${token(step.position)}, attention ${percent(step.weight)}: `,
         el("b", {}, signed(step.contribution)),
         el("span", { class: "muted" }, ` (${step.origins.map((one) => `${one.source} ${signed(one.contribution)}`).join(", ")}, rest ${signed(step.rest)})`))),

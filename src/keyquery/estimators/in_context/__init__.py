@@ -1,0 +1,1 @@
+"""Tables in context: a pretrained network that attends across rows, without training."""

@@ -1,0 +1,183 @@
+"""Two-layer attention-only models, trained side by side through the phase change in which induction heads form.
+
+All seeds are trained in one batched computation: every weight has a leading dimension of seeds. `AttentionOnly` is the
+same model for one seed, as the instruments read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, embedding, layer_norm, scaled_dot_product_attention
+
+from keyquery.forms import Rope
+from keyquery.layers import Attention
+
+Weights = dict[str, Tensor]
+PROJECTIONS = ("query", "key", "value", "output")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the models."""
+
+    vocabulary: int = 64
+    width: int = 64
+    depth: int = 2
+    heads: int = 4
+
+    @property
+    def rope(self) -> Rope:
+        """Of each head."""
+        return Rope(self.width // self.heads)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of the training."""
+
+    seeds: int = 5
+    batch: int = 16
+    length: int = 40
+    rate: float = 3e-3
+    warmup: int = 50
+    decay: float = 0.01
+    clip: float = 1.0
+    # Steps at which the models are kept.
+    kept: Sequence[int] = (0, 200, 400, 600, 800, 1000, 1200, 1400, 1600, 2000, 2500, 3000, 4000)
+
+
+class AttentionOnly(nn.Module):
+    """Embeddings, residual attention layers without MLPs, and an output projection; norms have no parameters.
+
+    >>> AttentionOnly(Size(50, 16, 2, 2))(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 50])
+    """
+
+    is_causal = True
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(size.vocabulary, size.width)
+        self.layers = nn.ModuleList(
+            Attention(size.width, size.heads, bias=False, rope=size.rope) for _ in range(size.depth)
+        )
+        self.norm = nn.LayerNorm(size.width, elementwise_affine=False)
+        self.unembed = nn.Linear(size.width, size.vocabulary, bias=False)
+
+    def forward(self, input_ids: Int[Tensor, "batch n"]) -> Float[Tensor, "batch n vocabulary"]:
+        """Logits of every token."""
+        x = self.tokens(input_ids)
+        for layer in self.layers:
+            x = x + layer(self.norm(x), is_causal=True)
+        return self.unembed(self.norm(x))
+
+
+def initial(size: Size, seeds: int) -> Weights:
+    """Weights of all seeds, named as in `AttentionOnly`: normal, of standard deviation 1/√width, embeddings 0.02."""
+    shapes = {name: tuple(weight.shape) for name, weight in AttentionOnly(size).state_dict().items()}
+    stacks: dict[str, list[Tensor]] = {name: [] for name in shapes}
+    for seed in range(seeds):
+        generator = torch.Generator().manual_seed(seed)
+        for name, shape in shapes.items():
+            std = 0.02 if name == "tokens.weight" else size.width**-0.5
+            stacks[name].append(std * torch.randn(shape, generator=generator))
+    return {name: torch.stack(each) for name, each in stacks.items()}
+
+
+def logits(weights: Mapping[str, Tensor], size: Size, ids: Int[Tensor, "seeds batch n"]) -> Tensor:
+    """Logits (seeds, batch · n, vocabulary) of all models, each on its own sequences."""
+    seeds, batch, n = ids.shape
+    offset = size.vocabulary * torch.arange(seeds, device=ids.device)[:, None, None]
+    x = embedding(ids + offset, weights["tokens.weight"].flatten(0, 1)).flatten(1, 2)
+    places = torch.arange(n, device=ids.device)
+    for layer in range(size.depth):
+        query, key, value, output = (weights[f"layers.{layer}.{name}.weight"] for name in PROJECTIONS)
+        normed = layer_norm(x, (size.width,))
+        q, k, v = (
+            (normed @ weight.mT).reshape(seeds * batch, n, size.heads, -1).transpose(1, 2)
+            for weight in (query, key, value)
+        )
+        q, k = size.rope.rotate(q, places), size.rope.rotate(k, places)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        x = x + mixed.reshape(seeds, batch * n, -1) @ output.mT
+    return layer_norm(x, (size.width,)) @ weights["unembed.weight"].mT
+
+
+def loss(weights: Mapping[str, Tensor], size: Size, ids: Int[Tensor, "seeds batch n"]) -> Float[Tensor, " seeds"]:
+    """Next-token cross-entropy of every model, in nats."""
+    targets = ids.roll(-1, 2)
+    targets[..., -1] = -100
+    predicted = logits(weights, size, ids)
+    each = cross_entropy(predicted.flatten(0, 1).float(), targets.flatten(), reduction="none", ignore_index=-100)
+    return each.reshape(len(ids), -1).sum(1) / (ids.shape[1] * (ids.shape[2] - 1))
+
+
+def passages(size: Size, plan: Plan, rows: int, generator: torch.Generator) -> Int[Tensor, "rows n"]:
+    """Sequences of one random passage of 6 to 12 tokens, again and again, with 0 to 8 other random tokens between.
+
+    Repeats are at no fixed distance, so that no head can copy by position alone: 6 to 20 tokens apart, and another
+    distance at each repeat.
+    """
+    lengths = torch.randint(6, 13, (rows,), generator=generator).tolist()
+    starts = torch.randint(0, 9, (rows,), generator=generator).tolist()
+    ids = torch.randint(size.vocabulary, (rows, plan.length), generator=generator)
+    gaps = torch.randint(0, 9, (rows, plan.length), generator=generator).tolist()
+    for row, (length, at) in enumerate(zip(lengths, starts, strict=True)):
+        passage = torch.randperm(size.vocabulary, generator=generator)[:length]
+        repeat = 0
+        while at < plan.length:
+            end = min(at + length, plan.length)
+            ids[row, at:end] = passage[: end - at]
+            at, repeat = end + gaps[row][repeat], repeat + 1
+    return ids
+
+
+def train(
+    size: Size, plan: Plan, device: str = "cpu", late: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[int, Weights, Tensor]]:
+    """Step, weights and mean losses since the last one, by seed, at the steps to be kept.
+
+    A run that is `late` ends early, with its last step.
+    """
+    weights = {name: weight.to(device).requires_grad_() for name, weight in initial(size, plan.seeds).items()}
+    optimizer = torch.optim.AdamW(list(weights.values()), plan.rate, (0.9, 0.98), weight_decay=plan.decay)
+    generator = torch.Generator().manual_seed(0)
+    recent: list[Tensor] = []
+    for step in range(max(plan.kept) + 1):
+        end = late()
+        if step in plan.kept or end:
+            mean = torch.stack(recent).mean(0) if recent else torch.full((plan.seeds,), torch.nan)
+            yield step, {name: weight.detach().clone() for name, weight in weights.items()}, mean
+            recent = []
+        if end or step == max(plan.kept):
+            return
+        ids = passages(size, plan, plan.seeds * plan.batch, generator).reshape(plan.seeds, plan.batch, -1).to(device)
+        of_seeds = loss(weights, size, ids)
+        of_seeds.sum().backward()
+        recent.append(of_seeds.detach().cpu())
+        clip(weights, plan.clip)
+        for group in optimizer.param_groups:
+            group["lr"] = plan.rate * min(1.0, (step + 1) / plan.warmup)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def clip(weights: Mapping[str, Tensor], most: float) -> None:
+    """Scale the gradient of each seed down to a norm of at most `most`."""
+    gradients = [weight.grad for weight in weights.values() if weight.grad is not None]
+    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    factor = (most / norms.clamp(min=most)).nan_to_num(nan=0.0)
+    for gradient in gradients:
+        gradient.mul_(factor.reshape(-1, *[1] * (gradient.ndim - 1)))
+
+
+def model_of(weights: Mapping[str, Tensor], size: Size, seed: int) -> AttentionOnly:
+    """The model of one seed."""
+    model = AttentionOnly(size)
+    model.load_state_dict({name: weight[seed].float().cpu() for name, weight in weights.items()})
+    return model.eval()
