@@ -325,6 +325,7 @@ def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, s
     attention, rotary = place.attention, "rotary" in place.names
     assumed = attention.scale == "transformer_lens" and not config
     owner = place.names.get("key", "").rpartition(".")[0]
+    clip = config.get("clip_qkv") or (config.get("attn_config") or {}).get("clip_qkv")
     differ = len({token_width(place, source, role, 0) for role in ("query", "key") if role in place.names}) > 1
     notes = {
         str(attention.note): attention.note is not None,
@@ -349,6 +350,7 @@ def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, s
         "a term of positions is added to its scores and not read": attention.position == "unread",
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
+        f"queries and keys are clipped to ±{clip}, which no form has": clip is not None,
         f"scores grow with positions beyond {config.get('temperature_length')}, which is not read": bool(
             config.get("temperature_length")
         ),

@@ -43,6 +43,9 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int, he
         case "transformer_lens":
             scale = 1 / float(config.get("attn_scale") or head_dim**0.5) if config.get("use_attn_scale", True) else 1.0
             return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx") else scale
+        case "mpt":
+            stated = (config.get("attn_config") or {}).get("softmax_scale")
+            return head_dim**-0.5 if stated is None else float(stated)
         case "deberta":
             terms = config.get("pos_att_type") or []
             return (head_dim * (1 + ("c2p" in terms) + ("p2c" in terms))) ** -0.5
