@@ -20,7 +20,15 @@ from keyquery.checkpoints.layouts import Values, count_heads, latent, projection
 from keyquery.checkpoints.norms import epsilon, read_norms, require_finite, token_width
 from keyquery.checkpoints.positions.grids import axial_of
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS, Relative, relatives, table_bias
-from keyquery.checkpoints.positions.sequence import alibi, is_causal, rope_of, scale_of, t5_bias, window_of
+from keyquery.checkpoints.positions.sequence import (
+    alibi,
+    clipped_bias,
+    is_causal,
+    rope_of,
+    scale_of,
+    t5_bias,
+    window_of,
+)
 from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form, Rope
 from keyquery.support.printable import NAME, REPR, printable
@@ -176,6 +184,8 @@ class Heads:
         if layer.position == "t5" and "bias_table" in layer.modules:
             table = self.source.rows(layer.modules["bias_table"] + ".weight")
             return t5_bias(table, offsets, layer.causal, self.config)
+        if layer.position == "clipped":
+            return clipped_bias(self.source.rows(layer.modules["bias_table"] + ".weight"), offsets)
         return None
 
     def pair_bias(self, layer: Layer, queries: Tensor, keys: Tensor) -> Float[Tensor, "heads n m"] | None:

@@ -295,3 +295,13 @@ def t5_bias(
     far = torch.log(distance.clamp(min=1) / exact) / math.log(furthest / exact) * (buckets - exact)
     bucket = torch.where(distance < exact, distance, (exact + far.long()).clamp(max=buckets - 1))
     return table.double()[side + bucket].mT
+
+
+def clipped_bias(table: Float[Tensor, "offsets heads"], offsets: Int[Tensor, " n"]) -> Float[Tensor, "heads n"]:
+    """A bias for each offset, up to a furthest one on either side.
+
+    >>> clipped_bias(torch.arange(4.0)[:, None], torch.tensor([-9, -1, 0, 1, 9]))
+    tensor([[0., 1., 2., 3., 3.]], dtype=torch.float64)
+    """
+    furthest = len(table) // 2
+    return table.double()[offsets.clamp(-furthest, furthest - 1) + furthest].mT
