@@ -46,7 +46,7 @@ def used() -> set[str]:
         keys |= {attention.scale.split(" ", 1)[1]} if " " in attention.scale else set()
         parts = [part for value in attention.grid.values() for part in (value if isinstance(value, list) else [value])]
         keys |= {part for part in (*parts, attention.rotary_dim) if isinstance(part, str)}
-    return keys
+    return keys - {"hidden_size"}  # every config has one, and it decides whether values stand outside of a section
 
 
 def defaults_of(cls: Any, keys: set[str]) -> dict[str, Any]:

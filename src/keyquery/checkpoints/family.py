@@ -91,7 +91,7 @@ class Attention:
     pool: str | None = None
     part: str = ""  # what it is called where a module has several, such as "global"
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions/sequence.py
-    # Position term: "alibi", "t5"; those of positions/relative.py; "unread": there is one, and it is not read
+    # Position term: "alibi", "t5", "clipped"; those of positions/relative.py; "unread": there is one that is not read
     position: str = "none"
     # "half" or "interleaved" pairs; "unread": rotated in a way that is not read
     rope: str | None = None

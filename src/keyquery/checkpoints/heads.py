@@ -20,7 +20,15 @@ from keyquery.checkpoints.layouts import Values, count_heads, latent, projection
 from keyquery.checkpoints.norms import dim_scale, epsilon, read_norms, require_finite, token_width
 from keyquery.checkpoints.positions.grids import axial_of
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS, Relative, relatives, table_bias
-from keyquery.checkpoints.positions.sequence import alibi, is_causal, rope_of, scale_of, t5_bias, window_of
+from keyquery.checkpoints.positions.sequence import (
+    alibi,
+    clipped_bias,
+    is_causal,
+    rope_of,
+    scale_of,
+    t5_bias,
+    window_of,
+)
 from keyquery.checkpoints.sources import Recorded, Source, first_line
 from keyquery.forms import Form, Rope
 from keyquery.support.printable import NAME, REPR, printable
@@ -176,6 +184,8 @@ class Heads:
         if layer.position == "t5" and "bias_table" in layer.modules:
             table = self.source.rows(layer.modules["bias_table"] + ".weight")
             return t5_bias(table, offsets, layer.causal, self.config)
+        if layer.position == "clipped":
+            return clipped_bias(self.source.rows(layer.modules["bias_table"] + ".weight"), offsets)
         return None
 
     def pair_bias(self, layer: Layer, queries: Tensor, keys: Tensor) -> Float[Tensor, "heads n m"] | None:
@@ -328,6 +338,7 @@ def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, s
     attention, rotary = place.attention, "rotary" in place.names
     assumed = attention.scale == "transformer_lens" and not config
     owner = place.names.get("key", "").rpartition(".")[0]
+    clip = config.get("clip_qkv") or (config.get("attn_config") or {}).get("clip_qkv")
     differ = len({token_width(place, source, role, 0) for role in ("query", "key") if role in place.names}) > 1
     notes = {
         str(attention.note): attention.note is not None,
@@ -352,6 +363,7 @@ def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, s
         "a term of positions is added to its scores and not read": attention.position == "unread",
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
+        f"queries and keys are clipped to ±{clip}, which no form has": clip is not None,
         f"scores grow with positions beyond {config.get('temperature_length')}, which is not read": bool(
             config.get("temperature_length")
         ),

@@ -324,6 +324,9 @@ def latent(place: Place, source: Source, config: Mapping[str, Any], heads: int, 
     def weight(role: str) -> Tensor | None:
         return read_rows(source, place.names[role] + ".weight") if role in place.names else None
 
+    for role in ("query", "query_down", "query_up", "key_down", "key_up"):
+        if role in place.names and place.bias(role) in source.shapes:
+            raise ValueError(f"{place.bias(role)}: biases of latent attention are not read")
     nope, rope, rank = (int(config[k]) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
     here = slice(0, nope) if part == "nope" else slice(nope, nope + rope)
     query_up, query_down, query_gain = weight("query_up"), weight("query_down"), weight("query_latent_norm")

@@ -43,6 +43,9 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int, he
         case "transformer_lens":
             scale = 1 / float(config.get("attn_scale") or head_dim**0.5) if config.get("use_attn_scale", True) else 1.0
             return scale / (layer + 1) if config.get("scale_attn_by_inverse_layer_idx") else scale
+        case "mpt":
+            stated = (config.get("attn_config") or {}).get("softmax_scale")
+            return head_dim**-0.5 if stated is None else float(stated)
         case "deberta":
             terms = config.get("pos_att_type") or []
             return (head_dim * (1 + ("c2p" in terms) + ("p2c" in terms))) ** -0.5
@@ -293,3 +296,13 @@ def t5_bias(
     far = torch.log(distance.clamp(min=1) / exact) / math.log(furthest / exact) * (buckets - exact)
     bucket = torch.where(distance < exact, distance, (exact + far.long()).clamp(max=buckets - 1))
     return table.double()[side + bucket].mT
+
+
+def clipped_bias(table: Float[Tensor, "offsets heads"], offsets: Int[Tensor, " n"]) -> Float[Tensor, "heads n"]:
+    """A bias for each offset, up to a furthest one on either side.
+
+    >>> clipped_bias(torch.arange(4.0)[:, None], torch.tensor([-9, -1, 0, 1, 9]))
+    tensor([[0., 1., 2., 3., 3.]], dtype=torch.float64)
+    """
+    furthest = len(table) // 2
+    return table.double()[offsets.clamp(-furthest, furthest - 1) + furthest].mT

@@ -18,7 +18,8 @@ def by_pairs(scores: Tensor, heads: int, count: int, window: int) -> Float[Tenso
               [3., 4.]]]])
     """
     band = 2 * window - 1
-    if scores.ndim == 4 and scores.shape[:3] == (1, count, heads) and band <= scores.shape[3] < band + count:
+    banded = scores.ndim == 4 and heads != count and scores.shape[:3] == (1, count, heads)
+    if banded and band <= scores.shape[3] < band + count:
         near = scores[0, ..., -band:].transpose(0, 1)
         return _placed(near, torch.arange(count) - window + 1)[None]
     if scores.ndim == 5 and scores.shape[2:] == (heads, window, 3 * window) and scores.shape[0] == 1:
