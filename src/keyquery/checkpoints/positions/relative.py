@@ -200,7 +200,8 @@ def _transformer_xl(layer: Layer, source: Source, queries: Positions, keys: Posi
 
 def _relative_keys(layer: Layer, source: Source, config: Config, queries: Positions, keys: Positions) -> Relative:
     """A vector for each distance of a key, up to a furthest one on either side, the same for all heads."""
-    left, right = (int(config[f"{side}_max_position_embeddings"]) for side in ("left", "right"))
+    bounds = (("left", 64), ("right", 8))  # the defaults of wav2vec2-BERT
+    left, right = (int(config.get(f"{side}_max_position_embeddings", default)) for side, default in bounds)
     index = (-_differences(queries, keys)).clamp(-left, right) + left
     return Relative("query", read_rows(source, layer.modules["distances"] + ".weight")[None], index, layer.scale)
 

@@ -111,8 +111,9 @@ class Comparison:
                 continue
             found = [self._match(event, *near, capture, positions) for near in self._near(event, capture)]
             if not informative(event.scores):  # keys of one token, as of frames before their first layer
-                self.seen |= {str(match.layer) for match in found if match.strict <= EXACTLY and match.layer}
-                continue
+                found = [replace(match, error=match.strict) for match in found if match.strict <= EXACTLY]
+                if not found:
+                    continue
             best = min(found, key=lambda match: match.error, default=None)
             if best is None:
                 yield Match(event.owner, None, float("inf"), float("inf"), "not read")
