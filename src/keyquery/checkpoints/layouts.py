@@ -227,8 +227,10 @@ def _twice(query: Tensor, key: Tensor, place: Place, source: Source, heads: int)
         raise ValueError(f"{name} has the shape {tuple(packed.shape)}, expected {(3 * width, width)}")
     rank = _divide(width, heads, f"{name}: {width} rows are not {heads} heads of equal width")
     biases = read_rows(source, name.replace("weight", "bias")).reshape(3, heads, 1, rank)
-    both = (packed[i * width : (i + 1) * width] @ t for i, t in enumerate((query, key)))
-    return Projections(*(t.reshape(heads, 1, rank, -1) for t in both), biases[0], biases[1])
+    query, key = (
+        (packed[i * width : (i + 1) * width] @ t).reshape(heads, 1, rank, -1) for i, t in enumerate((query, key))
+    )
+    return Projections(query, key, biases[0], biases[1])
 
 
 def _ungated(query: Tensor, heads: int, name: str) -> Tensor:
