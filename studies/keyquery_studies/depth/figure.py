@@ -27,7 +27,7 @@ def depths(reading: DepthStudy, pyplot: Any) -> Any:
     known = not any(row["edge"] for row in rows)
     optima = reading.optima() if known else [{**optimum, "fit": None} for optimum in reading.optima()]
     count = 3 if known else 2
-    figure, axes = pyplot.subplots(1, count, figsize=(2.8 * count, 2.9), layout="constrained")
+    figure, axes = pyplot.subplots(1, count, figsize=(8.4, 2.9), layout="constrained")
     _losses(axes[0], rows, optima, colours)
     if known:
         _optima(axes[1], optima, colours)

@@ -11,7 +11,7 @@ TITLES = {
     "badges": "Stack Overflow badges",
     "retail": "Online Retail",
     "cdnow": "CDNOW",
-    "hawkes": "Hawkes process, simulated",
+    "hawkes": "Hawkes (simulated)",
 }
 NAMES = {"order": "nothing", "gap": "input", "kernel": "in the scores", "both": "both"}
 WAYS = {
@@ -67,7 +67,7 @@ def way_of(row: dict[str, Any]) -> tuple[str, str, bool]:
 def _arms(reading: TimeStudy, pyplot: Any) -> Any:
     """One panel per dataset: nats per event below the arm without times, mean and 95 % interval over seeds."""
     sets = list(dict.fromkeys(row["dataset"] for row in reading.arms))
-    figure, axes = pyplot.subplots(1, len(sets), figsize=(7.4, 2.2), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(1, len(sets), figsize=(7.4, 2.2), layout="constrained", squeeze=False, sharey=True)
     for axis, dataset in zip(axes[0], sets, strict=True):
         own = {arm: [r for r in reading.arms if (r["dataset"], r["arm"]) == (dataset, arm)] for arm in NAMES}
         for place, arm in enumerate(list(NAMES)[1:]):
@@ -78,9 +78,11 @@ def _arms(reading: TimeStudy, pyplot: Any) -> Any:
         if dataset == "hawkes" and reading.exact:
             mean = sum(row["nll_type"] for row in own["order"]) / len(own["order"])
             axis.axhline(mean - reading.exact["nll_type"], color=COLOURS["target_time"], linestyle="--", label="exact")
-            axis.legend(frameon=False, fontsize=7)
+            axis.legend(frameon=False, fontsize=7, loc="lower right")
         axis.axhline(0, color="black", linewidth=0.5)
         axis.set_xticks(range(3), list(NAMES.values())[1:], fontsize=7)
+        axis.set_xlim(-0.5, 2.5)
+        axis.spines[["top", "right"]].set_visible(False)
         axis.set_title(TITLES[dataset], fontsize=8)
     axes[0][0].set_ylabel("gain, nats per event")
     return figure
