@@ -44,3 +44,13 @@ def name_of(model: Mapping[str, Any], layer: int, head: int | None = None) -> st
     """
     number, labels = f"{layer}" if head is None else f"{layer}.{head}", model.get("labels") or []
     return f"{number} {labels[layer]}" if layer < len(labels) else number
+
+
+def family_of(model: Mapping[str, Any]) -> str | None:
+    """The architecture that a model counts as; for GGUF, which is only a file format, that of the model in the file.
+
+    >>> family_of({"family": "gguf", "model_type": "gguf-llama"})
+    'llama'
+    """
+    kind = model.get("model_type")
+    return str(kind).removeprefix("gguf-") if model.get("family") == "gguf" and kind else model.get("family")

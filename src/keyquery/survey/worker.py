@@ -22,6 +22,7 @@ import torch
 
 from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.fitted import saved_network
+from keyquery.checkpoints.labels import family_of
 from keyquery.checkpoints.remote.cache import located
 from keyquery.checkpoints.sources import first_line
 from keyquery.instruments.look.look import Look, look_at_layer, whole_look
@@ -257,16 +258,6 @@ def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def family_of(model: Mapping[str, Any]) -> str | None:
-    """The architecture that a model counts as; for GGUF, which is only a file format, that of the model in the file.
-
-    >>> family_of({"family": "gguf", "model_type": "gguf-llama"})
-    'llama'
-    """
-    kind = model.get("model_type")
-    return str(kind).removeprefix("gguf-") if model.get("family") == "gguf" and kind else model.get("family")
 
 
 def _summary(look: Look) -> dict[str, Any]:

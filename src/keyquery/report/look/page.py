@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from keyquery.checkpoints.labels import family_of
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.look import Look
@@ -166,7 +167,7 @@ def _kept(look: Look, tokens: int) -> int:
 def _facts(look: Look) -> str:
     model, data = look.model, look.provenance.get("data")
     facts = [f"{model['layers']} layers", f"{len(look.heads)} heads", f"width {model['width']}"]
-    facts += [f"architecture {model['family']}"] if model.get("family") else []
+    facts += [f"architecture {family}"] if (family := family_of(model)) else []
     facts += [f"{data['from']}: {window(look)}, {data['tokens']:,} tokens" if data else "weights only"]
     if look.corpus is not None:
         facts += [f"compared with {look.corpus.get('from') or 'a corpus'}, {look.corpus['compared']} tokens"]

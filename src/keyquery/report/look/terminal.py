@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.checkpoints.labels import name_of
+from keyquery.checkpoints.labels import family_of, name_of
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.look import Look
@@ -136,7 +136,7 @@ class Bar:
 
 def _title(reading: Look) -> list[Text]:
     model = reading.model
-    architecture = f", architecture {model['family']}" if model.get("family") else ""
+    architecture = f", architecture {family}" if (family := family_of(model)) else ""
     shown = f"{len(reading.layers)} of " if len(reading.layers) < model["layers"] else ""
     layers = f"{shown}{model['layers']} layers, {len(reading.heads)} heads"
     lines = [Text(f"{model['name']}{architecture}: {layers}, width {model['width']}", style="bold")]
