@@ -131,8 +131,8 @@ def _column(name: str, column: Shaped[ndarray, " n"], discrete: bool) -> tuple[F
     if column.dtype.kind in "biuf" and not (column.dtype.kind == "f" and np.isnan(column).any()):  # the usual case
         if column.dtype.kind != "b" and not discrete:
             return _finite(name, column.astype(np.float64)), 0
-        kinds, codes = np.unique(column, return_inverse=True)
-        return codes.astype(np.float64), _categories(name, len(kinds), len(column))
+        different, inverse = np.unique(column, return_inverse=True)
+        return inverse.astype(np.float64), _categories(name, len(different), len(column))
     missing = np.array([value is None or value != value or str(value) in ("<NA>", "NaT") for value in column.tolist()])
     present = column[~missing].tolist()
     numeric = all(isinstance(value, Real) and not isinstance(value, bool) for value in present)
