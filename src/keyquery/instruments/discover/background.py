@@ -35,11 +35,10 @@ class Background:
         if steps is not None and tiers is not None:
             raise ValueError("tiers and lags exclude each other: the order of time gives the tiers")
         numbers = steps if tiers is None else _tiers(tiers, names)
-        pairs = [_pairs(role, each, names) for role, each in (("forbidden", forbidden), ("required", required))]
+        barred, given = _pairs("forbidden", forbidden, names), _pairs("required", required, names)
         place = {name: number for number, name in enumerate(names)}
-        numbered = [[(place[a], place[b]) for a, b in each] for each in pairs]
-        masks = knowledge_of(len(names), numbers, *numbered, names)
-        return cls(names, numbers, *pairs, masks)
+        not_causes, causes = ([(place[a], place[b]) for a, b in each] for each in (barred, given))
+        return cls(names, numbers, barred, given, knowledge_of(len(names), numbers, not_causes, causes, names))
 
 
 def _tiers(tiers: Sequence[Sequence[str]] | Mapping[str, int], names: list[str]) -> list[int]:

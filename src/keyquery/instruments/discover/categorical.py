@@ -36,9 +36,11 @@ class Contingency(ProbabilityTest):
         """The stratum of each row, and their number."""
         stratum, count = np.zeros(len(self.variables), dtype=np.int64), 1
         for column in members(given):
-            joint = stratum * self.variables.sizes[column] + self.codes[column]
-            occurring, stratum = np.unique(joint, return_inverse=True)
-            count = len(occurring)
+            stratum = stratum * self.variables.sizes[column] + self.codes[column]
+            count *= self.variables.sizes[column]
+            if count > len(stratum):  # most of them are empty
+                occurring, stratum = np.unique(stratum, return_inverse=True)
+                count = len(occurring)
         return stratum, count
 
     def counts(self, query: Query) -> Float[ndarray, "z x y"]:
@@ -52,12 +54,15 @@ class Contingency(ProbabilityTest):
         """The p-value; 0 where there are fewer than five rows per degree of freedom."""
         table = self.counts(query)
         of_x, of_y = table.sum(2), table.sum(1)
-        if min((of_x.sum(0) > 0).sum(), (of_y.sum(0) > 0).sum()) < 2:
+        some_x, some_y = of_x > 0, of_y > 0
+        if some_x.any(0).sum() < 2 or some_y.any(0).sum() < 2:
             return 1.0  # a constant is independent of everything
-        freedom = float(((of_x > 0).sum(1) - 1) @ ((of_y > 0).sum(1) - 1))
-        if freedom == 0 or len(self.variables) < ROWS * freedom:
+        freedom = float(np.maximum(some_x.sum(1) - 1, 0) @ np.maximum(some_y.sum(1) - 1, 0))
+        rows = len(self.variables)
+        if freedom == 0 or rows < ROWS * freedom:
             return 0.0
-        expected = of_x[:, :, None] * of_y[:, None, :] / of_x.sum(1)[:, None, None]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            terms = (table - expected) ** 2 / expected if self.pearson else 2 * table * np.log(table / expected)
-        return chi2_tail(float(np.nansum(terms)), freedom)
+        expected = of_x[:, :, None] * of_y[:, None, :] / np.maximum(of_x.sum(1), 1.0)[:, None, None]
+        ratio = table / np.maximum(expected, np.finfo(float).tiny)  # 0 where nothing is expected
+        if self.pearson:  # Σ (N−E)²/E = Σ N²/E − n
+            return chi2_tail(float(np.vdot(table, ratio)) - rows, freedom)
+        return chi2_tail(2 * float(np.vdot(table, np.log(np.maximum(ratio, np.finfo(float).tiny)))), freedom)

@@ -15,6 +15,7 @@ from keyquery.instruments.discover.variables import Variables
 RIDGE = 1e-3  # of the kernel regression on Z
 # Widths of the Gaussian kernels of standardised variables by number of rows, as published: marginal, and given Z.
 WIDTHS = ((200, 0.8, 1.2), (1200, 0.5, 0.7), (np.inf, 0.3, 0.4))
+FAR = 1e6  # squared distance of two categories
 KEPT = 48  # matrices (n, n) that are cached
 
 
@@ -33,15 +34,19 @@ class KernelTest(ProbabilityTest):
         self.scaled = (values - values.mean(0)) / np.maximum(values.std(0), np.finfo(float).tiny)
         self.width, self.conditional = next(row[1:] for row in WIDTHS if len(values) < row[0])
         self.regression, self.residual = lru_cache(KEPT)(self._regression), lru_cache(KEPT)(self._residual)
+        self.distance = lru_cache(KEPT)(self._distance)
 
     def _kernel(self, nodes: tuple[int, ...], width: float) -> Float[ndarray, "n n"]:
-        """The product of the kernels of some variables."""
-        product = np.ones((len(self.variables),) * 2)
-        for node in nodes:
-            value = self.scaled[:, node]
-            apart = value[:, None] - value
-            product *= (apart == 0) if self.variables.sizes[node] else np.exp(-0.5 * (apart / width) ** 2)
-        return product
+        """The product of the kernels of some variables: exp(−½ Σ d²/width²), where other categories are far apart."""
+        total = self.distance(nodes[0])
+        for node in nodes[1:]:
+            total = total + self.distance(node)
+        return np.exp(total * (-0.5 / width**2))
+
+    def _distance(self, node: int) -> Float[ndarray, "n n"]:
+        """Squared distances of the rows in one variable."""
+        apart = np.subtract.outer(self.scaled[:, node], self.scaled[:, node])
+        return np.where(apart == 0, 0.0, FAR) if self.variables.sizes[node] else np.square(apart, out=apart)
 
     def _regression(self, given: int) -> Float[ndarray, "n n"]:
         nodes = members(given)

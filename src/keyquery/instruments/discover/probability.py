@@ -12,6 +12,8 @@ import torch
 from keyquery.instruments.causes.discovery import Query
 from keyquery.instruments.discover.variables import Variables
 
+FEW, LARGEST = 200, 600.0  # degrees of freedom, and half of a statistic, of which a sum of exponentials is exact
+
 
 class ProbabilityTest(ABC):
     """A test of conditional independence by its p-value: the statistic is −ln p, the threshold −ln alpha.
@@ -50,7 +52,16 @@ def chi2_tail(statistic: float, freedom: float) -> float:
     >>> round(chi2_tail(3.841459, 1), 6)
     0.05
     """
-    return gamma_tail(statistic / 2, freedom / 2)
+    half = max(statistic, 0.0) / 2
+    if freedom > FEW or half > LARGEST or freedom != int(freedom):
+        return gamma_tail(half, freedom / 2)
+    # Q(a + 1, x) = Q(a, x) + xᵃ e⁻ˣ / Γ(a + 1), from Q(½, x) = erfc √x or Q(1, x) = e⁻ˣ
+    odd = int(freedom) % 2 == 1
+    tail, a = (math.erfc(math.sqrt(half)), 0.5) if odd else (math.exp(-half), 1.0)
+    term = math.exp(-half) * (2 * math.sqrt(half / math.pi) if odd else half)
+    for _ in range((int(freedom) - 1) // 2):
+        tail, a, term = tail + term, a + 1, term * half / (a + 1)
+    return tail
 
 
 def gamma_tail(value: float, shape: float) -> float:

@@ -128,8 +128,11 @@ def _column(name: str, column: Shaped[ndarray, " n"], discrete: bool) -> tuple[F
     """Values, with NaN where missing, and the number of categories."""
     if column.dtype.kind in "mMc":
         raise TypeError(f"column {name!r} of X is of dtype {column.dtype}: convert it to numbers or categories")
-    if column.dtype.kind in "iuf" and not discrete:
-        return _finite(name, column.astype(np.float64)), 0
+    if column.dtype.kind in "biuf" and not (column.dtype.kind == "f" and np.isnan(column).any()):  # the usual case
+        if column.dtype.kind != "b" and not discrete:
+            return _finite(name, column.astype(np.float64)), 0
+        different, inverse = np.unique(column, return_inverse=True)
+        return inverse.astype(np.float64), _categories(name, len(different), len(column))
     missing = np.array([value is None or value != value or str(value) in ("<NA>", "NaT") for value in column.tolist()])
     present = column[~missing].tolist()
     numeric = all(isinstance(value, Real) and not isinstance(value, bool) for value in present)
@@ -141,9 +144,14 @@ def _column(name: str, column: Shaped[ndarray, " n"], discrete: bool) -> tuple[F
         kinds = sorted({type(value).__name__ for value in present})
         raise TypeError(f"column {name!r} of X holds {' and '.join(kinds[:SHOWN])}: numbers or texts are required")
     code_of = {value: float(code) for code, value in enumerate(sorted(set(present)))}
-    check_count(f"the number of categories of column {name!r}", len(code_of), least=0, most=max(2, len(column) // 2))
     codes = [np.nan if gone else code_of[value] for value, gone in zip(column.tolist(), missing, strict=True)]
-    return np.array(codes, dtype=np.float64), max(len(code_of), 1)
+    return np.array(codes, dtype=np.float64), _categories(name, len(code_of), len(column))
+
+
+def _categories(name: str, count: int, rows: int) -> int:
+    """The number of categories, at least 1; refuses a column that is different in most rows."""
+    check_count(f"the number of categories of column {name!r}", count, least=0, most=max(2, rows // 2))
+    return max(count, 1)
 
 
 def _finite(name: str, values: Float[ndarray, " n"]) -> Float[ndarray, " n"]:
