@@ -40,7 +40,7 @@ def data(queries, device):
 def reranker(device):
     model = kq.Reranker(TOP, ANCHORS, device=device)
     torch.manual_seed(SEED)
-    model.network_, model.params_ = model._network().to(device).eval(), model._plain_params()
+    model.network_, model.params_ = model._network(ANCHORS, 768).to(device).eval(), model._plain_params()
     with torch.no_grad():  # blocks that do something, unlike fresh ones
         for block in model.network_.blocks:
             for weight in (block.attention.output.weight, block.mlp[-1].weight):

@@ -67,7 +67,7 @@ def until(method, data, goal, seed):
     start, spent = [time.process_time()], [0.0]
     with seeded(seed, "cpu"):
         if method == "ot":
-            network = TransportClassifier()._network(*sizes)
+            network = TransportClassifier("circle")._network(*sizes)
             points, checked = (_aligned(part, steps, how, seed) for part, how in ((points, "ot"), (checked, "mean")))
             loss, recipe = map_loss, "perceptron"  # its optimiser, rate and epochs are those of the classifier
         else:

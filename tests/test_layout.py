@@ -178,6 +178,7 @@ def test_public_names():
         "Encoder",
         "EventModel",
         "Form",
+        "HeadReranker",
         "InContextClassifier",
         "KReciprocalReranker",
         "MercerTime",

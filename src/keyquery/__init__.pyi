@@ -11,6 +11,7 @@ from keyquery.estimators.rerank.base import (
     AffinityReranker as AffinityReranker,
     AlphaQueryExpansion as AlphaQueryExpansion,
 )
+from keyquery.estimators.rerank.heads import HeadReranker as HeadReranker
 from keyquery.estimators.rerank.k_reciprocal import KReciprocalReranker as KReciprocalReranker
 from keyquery.estimators.rerank.learned import Reranker as Reranker
 from keyquery.estimators.series.classifier import SeriesClassifier as SeriesClassifier

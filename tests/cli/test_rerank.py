@@ -94,7 +94,10 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(files):
         (["--method", "afinity"], "--method must be one of .* did you mean 'affinity'"),
         (["--fit", files / "features.npy"], "--fit and --labels go together"),
         (["--method", "affinity", "--save", files / "m"], "--save requires --fit"),
-        (["--method", "affinity"], "anchors is 512, but lists have 141 candidates: use at most 142 anchors"),
+        (
+            ["--method", "affinity", "--anchors", 512],
+            "anchors is 512, but lists have 141 candidates: use at most 142 anchors",
+        ),
         (["--method", "expansion", "--lists", files / "none.npy"], "--lists: file not found"),
         (["--method", "expansion", "--lists", files / "two.npz"], "is an .npz file of several arrays"),
         (["--method", "expansion", "--lists", files / "number.npy"], r"lists must be \(3, m\), .* got shape \(\)"),

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from keyquery.support import progress
 from keyquery.support.progress import bars, silent
 
 
@@ -38,3 +39,11 @@ def test_nothing_is_printed_where_nobody_looks():
 def test_bars_that_are_not_wanted_are_none():
     with bars(wanted=False) as progress:
         assert progress is silent
+
+
+def test_long_computations_print_lines_where_there_is_no_terminal(monkeypatch, capsys):
+    clock = iter([0.0, 1.0, 6.0, 7.0, 12.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with bars(wanted=True) as watch:
+        assert list(watch(range(4), "counting", 4)) == [0, 1, 2, 3]
+    assert capsys.readouterr().err.splitlines() == ["counting: 1 of 4, 6 s", "counting: 3 of 4, 12 s"]

@@ -18,7 +18,7 @@ import keyquery as kq
 from keyquery.cli.options import DEVICE, Device, Output, writes
 from keyquery.data import load_images
 from keyquery.estimators.inputs.vectors import asked_of, lists_of
-from keyquery.estimators.rerank.network import ANCHORS, KERNEL, STEPS, TOP, WIDTH, check_anchors
+from keyquery.estimators.rerank.network import ANCHORS, KERNEL, PUBLISHED_ANCHORS, STEPS, TOP, WIDTH, check_anchors
 from keyquery.estimators.rerank.reading import Shown, reranking_of
 from keyquery.support.arrays import read_array
 from keyquery.support.checks import check_choice
@@ -45,7 +45,7 @@ Anchors = Annotated[
     typer.Option(
         min=1,
         help="With --fit or --method affinity: number of top items that every item is compared with. "
-        f"Default: {ANCHORS}.",
+        f"Default: {ANCHORS} with --fit, else {PUBLISHED_ANCHORS}, or fewer if lists are shorter.",
     ),
 ]
 Kernel = Annotated[str | None, typer.Option(help=f"With --fit: kernel of kq.Attention. Default: {KERNEL}.")]
@@ -100,13 +100,15 @@ def rerank(
     shown = Shown(**loaded)
     shown.check(len(query_vectors), len(vectors))
     if fit is not None and labels is not None:
-        settings = {"top": min(top or TOP, available), "anchors": anchors or ANCHORS, "verbose": not quiet}
-        check_anchors(settings["anchors"], settings["top"])  # before training a re-ranker that could not be used
+        most_anchors = min(top or TOP, available) + 1
+        check_anchors(anchors or 1, most_anchors - 1)  # before training a re-ranker that could not be used
+        settings: dict[str, Any] = {"top": most_anchors - 1, "verbose": not quiet}
+        settings["anchors"] = anchors or (most_anchors if most_anchors < ANCHORS else None)
         settings |= {"width": width, "steps": steps, "kernel": kernel, "random_state": seed or 0}
         reranker = _trained(fit, labels, device, {name: value for name, value in settings.items() if value is not None})
     else:
-        reranker = _chosen(model, method, device, anchors or ANCHORS)
-    top = min(top or (reranker.top if fit or model else TOP), available)
+        reranker = _chosen(model, method, device, anchors)
+    top = min(top or reranker.top or TOP, available)
     before, after, values = reranker.before_and_after(query_vectors, vectors, first_lists, top)
     others: dict[str, Callable[[], str | bytes]] = {"save": lambda: _saved(reranker)}
     others |= {name: partial(_written, files.get(name), part) for name, part in (("out", after), ("scores", values))}
@@ -144,7 +146,7 @@ def _trained(fit: Path, labels: Path, device: str, options: dict[str, Any]) -> A
     return kq.Reranker(device=device, **options).fit(_array("--fit", fit), _array("--labels", labels))
 
 
-def _chosen(model: Path | None, method: str | None, device: str, anchors: int) -> Any:
+def _chosen(model: Path | None, method: str | None, device: str, anchors: int | None) -> Any:
     if model is not None:
         return kq.Reranker.load(model, device)
     assert method is not None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from keyquery.support.printable import printable
 
+SECONDS = 5.0  # between lines
 WIDE = 60  # characters of a description
 # (items, description, number of items) → the same items, wrapped to show progress.
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -22,8 +25,18 @@ def silent(items: Iterable[Any], description: str, total: int) -> Iterable[Any]:
     return items
 
 
+def lines(items: Iterable[Any], description: str, total: int) -> Iterator[Any]:
+    """Print a line to stderr every few seconds, so that the log of a long computation shows how far it is."""
+    start = last = time.monotonic()
+    for number, item in enumerate(items):
+        if (now := time.monotonic()) - last >= SECONDS:
+            print(f"{description}: {number} of {total}, {now - start:.0f} s", file=sys.stderr, flush=True)
+            last = now
+        yield item
+
+
 def bar(items: Iterable[Any], description: str, total: int) -> Generator[Any, None, None]:
-    """Show a bar on stderr in a terminal or notebook, else nothing; a caller that stops early must close it.
+    """Show a bar on stderr in a terminal or notebook, else `lines`; a caller that stops early must close it.
 
     >>> list(bar([1, 2], "reading", 2))
     [1, 2]
@@ -33,9 +46,11 @@ def bar(items: Iterable[Any], description: str, total: int) -> Generator[Any, No
     from rich.progress import track
 
     console = Console(stderr=True)
-    visible = console.is_terminal or console.is_jupyter
-    shown = escape(printable(description, WIDE))
-    yield from track(items, shown, total, console=console, transient=True, disable=not visible)
+    shown = printable(description, WIDE)
+    if not (console.is_terminal or console.is_jupyter):
+        yield from lines(items, shown, total)
+        return
+    yield from track(items, escape(shown), total, console=console, transient=True)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from torch import nn
 from keyquery.data.tables import Table
 from keyquery.estimators.inputs.sequences import statistics
 from keyquery.estimators.inputs.tables import Columns, Field, Rows, columns_of, encode, fields_of
-from keyquery.estimators.npt.estimators import NPTRegressor
 from keyquery.estimators.npt.network import TableNetwork
 from keyquery.estimators.npt.training import Plan, Samples, drawing, recipe_of, table_loss, target_cost
 from keyquery.layers.kernels import KERNELS
@@ -47,7 +46,7 @@ PUBLISHED = {
 
 
 def settings_of(table: str, protocol: str) -> dict[str, Any]:
-    """Hyperparameters of a protocol: as published for the table, or the defaults of `kq.NPTRegressor`.
+    """Hyperparameters of a protocol: as published for the table, or the same for all tables.
 
     >>> settings_of("yacht", "published")["steps"], settings_of("yacht", "inductive")["steps"]
     (10000, 2000)
@@ -57,8 +56,7 @@ def settings_of(table: str, protocol: str) -> dict[str, Any]:
         check_choice("table of the published protocol", table, tuple(PUBLISHED))
         embedding, steps, lr = PUBLISHED[table]
         return {"embedding": embedding, "steps": steps, "lr": lr, "flat": 0.5, "precision": "tf32"}
-    default = NPTRegressor()
-    return {"embedding": default.embedding, "steps": default.steps, "lr": None, "flat": Plan.flat, "precision": "bf16"}
+    return {"embedding": 64, "steps": 2000, "lr": None, "flat": Plan.flat, "precision": "bf16"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -206,3 +206,14 @@ def test_what_torch_holds_of_a_gpu_and_does_not_use_is_free(monkeypatch):
     for name, value in told.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     assert room.free("cuda") == 40
+
+
+def test_a_constant_target_is_predicted_exactly(tmp_path):
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    model = kq.NPTRegressor(embedding=4, depth=1, heads=1, steps=2, random_state=0, device="cpu").fit(
+        X, np.full(30, 7.3)
+    )
+    assert np.array_equal(model.predict(X), np.full(30, 7.3))
+    model.save(tmp_path / "model.safetensors")
+    assert np.array_equal(kq.NPTRegressor.load(tmp_path / "model.safetensors", "cpu").predict(X), np.full(30, 7.3))
+    assert model.explain(X[:1], rows=0).predicted == 7.3

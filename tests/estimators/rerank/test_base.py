@@ -6,6 +6,8 @@ import sys
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
 from torch.nn.functional import normalize
 
 import keyquery as kq
@@ -223,3 +225,33 @@ def test_thumbnails_are_the_images():
     assert found.shape == (44, 24, 3)  # blocks of three, the last ones smaller
     assert (found[:21] == [90, 200, 200]).all()
     assert (found[22:] == [90, 0, 0]).all()
+
+
+@pytest.mark.parametrize("kind", [kq.AffinityReranker, kq.AlphaQueryExpansion, kq.KReciprocalReranker])
+def test_a_fitted_database_is_kept(groups, kind):
+    queries, database, _ = groups  # fewer than 1,024 items
+    model = kind(device="cpu")
+    with pytest.raises(NotFittedError):
+        check_is_fitted(model)
+    with pytest.raises(ValueError, match=r"it may be omitted only after fit\(database\)"):
+        model.rerank(queries)
+    expected = model.rerank(queries, database)
+    check_is_fitted(model.fit())
+    for order, same in zip(expected, model.fit(database).rerank(queries), strict=True):
+        assert torch.equal(order, same)
+    assert expected[0].shape == (len(queries), len(database))
+    other = model.rerank(queries, database[::2])[0]
+    assert torch.equal(other, kind(device="cpu").rerank(queries, database[::2])[0]), "not the kept database"
+
+
+def test_the_graph_of_a_fitted_database_is_computed_once(groups, monkeypatch):
+    queries, database, _ = groups
+    model = kq.KReciprocalReranker(device="cpu").fit(database)
+    graph, computed = model.graph, []
+    monkeypatch.setattr(model, "graph", lambda *data: computed.append(1) or graph(*data))
+    before = model.rerank(queries, database)[1]
+    assert torch.equal(model.rerank(queries)[1], before)
+    assert not computed
+    changed = model.set_params(neighbours=8).rerank(queries)[1]
+    assert computed
+    assert torch.equal(changed, kq.KReciprocalReranker(neighbours=8, device="cpu").rerank(queries, database)[1])

@@ -11,10 +11,13 @@ from torch.nn.functional import normalize
 
 import keyquery as kq
 from keyquery.checkpoints.fitted import saved_network
+from keyquery.estimators.rerank import learned
 from keyquery.estimators.rerank.base import ROWS
 from keyquery.estimators.rerank.learned import Lists
 from keyquery.estimators.rerank.network import (
     ALPHA,
+    PUBLISHED_ANCHORS,
+    PUBLISHED_WIDTH,
     RerankNetwork,
     affinities,
     contrastive,
@@ -130,7 +133,7 @@ def test_lengths_of_vectors_do_not_matter(fitted, unseen):
 def test_an_identity_network_ranks_by_affinity_alone(unseen):
     queries, database, _ = unseen
     model = kq.Reranker(**{**SMALL, "width": 12})
-    model.network_, model.params_ = model._network(), model._plain_params()
+    model.network_, model.params_ = model._network(12, 12), model._plain_params()
     with torch.no_grad():
         model.network_.tokens.weight.copy_(torch.eye(12))
         for block in model.network_.blocks:
@@ -271,12 +274,12 @@ def test_all_kinds_of_input_mean_the_same(fitted, unseen):
 
 def test_heads_adapt_to_a_width_that_they_do_not_divide():
     for width, heads, expected in ((64, 12, 8), (768, 12, 12), (10, 4, 2), (7, 6, 1)):
-        network = kq.Reranker(anchors=4, width=width, heads=heads)._network()
+        network = kq.Reranker(heads=heads)._network(4, width)
         assert network.blocks[0].attention.heads == expected
 
 
 def test_the_published_network_has_as_many_parameters():
-    network = kq.Reranker()._network()
+    network = kq.Reranker()._network(PUBLISHED_ANCHORS, PUBLISHED_WIDTH)
     assert sum(weight.numel() for weight in network.parameters()) == pytest.approx(14.96e6, rel=1e-3)
 
 
@@ -340,3 +343,18 @@ def test_a_gpu_gives_the_scores_of_the_processor(fitted, unseen, monkeypatch):
         assert (there == here).float().mean() > 0.98
     model = kq.Reranker(**{**SMALL, "device": "cuda"}, steps=20).fit(*curves(12, seed=0))
     assert model.history_[-1]["loss"] < model.history_[0]["loss"]
+
+
+def test_default_sizes_follow_the_number_of_items(unseen, tmp_path, monkeypatch):
+    queries, database, _ = unseen
+    features, labels = curves(6, 0)
+    model = kq.Reranker(steps=1, random_state=0, device="cpu").fit(features[:100], labels[:100])
+    assert tuple(model.network_.tokens.weight.shape) == (64, 100)
+    with pytest.raises(ValueError, match="anchors is 100"):
+        model.rerank(queries, database[:50])
+    model.save(tmp_path / "model.safetensors")
+    again = kq.Reranker.load(tmp_path / "model.safetensors", device="cpu")
+    assert torch.equal(again.rerank(queries, database)[0], model.rerank(queries, database)[0])
+    monkeypatch.setattr(learned, "LARGE", 100)
+    large = kq.Reranker(steps=1, depth=1, random_state=0, device="cpu").fit(features[:100], labels[:100])
+    assert tuple(large.network_.tokens.weight.shape) == (768, 100)

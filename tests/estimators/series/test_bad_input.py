@@ -10,6 +10,8 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 import keyquery as kq
+from keyquery.estimators.inputs.sequences import Padded
+from keyquery.estimators.series.training import Labelled, temperature_of
 
 NAN = float("nan")
 GOOD = np.arange(20.0).reshape(5, 4)
@@ -159,3 +161,45 @@ def test_predicting():
     with pytest.raises(ValueError, match="only one class"):
         model.fit(GOOD, ["a"] * 5)
     assert np.array_equal(model.predict_proba(GOOD), proba)  # a fit that fails leaves the last one
+
+
+def test_time_may_be_the_last_axis():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(12, 9, 2)), np.arange(12) % 2
+    sizes = {"width": 8, "heads": 2, "depth": 1, "epochs": 2, "random_state": 0, "device": "cpu"}
+    expected = kq.SeriesClassifier(**sizes).fit(X, y).predict_proba(X)
+    last = X.transpose(0, 2, 1)
+    model = kq.SeriesClassifier(**sizes, axis=2)
+    assert np.array_equal(model.fit(last, y).predict_proba(last), expected)
+    assert np.array_equal(model.fit(list(last), y).predict_proba(list(last)), expected)
+    with pytest.warns(
+        UserWarning, match=r"read as series of 2 steps and 9 dims; if it is \(n, dims, length\), set axis=2"
+    ):
+        kq.SeriesClassifier(**sizes).fit(last, y)
+    with pytest.raises(ValueError, match="axis must be"):
+        kq.SeriesClassifier(**sizes, axis=3).fit(X, y)
+    nested = pd.DataFrame({name: [pd.Series(row[:, place]) for row in X] for place, name in enumerate("ab")})
+    assert np.array_equal(kq.SeriesClassifier(**sizes).fit(nested, y).predict_proba(nested), expected)
+    nested["b"] = [pd.Series(row[: 1 if place == 3 else 9, 1]) for place, row in enumerate(X)]
+    with pytest.raises(ValueError, match=r"the dims of series 3 of X must have one length, got \[9, 1\]"):
+        kq.SeriesClassifier(**sizes).fit(nested, y)
+
+
+def test_probabilities_are_softened_where_the_validation_split_shows_them_too_sure(tmp_path):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 8)), rng.integers(2, size=60)  # nothing to learn
+    sizes = {"width": 16, "heads": 2, "depth": 1, "epochs": 1, "random_state": 0, "device": "cpu"}
+    model = kq.SeriesClassifier(**sizes, lr=0.05).fit(X, y)
+    logits = torch.tensor([[9.0, 0.0], [9.0, 0.0], [9.0, 0.0], [9.0, 0.0]])
+    samples = Labelled(Padded(torch.zeros(4, 1, 1), torch.ones(4, 1, dtype=torch.bool)), torch.tensor([0, 0, 0, 1]))
+    network = torch.nn.Module()
+    network.forward = lambda values, real: logits
+    # Three of four are right: the best temperature makes the probability 3/4, a logit of log 3.
+    assert temperature_of(network, samples, 4) == pytest.approx(9 / np.log(3), rel=0.02)
+    logits /= 100  # not sure enough: left as it is
+    assert temperature_of(network, samples, 4) == 1
+    model.temperature_ = 3.0
+    model.save(tmp_path / "model.safetensors")
+    again = kq.SeriesClassifier.load(tmp_path / "model.safetensors", device="cpu")
+    assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
+    assert again.temperature_ == 3.0

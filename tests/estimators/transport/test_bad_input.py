@@ -135,3 +135,14 @@ def test_files_that_are_no_such_classifier(tmp_path):
         save_file({**tensors, **changed}, path, said)
         with pytest.raises(ValueError, match=f"is not a complete TransportClassifier file: .*{name}"):
             kq.TransportClassifier.load(path)
+
+
+def test_booleans_are_numbers():
+    X = np.random.default_rng(0).normal(size=(30, 2)) > 0
+    y = X[:, 0].astype(int)
+    expected = small().fit(X.astype(float), y).predict_proba(X.astype(float))
+    assert np.array_equal(small().fit(X, y).predict_proba(X), expected)
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    assert np.array_equal(small().fit(frame, y).predict_proba(frame), expected)
+    with pytest.raises(ValueError, match="column 'a' holds categories"):
+        small().fit(frame.assign(a="yes"), y)

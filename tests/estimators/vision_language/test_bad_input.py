@@ -148,3 +148,12 @@ def test_files_that_are_not_whole_are_told(fitted, tmp_path):
         kq.VisualParser.load(path)
     with pytest.raises(FileNotFoundError):
         kq.VisualParser.load(tmp_path / "none")
+
+
+def test_matching_at_chance_is_reported():
+    images = np.random.default_rng(0).integers(256, size=(8, 8, 8), dtype=np.uint8)
+    model = kq.VisualParser(
+        8, 4, width=8, depth=1, heads=2, parser_depth=1, epochs=5, lr=0.0, random_state=0, device="cpu"
+    )
+    with pytest.warns(UserWarning, match=r"after 5 epochs matching is at chance"):
+        model.fit(images, ["a b", "c d"] * 4)

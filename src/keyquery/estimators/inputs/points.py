@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Bool, Float64, Int, Shaped
 from torch import Tensor
 
 from keyquery.data.series import Series
 from keyquery.estimators.inputs import sequences, tables
 from keyquery.estimators.inputs.targets import is_missing
+
+BOOLEANS = {"False": 0.0, "True": 1.0}  # as `tables.columns_of` names them
 
 
 class Points(NamedTuple):
@@ -49,12 +51,18 @@ def points_of(X: Any) -> Points:
     else:
         columns = tables.columns_of(X)
         for name, column in zip(columns.called, columns.values, strict=True):
-            if column.dtype == object and not all(map(is_missing, column)):
+            if column.dtype == object and not all(value in BOOLEANS or is_missing(value) for value in column):
                 raise ValueError(f"X must be numeric, but column {name!r} holds categories: encode them as numbers")
-        names, values = columns.names, np.stack([column.astype(np.float64) for column in columns.values], 1)
+        names, values = columns.names, np.stack([_numbers(column) for column in columns.values], 1)
         owner = np.arange(len(values))
     if not np.isfinite(values).all():
         bad = ~np.isfinite(values).all(1)
         first = owner[bad.argmax()]
         raise ValueError(f"X must be finite; {bad.sum()} of {len(bad)} points hold NaN, the first in sample {first}")
     return Points(values, owner, names)
+
+
+def _numbers(column: Shaped[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    """A column as numbers; booleans are 0 and 1."""
+    values = [BOOLEANS.get(value, value) for value in column] if column.dtype == object else column
+    return np.array(values, dtype=np.float64)

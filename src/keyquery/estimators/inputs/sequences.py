@@ -50,16 +50,17 @@ class Padded(NamedTuple):
         return list(order.split(sizes))
 
 
-def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
+def series_of(X: Any, axis: int = 1) -> list[Float64[np.ndarray, "_ dims"]]:
     """A list of arrays (length, dims) from such a list, an array (n, length, dims) or (n, length), or a Series.
 
+    With `axis=2` time is the last axis, (n, dims, length). A data frame may hold one series per cell, dims as columns.
     Every series has the same dims and at least one value; NaN is a missing value.
 
     >>> [one.shape for one in series_of([[1.0, 2.0, 3.0], [4.0]])]
     [(3, 1), (1, 1)]
     """
     if isinstance(X, Series):
-        X = X.values
+        X, axis = X.values, 1
     if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout not in (torch.strided, torch.jagged)):
         dense = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
         raise TypeError(f"X is a sparse matrix; dense data is required: use {dense}")
@@ -68,7 +69,10 @@ def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
     if not isinstance(X, (list, tuple)):
         original, X = X, X if isinstance(X, np.ma.MaskedArray) else np.asarray(_tensorless(X))
         if X.ndim == 1 and X.dtype == object:
-            return series_of(list(X))
+            return series_of(list(X), axis)
+        if X.ndim == 2 and X.dtype == object and all(np.ndim(cell) == 1 for cell in X.flat):
+            X = [_columns(number, cells) for number, cells in enumerate(X)]
+            return series_of(X)
         if X.ndim not in (2, 3):
             several = "that is one axis too many" if X.ndim else "that is not an array"
             hint = "Reshape your data: pass a single series as X[None]" if X.ndim == 1 else several
@@ -80,7 +84,7 @@ def series_of(X: Any) -> list[Float64[np.ndarray, "_ dims"]]:
             )
     if len(X) == 0:
         raise ValueError("X holds no series: found 0 sample(s), at least one is required")
-    series = [_series(number, values) for number, values in enumerate(X)]
+    series = [_series(number, values, axis) for number, values in enumerate(X)]
     dims = series[0].shape[1]
     for number, values in enumerate(series):
         if values.shape[1] != dims:
@@ -139,7 +143,15 @@ def _numbers(data: Any) -> np.ndarray:
     return np.ma.filled(values.astype(np.float64), np.nan)
 
 
-def _series(number: int, data: Any) -> np.ndarray:
+def _columns(number: int, cells: Any) -> np.ndarray:
+    """One series from a row of a nested frame: a cell per dimension."""
+    columns = [_series(number, cell) for cell in cells]
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(f"the dims of series {number} of X must have one length, got {[len(c) for c in columns]}")
+    return np.concatenate(columns, 1)
+
+
+def _series(number: int, data: Any, axis: int = 1) -> np.ndarray:
     try:
         values = _numbers(data)
     except (ValueError, TypeError) as error:
@@ -149,6 +161,8 @@ def _series(number: int, data: Any) -> np.ndarray:
         raise ValueError(f"{WANTED}, and series {number} of X is one number: a single series must be passed as [X]")
     if values.ndim == 1:
         values = values[:, None]
+    elif axis == 2:
+        values = values.T
     if values.ndim != 2:
         raise ValueError(f"series {number} of X must be (length, dims) or (length,), got shape {values.shape}")
     if values.size == 0:

@@ -70,10 +70,10 @@ class Datapoints(SavedEstimator):
 
     def __init__(
         self,
-        embedding: int = 64,
-        depth: int = 8,
+        embedding: int = 32,
+        depth: int = 4,
         heads: int = 8,
-        steps: int = 2000,
+        steps: int = 400,
         kernel: str = "general",
         row_attention: str = "full",
         semi_supervised: bool = False,

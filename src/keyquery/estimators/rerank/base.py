@@ -13,8 +13,8 @@ from torch.nn.functional import normalize
 
 from keyquery.capture.load import pick_device
 from keyquery.estimators.base import Estimator, check_sizes
-from keyquery.estimators.inputs.vectors import Asked, asked_of, like, lists_of
-from keyquery.estimators.rerank.network import affinities, check_anchors, cosines
+from keyquery.estimators.inputs.vectors import Asked, asked_of, like, lists_of, vectors_of
+from keyquery.estimators.rerank.network import PUBLISHED_ANCHORS, TOP, affinities, check_anchors, cosines
 from keyquery.estimators.rerank.reading import Reranking, Shown, reranking_of
 from keyquery.estimators.rerank.search import search, search_index
 from keyquery.support.checks import check_count
@@ -26,21 +26,25 @@ Own = TypeVar("Own", bound="ListReranker")
 class ListReranker(Estimator, ABC):
     """Re-ranks the `top` nearest neighbours of each query in a database of vectors."""
 
-    top: int
+    top: int | None
     device: Any
+    database_: Any  # of `fit`, as given; None without
 
     def fit(self: Own, features: Any = None, labels: Any = None) -> Own:
-        """Validate the parameters; nothing is trained. Present for a uniform interface."""
+        """Keep a database of vectors (n, dim) for later queries, if given; nothing is trained."""
         self._check()
+        if features is not None:
+            vectors_of("features", features)
+        self.database_ = features
         return self
 
-    def rerank(self, queries: Any, database: Any, top: int | None = None, index: Any = None) -> tuple[Any, Any]:
+    def rerank(self, queries: Any, database: Any = None, top: int | None = None, index: Any = None) -> tuple[Any, Any]:
         """Search the database and re-rank the nearest neighbours of each query.
 
         Parameters
         ----------
         queries, database
-            Vectors (q, dim) and (n, dim): numpy, torch or lists.
+            Vectors (q, dim) and (n, dim): numpy, torch or lists. Default database: that of `fit`.
         top
             Length of the lists. Default: `top` of the constructor.
         index
@@ -120,15 +124,26 @@ class ListReranker(Estimator, ABC):
         return before.cpu(), after.cpu(), scores.cpu()
 
     def _check(self) -> None:
-        check_sizes(self, ("top",))
+        check_count("top", self.top, optional=True)
 
     def _asked(self, queries: Any, database: Any) -> Asked:
         self._check()
-        return asked_of(queries, database, pick_device(self.device))
+        return asked_of(queries, self._database(database), pick_device(self.device))
+
+    def _database(self, database: Any) -> Any:
+        """The database, or that of `fit`."""
+        if database is not None:
+            return database
+        if getattr(self, "database_", None) is None:
+            raise ValueError("database must be vectors (n, dim): it may be omitted only after fit(database)")
+        return self.database_
 
     def _top(self, top: int | None, available: int, where: str) -> int:
         check_count("top", top, optional=True)
-        chosen = int(self.top if top is None else top)
+        chosen = self.top if top is None else top
+        if chosen is None:
+            return min(TOP, available)
+        chosen = int(chosen)
         if chosen > available:
             raise ValueError(f"top is {chosen}, but {where} only {available} items: use top={available} or less")
         return chosen
@@ -193,9 +208,9 @@ class AffinityReranker(ListReranker):
     Parameters
     ----------
     top
-        Candidates per query that are re-ranked. Default: 1024.
+        Candidates per query that are re-ranked. Default: 1024, or all if there are fewer.
     anchors
-        Length of the affinity vectors. Default: 512.
+        Length of the affinity vectors. Default: 512, or all candidates if there are fewer.
     device
         Default: "auto", a GPU if there is one.
 
@@ -212,17 +227,18 @@ class AffinityReranker(ListReranker):
     (torch.Size([2, 10]), True)
     """
 
-    def __init__(self, top: int = 1024, anchors: int = 512, device: str | torch.device = "auto") -> None:
+    def __init__(self, top: int | None = None, anchors: int | None = None, device: str | torch.device = "auto") -> None:
         self.top, self.anchors, self.device = top, anchors, device
 
     def _check(self) -> None:
-        check_sizes(self, ("top", "anchors"))
+        super()._check()
+        check_count("anchors", self.anchors, optional=True)
 
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        check_anchors(self.anchors, lists.shape[1])
+        anchors = min(PUBLISHED_ANCHORS, lists.shape[1] + 1) if self.anchors is None else self.anchors
+        check_anchors(anchors, lists.shape[1])
         scores = [
-            cosines(affinities(rows_of(asked, lists, chosen), self.anchors))[:, 1:]
-            for chosen in in_batches(asked, lists)
+            cosines(affinities(rows_of(asked, lists, chosen), anchors))[:, 1:] for chosen in in_batches(asked, lists)
         ]
         return torch.cat(scores)
 
@@ -237,7 +253,7 @@ class AlphaQueryExpansion(ListReranker):
     Parameters
     ----------
     top
-        Candidates per query. Default: 1024.
+        Candidates per query. Default: 1024, or all if there are fewer.
     neighbours
         Neighbours in the sum. Default: 5.
     alpha
@@ -257,12 +273,13 @@ class AlphaQueryExpansion(ListReranker):
     """
 
     def __init__(
-        self, top: int = 1024, neighbours: int = 5, alpha: float = 3.0, device: str | torch.device = "auto"
+        self, top: int | None = None, neighbours: int = 5, alpha: float = 3.0, device: str | torch.device = "auto"
     ) -> None:
         self.top, self.neighbours, self.alpha, self.device = top, neighbours, alpha, device
 
     def _check(self) -> None:
-        check_sizes(self, ("top", "neighbours"), alpha=float("inf"))
+        super()._check()
+        check_sizes(self, ("neighbours",), alpha=float("inf"))
 
     def _expanded(self, asked: Asked, lists: Int64[Tensor, "q m"]) -> Float[Tensor, "q dim"]:
         if lists.shape[1] < self.neighbours:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from keyquery.capture.load import pick_device
 from keyquery.estimators.base import check_sizes
-from keyquery.estimators.inputs.vectors import Asked
+from keyquery.estimators.inputs.vectors import Asked, vectors_of
 from keyquery.estimators.rerank.base import ListReranker, dots, in_batches
 from keyquery.estimators.rerank.search import CHUNK, itself_first, mutual, search
 from keyquery.support.checks import check_number
@@ -47,6 +48,19 @@ class Graph(NamedTuple):
     rows: Sparse
 
 
+class Kept(NamedTuple):
+    """The graph of a fitted database, and what it was computed from."""
+
+    vectors: Float[Tensor, "n dim"]
+    params: tuple[int, int]
+    graph: Graph
+
+    def holds(self, vectors: Float[Tensor, "n dim"], params: tuple[int, int]) -> bool:
+        """Whether the graph is that of these vectors and parameters."""
+        same = self.vectors.device == vectors.device and self.params == params
+        return same and torch.equal(self.vectors, vectors)
+
+
 class KReciprocalReranker(ListReranker):
     """Training-free re-ranking by k-reciprocal neighbours (Zhong et al. 2017), with the Jaccard distance J.
 
@@ -61,7 +75,7 @@ class KReciprocalReranker(ListReranker):
     Parameters
     ----------
     top
-        Candidates per query that are re-ranked. Default: 1024.
+        Candidates per query that are re-ranked. Default: 1024, or all if there are fewer.
     neighbours
         k. Default: 20.
     smoothing
@@ -70,6 +84,10 @@ class KReciprocalReranker(ListReranker):
         Weight of the dot product, from 0 to 1. Default: 0.3.
     device
         Default: "auto", a GPU if there is one.
+
+    Notes
+    -----
+    The graph of the neighbours of the whole database is computed at every call, unless `fit(database)` has kept it.
 
     See Also
     --------
@@ -85,7 +103,7 @@ class KReciprocalReranker(ListReranker):
 
     def __init__(
         self,
-        top: int = 1024,
+        top: int | None = None,
         neighbours: int = 20,
         smoothing: int = 6,
         weight: float = 0.3,
@@ -95,14 +113,27 @@ class KReciprocalReranker(ListReranker):
         self.weight, self.device = weight, device
 
     def _check(self) -> None:
-        check_sizes(self, ("top", "neighbours", "smoothing"))
+        super()._check()
+        check_sizes(self, ("neighbours", "smoothing"))
         check_number("weight", self.weight)
         if not 0 <= self.weight <= 1:
             raise ValueError(f"weight must be from 0 to 1, got {self.weight}")
         if self.smoothing > self.neighbours:
             raise ValueError(f"smoothing must be at most neighbours, {self.neighbours}, got {self.smoothing}")
 
+    def fit(self, features: Any = None, labels: Any = None) -> KReciprocalReranker:
+        """Keep a database of vectors (n, dim), if given, and its neighbour graph, so that queries are fast."""
+        super().fit(features, labels)
+        self.graph_: Kept | None = None
+        if features is not None:
+            vectors = vectors_of("features", features, pick_device(self.device))
+            self.graph_ = Kept(vectors, (self.neighbours, self.smoothing), self.graph(vectors))
+        return self
+
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
+        kept: Kept | None = getattr(self, "graph_", None)
+        if kept is not None and kept.holds(asked.database, (self.neighbours, self.smoothing)):
+            return self.by_graph(asked, lists, kept.graph)
         return self.by_graph(asked, lists, self.graph(asked.database))
 
     def graph(self, database: Float[Tensor, "n dim"]) -> Graph:

@@ -19,8 +19,10 @@ from keyquery.estimators.rerank.base import ListReranker, in_batches, rows_of
 from keyquery.estimators.rerank.network import (
     ANCHORS,
     KERNEL,
+    LARGE,
+    PUBLISHED_ANCHORS,
+    PUBLISHED_WIDTH,
     STEPS,
-    TOP,
     WIDTH,
     RerankNetwork,
     affinities,
@@ -60,12 +62,13 @@ class Reranker(ListReranker, SavedEstimator):
     Parameters
     ----------
     top
-        Candidates per query that are re-ranked. Default: 1024.
+        Candidates per query that are re-ranked. Default: 1024, or all if there are fewer.
     anchors
-        Length L of the affinity vectors. Default: 512.
+        Length L of the affinity vectors. Default: 128, or all items if there are fewer; 512, as published, with 50,000
+        items or more.
     width, depth, heads
         Size of the transformer; if `heads` does not divide `width`, the next smaller number that does is used.
-        Default: 768, 2, 12.
+        Default: 64, or 768, as published, with 50,000 items or more; 2; 12.
     kernel
         Any kernel of `kq.Attention`. Default: "general".
     steps
@@ -99,9 +102,9 @@ class Reranker(ListReranker, SavedEstimator):
 
     def __init__(
         self,
-        top: int = TOP,
-        anchors: int = ANCHORS,
-        width: int = WIDTH,
+        top: int | None = None,
+        anchors: int | None = None,
+        width: int | None = None,
         depth: int = 2,
         heads: int = 12,
         kernel: str = KERNEL,
@@ -125,7 +128,7 @@ class Reranker(ListReranker, SavedEstimator):
             raise ValueError("fit needs features, vectors (n, dim), and labels (n,)")
         sets = descriptors_of(features, device)
         count = len(sets[0])
-        if self.anchors > count:
+        if self.anchors is not None and self.anchors > count:
             raise ValueError(
                 f"anchors is {self.anchors}, but features have only {count} items: use fewer anchors, or more items"
             )
@@ -137,9 +140,12 @@ class Reranker(ListReranker, SavedEstimator):
         if len(members) < 2:
             raise ValueError("labels must have two or more classes, got one")
         seed = seed_of(self.random_state)
-        lists = Lists(sets, torch.from_numpy(numbers).to(device), torch.from_numpy(queries), self.anchors)
+        large = count >= LARGE
+        anchors = min(PUBLISHED_ANCHORS if large else ANCHORS, count) if self.anchors is None else self.anchors
+        width = (PUBLISHED_WIDTH if large else WIDTH) if self.width is None else self.width
+        lists = Lists(sets, torch.from_numpy(numbers).to(device), torch.from_numpy(queries), anchors)
         with seeded(seed, device):
-            network = self._network().to(device)
+            network = self._network(anchors, width).to(device)
             history = self._train(network, lists, seed)
         self.network_, self.history_, self.params_ = network, history, self._plain_params()
         return self
@@ -148,16 +154,19 @@ class Reranker(ListReranker, SavedEstimator):
         return {}, {}
 
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], RerankNetwork], int]:
-        return self._network, self.depth
+        width, anchors = tensors[f"{self._prefix}tokens.weight"].shape
+        return lambda: self._network(self.anchors or anchors, self.width or width), self.depth
 
     def _check(self) -> None:
-        check_sizes(self, ("top", "anchors", "width", "depth", "heads", "steps"))
-        check_count("anchors", self.anchors, least=2)  # the query and another
+        super()._check()
+        check_sizes(self, ("depth", "heads", "steps"))
+        check_count("width", self.width, optional=True)
+        check_count("anchors", self.anchors, least=2, optional=True)  # the query and another
         check_choice("kernel", self.kernel, KERNELS)
 
-    def _network(self) -> RerankNetwork:
-        heads = max(count for count in range(1, self.heads + 1) if self.width % count == 0)
-        network = RerankNetwork(self.anchors, self.width, self.depth, heads, self.kernel, self.plan.dropout)
+    def _network(self, anchors: int, width: int) -> RerankNetwork:
+        heads = max(count for count in range(1, self.heads + 1) if width % count == 0)
+        network = RerankNetwork(anchors, width, self.depth, heads, self.kernel, self.plan.dropout)
         for module in network.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -168,7 +177,7 @@ class Reranker(ListReranker, SavedEstimator):
         plan = self.plan
         recipe = Recipe(
             self.steps,
-            lr=plan.lr * (FULL_RATE_WIDTH / max(self.width, FULL_RATE_WIDTH)) ** 0.5,
+            lr=plan.lr * (FULL_RATE_WIDTH / max(network.tokens.out_features, FULL_RATE_WIDTH)) ** 0.5,
             warmup=round(plan.warmup * self.steps),
             weight_decay=plan.weight_decay,
             seed=seed,
@@ -180,7 +189,7 @@ class Reranker(ListReranker, SavedEstimator):
 
     def _asked(self, queries: Any, database: Any) -> Asked:
         check_is_fitted(self)
-        return asked_of(queries, database, pick_device(self.device), self.network_.tokens.weight.dtype)
+        return asked_of(queries, self._database(database), pick_device(self.device), self.network_.tokens.weight.dtype)
 
     @torch.no_grad()
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:

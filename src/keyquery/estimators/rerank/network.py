@@ -19,8 +19,10 @@ from keyquery.layers.blocks import Block
 TAU = 2.0  # the temperature of the contrastive loss, as published
 ALPHA = 0.2  # weight of the distance loss
 # Defaults of a Reranker; here, since the command line shows them where scikit-learn is not installed.
-TOP, ANCHORS = 1024, 512
-WIDTH = 768
+TOP = 1024
+ANCHORS, WIDTH = 128, 64  # with fewer than LARGE items
+PUBLISHED_ANCHORS, PUBLISHED_WIDTH = 512, 768
+LARGE = 50_000
 STEPS = 400
 KERNEL = "general"
 CLAMP = 1e-4  # least squared distance: the root has no gradient at 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,9 +28,9 @@ from keyquery.estimators.inputs.tables import target_of
 from keyquery.estimators.inputs.targets import classes_of, label_facts, labels_of
 from keyquery.estimators.series.importance import Importance, occlude
 from keyquery.estimators.series.network import KINDS, SeriesNetwork
-from keyquery.estimators.series.training import TIE, Labelled, class_loss, epochs_of, judged
+from keyquery.estimators.series.training import TIE, WARMEST, Labelled, class_loss, epochs_of, judged, temperature_of
 from keyquery.reading import digests, provenance
-from keyquery.support.checks import check_choice, check_count
+from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.progress import bars
 from keyquery.training import Recipe, train
 
@@ -41,7 +42,8 @@ class SeriesClassifier(Classifier, SavedEstimator):
 
     Series are a list of arrays (length, dims), one array (n, length, dims) or (n, length) padded with NaN, or the
     result of `kq.data.load_ts`. Time steps at which every dimension is NaN are masked. Other missing values are
-    imputed by the mean of their dimension over the training data.
+    imputed by the mean of their dimension over the training data. Probabilities are softened by a temperature, if the
+    validation split shows them to be too sure.
 
     Parameters
     ----------
@@ -60,6 +62,9 @@ class SeriesClassifier(Classifier, SavedEstimator):
         are run. Default: 0.2.
     patience
         Epochs without improvement on the validation split before training stops. Default: 20.
+    axis
+        The axis of time: 1 for arrays (n, length, dims) and lists of (length, dims); 2 for (n, dims, length) and lists
+        of (dims, length), as in aeon. Default: 1.
     random_state
         Seed: None, an integer or a numpy generator. Default: None.
     device
@@ -89,6 +94,7 @@ class SeriesClassifier(Classifier, SavedEstimator):
     mean_: Float64[np.ndarray, " dims"]
     scale_: Float64[np.ndarray, " dims"]
     history_: list[dict[str, float]]  # one row per epoch: training loss, validation error and loss
+    temperature_: float  # by which logits are divided
     columns_: list[str] | None  # names of the dimensions, if all series are data frames
 
     def __init__(
@@ -105,6 +111,7 @@ class SeriesClassifier(Classifier, SavedEstimator):
         lr: float = 1e-3,
         holdout: float = 0.2,
         patience: int = 20,
+        axis: int = 1,
         random_state: Any = None,
         device: str | torch.device = "auto",
         verbose: bool = False,
@@ -112,14 +119,15 @@ class SeriesClassifier(Classifier, SavedEstimator):
         self.attention, self.width, self.depth, self.heads = attention, width, depth, heads
         self.rank, self.eta, self.dropout = rank, eta, dropout
         self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
-        self.holdout, self.patience = holdout, patience
+        self.holdout, self.patience, self.axis = holdout, patience, axis
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, X: Any, y: Any = None) -> SeriesClassifier:
         """Fit to series X and labels y (n,). Default y: the labels of X, if X is a `kq.data.Series`."""
         self._check()
         device = pick_device(self.device)
-        series, columns = series_of(X), columns_of(X)
+        series, columns = series_of(X, self.axis), columns_of(X)
+        self._warn_of_axis(X)
         labels = labels_of(type(self).__name__, target_of(X, y), len(series))
         classes, numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
@@ -129,9 +137,10 @@ class SeriesClassifier(Classifier, SavedEstimator):
         samples = Labelled(padded(series, mean, scale, device), torch.from_numpy(numbers).to(device))
         with seeded(seed, device):
             network = self._network(len(mean), len(classes)).to(device)
-            history = self._train(network, samples, seed)
+            history, temperature = self._train(network, samples, seed)
         self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
         self.history_, self.columns_, self.params_ = history, columns, self._plain_params()
+        self.temperature_ = temperature
         return self
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
@@ -163,7 +172,7 @@ class SeriesClassifier(Classifier, SavedEstimator):
             A Reading with one row per series; `.plot()` draws it.
         """
         check_count("stretch", stretch, least=1, optional=True)
-        data, series = self._padded(X), series_of(X)
+        data, series = self._padded(X), series_of(X, self.axis)
         with bars(self.verbose) as progress:
             occluded = [
                 occlude(self._log_probabilities, Padded(*(part[i] for part in data)), stretch, progress)
@@ -195,11 +204,16 @@ class SeriesClassifier(Classifier, SavedEstimator):
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         facts = {"classes": label_facts(self.classes_), "columns": self.columns_}
+        facts["temperature"] = self.temperature_
         return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
 
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], SeriesNetwork], int]:
         self.classes_, self.columns_ = classes_of(facts["classes"]), facts.get("columns")
         self.mean_, self.scale_ = restored_statistics(tensors, "dims")
+        check_number("temperature", temperature := facts.get("temperature", 1.0))
+        if not 1 <= temperature <= WARMEST:
+            raise ValueError(f"temperature must be from 1 to {WARMEST:g}, got {temperature}")
+        self.temperature_ = float(temperature)
         return lambda: self._network(len(self.mean_), len(self.classes_)), self.depth
 
     def __sklearn_tags__(self) -> Any:
@@ -212,6 +226,7 @@ class SeriesClassifier(Classifier, SavedEstimator):
         sizes = ("width", "depth", "heads", "epochs", "batch_size", "patience")
         check_sizes(self, sizes, eta=math.inf, lr=math.inf, dropout=1, holdout=1)
         check_count("rank", self.rank, least=1, optional=True)
+        check_count("axis", self.axis, least=1, most=2)
         if self.width % self.heads:
             raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
 
@@ -220,7 +235,18 @@ class SeriesClassifier(Classifier, SavedEstimator):
         shape = (self.width, self.depth, self.heads)
         return SeriesNetwork(dims, classes, *shape, self.attention, rank, self.eta, self.dropout)
 
-    def _train(self, network: SeriesNetwork, samples: Labelled, seed: int) -> list[dict[str, float]]:
+    def _warn_of_axis(self, X: Any) -> None:
+        """Channels first are easily taken for time steps."""
+        shape = np.shape(X) if hasattr(X, "ndim") and X.ndim == 3 else ()
+        if self.axis == 1 and shape and shape[1] < shape[2]:
+            warnings.warn(
+                f"X is read as series of {shape[1]} steps and {shape[2]} dims; if it is (n, dims, length), set axis=2",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def _train(self, network: SeriesNetwork, samples: Labelled, seed: int) -> tuple[list[dict[str, float]], float]:
+        """The history, and the temperature of the probabilities."""
         learned, held = hold_out(samples.target.cpu().numpy(), self.holdout, seed)
         draw, every = epochs_of(samples.take(learned).take, len(learned), self.batch_size, seed)
         checked = samples.take(held) if len(held) else None
@@ -249,11 +275,14 @@ class SeriesClassifier(Classifier, SavedEstimator):
             except FloatingPointError as error:  # the loop suggests options that this estimator does not have
                 raise FloatingPointError(f"{str(error).split(':')[0]}: a smaller lr may help") from None
         rows = [{"epoch": int(row["step"]) // every, "loss": row["loss"]} for row in log.rows]
-        return [row | check for row, check in zip(rows, checks, strict=True)] if checked else rows
+        if checked is None:
+            return rows, 1.0
+        temperature = temperature_of(network, checked, 4 * self.batch_size)
+        return [row | check for row, check in zip(rows, checks, strict=True)], temperature
 
     def _padded(self, X: Any) -> Padded:
         check_is_fitted(self)
-        series, columns = series_of(X), columns_of(X)
+        series, columns = series_of(X, self.axis), columns_of(X)
         name, dims = type(self).__name__, len(self.mean_)
         if (width := series[0].shape[1]) != dims:
             single = width == 1 and all(len(values) == dims for values in series)
@@ -271,7 +300,7 @@ class SeriesClassifier(Classifier, SavedEstimator):
         if not logits.isfinite().all():
             most = float(data.values.abs().max())
             raise ValueError(f"X holds values too large: up to {most:.0e} standard deviations of the training data")
-        return logits.double().log_softmax(-1)
+        return (logits.double() / self.temperature_).log_softmax(-1)
 
 
 def _plain(label: Any) -> str | int | float | bool:

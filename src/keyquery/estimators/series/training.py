@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from keyquery.estimators.inputs.sequences import Padded
 from keyquery.layers import regularizer
 from keyquery.training.loop import Draw
 
+WARMEST = 20.0  # the largest temperature
 TIE = 1e-3  # weight of the validation loss, as a tie-breaker of the error rate
 
 
@@ -51,8 +53,20 @@ def class_loss(model: nn.Module, batch: Labelled) -> Float[Tensor, ""]:
 
 
 @torch.no_grad()
+def temperature_of(model: nn.Module, samples: Labelled, size: int) -> float:
+    """The temperature, at least 1, with the least cross-entropy: small validation splits must not make it surer."""
+    logits = _logits(model.eval(), samples, size)
+    candidates = torch.logspace(0, math.log10(WARMEST), 200, dtype=torch.float64).tolist()
+    return min(candidates, key=lambda temperature: float(cross_entropy(logits / temperature, samples.target)))
+
+
+def _logits(model: nn.Module, samples: Labelled, size: int) -> Float[Tensor, "n classes"]:
+    return torch.cat([model(*batch) for batch in samples.data.batches(size)]).float()
+
+
+@torch.no_grad()
 def judged(model: nn.Module, samples: Labelled, size: int) -> tuple[float, float]:
     """Error rate and cross-entropy."""
-    logits = torch.cat([model(*batch) for batch in samples.data.batches(size)]).float()
+    logits = _logits(model, samples, size)
     errors = (logits.argmax(1) != samples.target).double().mean()
     return float(errors), float(cross_entropy(logits, samples.target))

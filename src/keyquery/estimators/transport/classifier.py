@@ -58,8 +58,8 @@ class TransportClassifier(Classifier, SavedEstimator):
     geometry
         Where the μ_c are: on a "circle" of radius 3k for k classes, at the vertices of a "simplex", or "learned",
         initialised at a simplex and trained with the cross-entropy of the prediction. A circle has 2 dimensions and a
-        simplex k − 1; if X has fewer features, it is zero-padded for the pairing. On a circle with four or more
-        classes the nearest centre is not always the most probable class; prefer "simplex". Default: "circle".
+        simplex k − 1; if X has fewer features, it is zero-padded for the pairing. On a circle, as published, with four
+        or more classes the nearest centre is not always the most probable class. Default: "learned".
     match
         "ot", or one of two controls: "random" pairs within the class, and "mean", which maps every point to μ_c.
         Default: "ot".
@@ -98,7 +98,7 @@ class TransportClassifier(Classifier, SavedEstimator):
 
     def __init__(
         self,
-        geometry: str = "circle",
+        geometry: str = "learned",
         match: str = "ot",
         hidden: Sequence[int] = (32, 32),
         epochs: int = 100,
