@@ -85,7 +85,8 @@ def trained(store: Store, size: Size, plan: Plan, late: Late) -> None:
 def snapshot(weights: Weights, seed: int, size: Size, plan: Plan, controls: bool) -> dict[str, Any]:
     """Roles, symmetry and costs of the parts of one seed; with `controls` also resampled and random parts."""
     model = model_of(weights, size, seed)
-    task = copying(torch.arange(size.vocabulary), [], SEQUENCES, plan.length // 2, MATCHED + seed)
+    half = min(plan.length, size.vocabulary) // 2  # sequences without a repeat need as many tokens as there are
+    task = copying(torch.arange(size.vocabulary), [], SEQUENCES, half, MATCHED + seed)
     means = means_of(model, task)
     places = [(layer, head) for layer in range(size.depth) for head in range(size.heads)]
     settings = settings_of(places) if controls else settings_of(places, ["mean"])

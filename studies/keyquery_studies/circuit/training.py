@@ -48,7 +48,7 @@ class Plan:
     decay: float = 0.01
     clip: float = 1.0
     # Steps at which the models are kept.
-    kept: Sequence[int] = tuple(range(0, 2001, 100))
+    kept: Sequence[int] = (0, 400, 700, 800, 900, 1000, 1100, 1200, 1500)
 
 
 class AttentionOnly(nn.Module):
