@@ -206,6 +206,7 @@ def test_public_names():
         "explain",
         "flow",
         "ksvd",
+        "lineage",
         "look",
         "models",
         "monge_gap",
