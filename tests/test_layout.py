@@ -207,6 +207,7 @@ def test_public_names():
         "explain",
         "flow",
         "ksvd",
+        "lineage",
         "look",
         "models",
         "monge_gap",

@@ -43,6 +43,7 @@ MODULES = {
     "importance": "keyquery.estimators.series.importance",
     "in-context explanation": "keyquery.estimators.in_context.explanation",
     "interactions": "keyquery.estimators.events.interactions",
+    "lineage": "keyquery.instruments.lineage.lineage",
     "look": "keyquery.instruments.look.look",
     "npt explanation": "keyquery.estimators.npt.explanation",
     "primal": "keyquery.layers.primal.spectrum",

@@ -20,6 +20,7 @@ from keyquery.cli.causes import causes
 from keyquery.cli.depth import depth
 from keyquery.cli.discover import discover
 from keyquery.cli.flow import flow
+from keyquery.cli.lineage import lineage
 from keyquery.cli.look import compare, look
 from keyquery.cli.prove import prove
 from keyquery.cli.rerank import rerank
@@ -44,6 +45,7 @@ app.command()(compare)
 app.command()(survey)
 app.command()(dial)
 app.command()(ablate)
+app.command()(lineage)
 app.command()(roles)
 app.command()(attribute)
 app.command()(wiring)

@@ -1,0 +1,1 @@
+"""`lineage`: whether two models share weights, from queries and keys alone."""

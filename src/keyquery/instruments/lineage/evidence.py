@@ -1,0 +1,177 @@
+"""The two tests of kinship: similarities of all pairs of layers, their null, and a p-value.
+
+*Basis-free*: spectra. The gaps between neighbouring singular values (of M, S and A) relative to the local mean gap, and
+the energies of RoPE planes relative to their neighbours, correlate between two heads only if one comes from the other:
+independent trainings may agree in the shape of a spectrum, not in its gaps. Null: the gaps of the other model, shifted
+cyclically and reversed, which keeps their distribution and their neighbours.
+
+*Shared basis*: inner products ⟨M, N⟩/(‖M‖‖N‖) of the forms themselves. Null: the dimensions of the other model's
+residual stream in random orders, to which training from another seed is indifferent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from keyquery.instruments.lineage.alignment import best_path, matched
+from keyquery.instruments.lineage.fingerprint import Fingerprint, LayerPrint
+
+SMOOTH = 7  # neighbouring gaps whose mean is the local mean
+# Mean and spread of the statistic over 496 pairs of models of one config, trained from different seeds; its tails are
+# those of Student's t, since the null has few replicates. See `bench/lineage.py`.
+UNRELATED = {"basis-free": (0.67, 1.18), "shared basis": (0.0, 1.07)}
+FREEDOM = 10
+LARGEST = 3.0  # gaps are clipped there, relative to the local mean
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The result of one test."""
+
+    test: str
+    statistic: float  # standard deviations above the null, of the best path
+    p: float
+    path: list[int]  # our layer for each of theirs
+    layers: list[float]  # z of each of their layers, with its source
+    heads: list[list[int]]  # our head for each of theirs, per layer
+    similarity: list[list[float]]  # of the matched heads
+    table: list[list[float]]  # z of all pairs of layers
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return dict(vars(self))
+
+
+def basis_free(ours: Fingerprint, theirs: Fingerprint) -> Evidence | None:
+    """The test on spectra; None where heads have different widths."""
+    widths = {layer.spectra.shape[-1] for side in (ours, theirs) for layer in side.layers}
+    if len(widths) > 1 or min(widths) < 8:
+        return None
+    planes = all(layer.planes is not None for side in (ours, theirs) for layer in side.layers)
+    planes = planes and len({layer.planes.shape[-1] for side in (ours, theirs) for layer in side.layers}) == 1  # type: ignore[union-attr]
+    mine, other = (_centred([_blocks(layer, planes) for layer in side.layers]) for side in (ours, theirs))
+    tables = [_similarities(mine, other)]
+    for shifted in _shifts(other):
+        tables.append(_similarities(mine, shifted))
+    return _result("basis-free", tables)
+
+
+def shared_basis(ours: Fingerprint, theirs: Fingerprint) -> Evidence | None:
+    """The test on the forms themselves; None where the models have different widths. `theirs` has permuted sketches."""
+    if len({layer.dim for side in (ours, theirs) for layer in side.layers}) > 1:
+        return None
+    mine = [[_unit(layer.sketch)] for layer in ours.layers]
+    tables = [_similarities(mine, [[_unit(layer.sketch)] for layer in theirs.layers])]
+    for number in range(len(theirs.layers[0].permuted)):  # type: ignore[arg-type]
+        permuted = [[_unit(layer.permuted[number])] for layer in theirs.layers]  # type: ignore[index]
+        tables.append(_similarities(mine, permuted))
+    return _result("shared basis", tables)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows / rows.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+
+
+def gaps(values: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch gaps"]:
+    """Gaps between the logarithms of neighbouring values, relative to the local mean gap, less 1."""
+    logs = values.double().clamp(min=values.double().amax(-1, keepdim=True) * 1e-7).clamp(min=1e-300).log()
+    return _relative(logs[..., :-1] - logs[..., 1:])
+
+
+def _relative(rows: Tensor) -> Tensor:
+    width = min(SMOOTH, rows.shape[-1] // 2 * 2 - 1)
+    padded = torch.nn.functional.pad(rows.flatten(0, -2)[:, None], (width // 2, width // 2), mode="reflect")
+    local = torch.nn.functional.avg_pool1d(padded, width, 1).view(rows.shape)
+    return (rows / local.clamp(min=1e-12)).clamp(max=LARGEST) - 1
+
+
+def _blocks(layer: LayerPrint, planes: bool) -> list[Float[Tensor, "heads sequences length"]]:
+    """Sequences per head that are shifted under the null: gaps of four spectra, and energies of planes."""
+    blocks = [gaps(layer.spectra)]
+    if planes and layer.planes is not None:
+        blocks.append(_relative(layer.planes.double())[:, None])
+    return blocks
+
+
+def _centred(layers: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Sequences less their mean over the heads of a layer, over their spread: independent trainings share both."""
+    centred = [[block - block.mean(0) for block in blocks] for blocks in layers]
+    spread = [torch.cat(blocks).std(0).clamp(min=1e-9) for blocks in zip(*centred, strict=True)]
+    return [[block / own for block, own in zip(blocks, spread, strict=True)] for blocks in centred]
+
+
+def _shifts(layers: Sequence[Sequence[Tensor]]) -> Iterator[list[list[Tensor]]]:
+    longest = max(block.shape[-1] for block in layers[0])
+    for shift in range(2, longest - 1):
+        for backwards in (False, True):
+            yield [
+                [(b.flip(-1) if backwards else b).roll(shift % b.shape[-1] or 1, -1) for b in blocks]
+                for blocks in layers
+            ]
+
+
+def _similarities(
+    ours: Sequence[Sequence[Tensor]], theirs: Sequence[Sequence[Tensor]]
+) -> list[list[Float[Tensor, "ours theirs"]]]:
+    """Similarities of all pairs of heads, for all pairs of layers."""
+    mine, other = ([_joined(blocks) for blocks in side] for side in (ours, theirs))
+    rows = torch.cat(mine) @ torch.cat(other).T
+    sizes = [len(part) for part in other]
+    return [list(block.split(sizes, 1)) for block in rows.split([len(part) for part in mine])]
+
+
+def _joined(blocks: Sequence[Tensor]) -> Tensor:
+    return _unit(torch.cat([block.flatten(1) for block in blocks], -1))
+
+
+def _result(test: str, tables: list[list[list[Tensor]]]) -> Evidence:
+    """Standardise every pair of layers by its null, find the best path, and compare it with the paths of the null."""
+    scores = np.array([[[_score(cell) for cell in row] for row in table] for table in tables])
+    null = scores[1:]
+    spread = math.sqrt(float(null.var(0).mean())) or 1e-12  # one for all pairs: few shifts each
+    z = (scores - null.mean(0)) / spread
+    total, path = best_path(z[0])
+    others = np.array([best_path(table)[0] for table in z[1:]])
+    statistic = (total - others.mean()) / max(float(others.std(ddof=1)), 1e-12)
+    pairs = [tables[0][source][layer].double().cpu().numpy() for layer, source in enumerate(path)]
+    heads = [matched(pair) for pair in pairs]
+    similarity = [
+        [float(pair[own, head]) for head, own in enumerate(row)] for pair, row in zip(pairs, heads, strict=True)
+    ]
+    of_path = [float(z[0][source, layer]) for layer, source in enumerate(path)]
+    return Evidence(
+        test, float(statistic), _p_value(test, float(statistic)), path, of_path, heads, similarity, z[0].tolist()
+    )
+
+
+def _score(similarity: Tensor) -> float:
+    """The mean of the best similarities of each head, on both sides."""
+    return float(similarity.amax(0).mean() + similarity.amax(1).mean()) / 2
+
+
+def _p_value(test: str, statistic: float) -> float:
+    """The upper tail of Student's t with an even number ν of degrees of freedom, in closed form.
+
+    >>> round(_p_value("shared basis", 1.07 * 2.228), 3)  # the 97.5 % quantile for ν = 10
+    0.025
+    """
+    mean, spread = UNRELATED[test]
+    t = (statistic - mean) / spread
+    # With θ = atan(t/√ν): P(|T| ≤ t) = sin θ · Σ_k c_k cos^{2k} θ, c_0 = 1, c_k = c_{k−1}·(2k − 1)/(2k), k < ν/2.
+    cosine, sine = math.sqrt(FREEDOM / (FREEDOM + t * t)), t / math.sqrt(FREEDOM + t * t)
+    if t > 12:  # the closed form cancels; the tail is its first term
+        last = math.exp(math.lgamma((FREEDOM + 1) / 2) - math.lgamma(FREEDOM / 2)) / math.sqrt(math.pi * FREEDOM)
+        return last * math.sqrt(FREEDOM) * cosine**FREEDOM / FREEDOM
+    term, total = 1.0, 1.0
+    for k in range(1, FREEDOM // 2):
+        term *= cosine * cosine * (2 * k - 1) / (2 * k)
+        total += term
+    return (1 - sine * total) / 2

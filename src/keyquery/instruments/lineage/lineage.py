@@ -1,0 +1,194 @@
+"""`lineage`: is one model made from another? Two tests on queries and keys, and a label with its evidence."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from keyquery.checkpoints import Heads, read
+from keyquery.instruments.lineage.evidence import Evidence, basis_free, shared_basis
+from keyquery.instruments.lineage.fingerprint import PERMUTATIONS, Fingerprint, fingerprint
+from keyquery.instruments.look.difference import difference
+from keyquery.reading import Reading, provenance
+from keyquery.support.progress import Progress
+
+LEVEL = 1e-4  # p-values below it count as evidence
+ROUNDING = 1e-5  # relative change of M that rounding in float32 explains
+WHITE = 2.5  # times the largest singular value of random noise, up to which a change is called noise
+FEW = 12  # heads below which nothing found is not evidence that there is nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lineage(Reading, kind="lineage"):
+    """Whether `theirs` shares weights with `ours`: a label, its reasons, both tests, and how far each head moved."""
+
+    units: ClassVar[Mapping[str, str]] = {
+        "statistic": "standard deviations of the null",
+        "change": "‖ΔM‖/‖M‖ of the weights, M that of the first model; symmetric and skew likewise",
+    }
+
+    ours: str
+    theirs: str
+    label: str
+    reasons: Sequence[str]
+    tests: Sequence[Mapping[str, Any]]
+    changes: Sequence[Mapping[str, Any]] = field(default_factory=list)  # per head, where layers correspond one to one
+    merge: Sequence[Mapping[str, Any]] = field(default_factory=list)  # weight of each model in a merge, if asked for
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per head of the second model: its source, similarity, and change."""
+        moved = {(row["layer"], row["head"]): row for row in self.changes}
+        rows = []
+        for test in self.tests:
+            for layer, (source, heads, similarity) in enumerate(
+                zip(test["path"], test["heads"], test["similarity"], strict=True)
+            ):
+                for head, (own, value) in enumerate(zip(heads, similarity, strict=True)):
+                    place = {"test": test["test"], "layer": layer, "head": head}
+                    change = moved.get((layer, head), {}).get("change")
+                    rows.append(
+                        {**place, "from_layer": source, "from_head": own, "similarity": value, "change": change}
+                    )
+        return rows
+
+
+def lineage(ours: Any, theirs: Any, others: Sequence[Any] = (), progress: Progress | None = None) -> Lineage:
+    """Whether the second model shares weights with the first.
+
+    A match is evidence of shared weights, not of who copied whom.
+
+    Parameters
+    ----------
+    ours, theirs
+        Whatever `kq.read` takes: a folder, a file (safetensors, GGUF, torch), a hub name, a live model.
+    others
+        Models of the same shape that a merge may also be made of; their weights in it are estimated.
+    progress
+        Progress display. Default: none.
+
+    Returns
+    -------
+    Lineage
+        With the label "identical", "requantised", "fine-tuned", "merged", "pruned or stacked", "disguised",
+        "unrelated" or "cannot tell", and both tests.
+
+    Raises
+    ------
+    ValueError
+        If a model has no self-attention, or weights that are not finite.
+
+    Examples
+    --------
+    >>> model = kq.Decoder(32, depth=4, heads=4)
+    >>> kq.lineage(model, model).label
+    'identical'
+
+    See Also
+    --------
+    compare : How two models of one shape differ, head by head.
+    """
+    first, second, *rest = (model if isinstance(model, Heads) else read(model) for model in (ours, theirs, *others))
+    mine, other = fingerprint(first, progress=progress), fingerprint(second, PERMUTATIONS, progress)
+    tests = [test for test in (basis_free(mine, other), shared_basis(mine, other)) if test is not None]
+    in_order = _in_order(tests, mine, other)
+    changes = (difference(first, second, progress)["rows"] or []) if in_order else []
+    merge = _merge([mine, *(fingerprint(model, progress=progress) for model in rest)], other) if rest else []
+    label, reasons = _label(mine, other, tests, changes, merge, _whiteness(first, second) if changes else None)
+    return Lineage(
+        ours=mine.name,
+        theirs=other.name,
+        label=label,
+        reasons=reasons,
+        tests=[test.to_dict() for test in tests],
+        changes=changes,
+        merge=merge,
+        provenance=provenance(ours=dict(first.model), theirs=dict(second.model), level=LEVEL),
+    )
+
+
+def _in_order(tests: Sequence[Evidence], mine: Fingerprint, other: Fingerprint) -> bool:
+    """Whether layers correspond one to one, in the same basis."""
+    whole = list(range(len(mine.layers)))
+    same = len(other.layers) == len(whole)
+    return same and any(test.test == "shared basis" and test.p < LEVEL and test.path == whole for test in tests)
+
+
+def _label(
+    mine: Fingerprint,
+    other: Fingerprint,
+    tests: Sequence[Evidence],
+    changes: Sequence[Mapping[str, Any]],
+    merge: Sequence[Mapping[str, Any]],
+    whiteness: float | None,
+) -> tuple[str, list[str]]:
+    """The label, and the reasons for it in words."""
+    if mine.digests and sorted(mine.digests.values()) == sorted(other.digests.values()):
+        return "identical", ["all query and key tensors are equal, bit for bit"]
+    by_test = {test.test: test for test in tests}
+    related = {name for name, test in by_test.items() if test.p < LEVEL}
+    reasons = [f"{name}: p = {test.p:.1e}" for name, test in by_test.items()]
+    if not related:
+        if not tests:
+            return "cannot tell", ["heads and residual streams have different widths: neither test applies"]
+        if min(mine.heads, other.heads) < FEW:
+            return "cannot tell", [*reasons, f"too few heads: {min(mine.heads, other.heads)}"]
+        return "unrelated", [*reasons, "no evidence of shared weights"]
+    best = by_test["shared basis" if "shared basis" in related else "basis-free"]
+    if best.path != list(range(len(mine.layers))):
+        return "pruned or stacked", [*reasons, "layers come from " + ", ".join(map(str, best.path))]
+    if "shared basis" not in related:
+        return "disguised", [*reasons, "equal spectra in another basis: the residual stream was rotated or permuted"]
+    if best.heads != [list(range(len(row))) for row in best.heads]:
+        return "disguised", [*reasons, "heads stand in another order"]
+    return _degree(changes, merge, whiteness, reasons)
+
+
+def _degree(
+    changes: Sequence[Mapping[str, Any]],
+    merge: Sequence[Mapping[str, Any]],
+    whiteness: float | None,
+    reasons: list[str],
+) -> tuple[str, list[str]]:
+    """The label of models whose layers and heads correspond in one basis, by how they differ."""
+    moved = [row["change"] for row in changes if row["change"] is not None]
+    if not moved:
+        return "fine-tuned", reasons
+    reasons.append(f"median change of a head: {statistics.median(moved):.2g} of ‖M‖")
+    if max(moved) <= ROUNDING:
+        return "disguised", [*reasons, "the same forms of other weights: rotated or rescaled inside heads"]
+    if sum(row["weight"] > 0.1 for row in merge) > 1:
+        parts = ", ".join(f"{row['weight']:.2f} × {row['model']}" for row in merge)
+        return "merged", [*reasons, parts]
+    if whiteness is not None and whiteness < WHITE:
+        return "requantised", [*reasons, "the change of the weights is noise: rounding, or noise added"]
+    return "fine-tuned", [*reasons, "the change of the weights has structure"]
+
+
+@torch.no_grad()
+def _whiteness(first: Heads, second: Heads) -> float | None:
+    """The largest singular value of ΔWq over that of noise of equal norm: the median over layers."""
+    ratios = []
+    for before, after in zip(first, second, strict=True):
+        change = (after.weights.query.float() - before.weights.query.float()).flatten(0, -2)
+        if (norm := float(change.norm())) > 0:
+            rows, columns = change.shape
+            noise = norm * (rows**0.5 + columns**0.5) / (rows * columns) ** 0.5
+            ratios.append(float(torch.linalg.matrix_norm(change, 2)) / noise)
+    return statistics.median(ratios) if ratios else None
+
+
+def _merge(models: Sequence[Fingerprint], target: Fingerprint) -> list[dict[str, Any]]:
+    """Least-squares weights of models in a merge, from sketches that are linear in the weights."""
+    shapes = {tuple(layer.weights.shape for layer in model.layers) for model in (*models, target)}  # type: ignore[union-attr]
+    if len(shapes) > 1:
+        return []
+    columns, goal = (
+        torch.stack([torch.cat([layer.weights for layer in model.layers]) for model in side], 1).double()  # type: ignore[misc]
+        for side in (models, [target])
+    )
+    weights = torch.linalg.lstsq(columns, goal).solution[:, 0].tolist()
+    return [{"model": model.name, "weight": weight} for model, weight in zip(models, weights, strict=True)]

@@ -1,0 +1,174 @@
+"""`kq.lineage`: kinship that is known, and models that have none."""
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scipy.optimize import linear_sum_assignment
+
+import keyquery as kq
+from keyquery.instruments.lineage.alignment import JUMP, best_path, matched
+from keyquery.instruments.lineage.evidence import FREEDOM, UNRELATED, _p_value, gaps
+from keyquery.instruments.lineage.fingerprint import fingerprint
+
+WIDTH, DEPTH, HEADS = 64, 4, 4
+
+
+def decoder(seed):
+    torch.manual_seed(seed)
+    model = kq.Decoder(WIDTH, depth=DEPTH, heads=HEADS)
+    for module in attentions(model):  # so that a head is its weights
+        for linear in (module.query, module.key):
+            if linear.bias is not None:
+                torch.nn.init.zeros_(linear.bias)
+    return model
+
+
+@pytest.fixture(scope="module")
+def base():
+    return decoder(0)
+
+
+def attentions(model):
+    return [module for module in model.modules() if isinstance(module, kq.Attention)]
+
+
+def changed(model, change):
+    """A copy whose query and key weights of each layer are replaced by change(query, key), each (heads, r, d)."""
+    model = copy.deepcopy(model)
+    for module in attentions(model):
+        query, key = (weight.data.view(HEADS, -1, WIDTH) for weight in (module.query.weight, module.key.weight))
+        for weight, new in zip((query, key), change(query.clone(), key.clone()), strict=True):
+            weight.copy_(new)
+    return model
+
+
+def rotated_heads(query, key):
+    turn = torch.linalg.qr(torch.randn(HEADS, query.shape[1], query.shape[1])).Q
+    return 3 * turn @ query, turn @ key / 3
+
+
+def fine_tuned(query, key):
+    step = torch.randn(HEADS, query.shape[1], 2) @ torch.randn(2, WIDTH)
+    return query + 0.2 * step * query.norm() / step.norm(), key
+
+
+def eight_bits(query, key):
+    return [
+        (w / w.abs().amax(-1, keepdim=True) * 127).round() / 127 * w.abs().amax(-1, keepdim=True) for w in (query, key)
+    ]
+
+
+def other_order(query, key):
+    return query.flip(0), key.flip(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "label"),
+    [(fine_tuned, "fine-tuned"), (eight_bits, "requantised"), (rotated_heads, "disguised"), (other_order, "disguised")],
+)
+def test_kin(base, change, label):
+    torch.manual_seed(1)
+    reading = kq.lineage(base, changed(base, change))
+    assert reading.label == label
+    assert all(test["p"] < 1e-6 and test["path"] == list(range(DEPTH)) for test in reading.tests)
+
+
+def test_rotated_residual_stream(base):
+    """Only the basis-free test sees it."""
+    turn = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0))).Q
+    reading = kq.lineage(base, changed(base, lambda query, key: (query @ turn, key @ turn)))
+    free, shared = reading.tests
+    assert reading.label == "disguised"
+    assert free["p"] < 1e-6
+    assert shared["p"] > 1e-3
+
+
+def test_other_seed_is_unrelated(base):
+    labels = [kq.lineage(base, decoder(seed)).label for seed in range(1, 6)]
+    assert labels == ["unrelated"] * 5
+
+
+def test_layers_pruned_and_stacked(base):
+    def with_layers(*layers):
+        model = copy.deepcopy(base)
+        blocks = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == DEPTH)
+        kept = [copy.deepcopy(blocks[layer]) for layer in layers]
+        del blocks[:]
+        blocks.extend(kept)
+        return model
+
+    for layers in ((0, 2, 3), (0, 1, 2, 1, 2, 3)):
+        reading = kq.lineage(base, with_layers(*layers))
+        assert reading.label == "pruned or stacked"
+        assert all(test["path"] == list(layers) for test in reading.tests)
+
+
+def test_merge(base):
+    other = decoder(7)
+    merged = copy.deepcopy(base)
+    for own, second in zip(merged.parameters(), other.parameters(), strict=True):
+        own.data.mul_(0.7).add_(second.data, alpha=0.3)
+    reading = kq.lineage(base, merged, [other])
+    assert reading.label == "merged"
+    assert [row["weight"] for row in reading.merge] == pytest.approx([0.7, 0.3], abs=1e-4)
+
+
+def test_different_shapes_cannot_be_told(base):
+    reading = kq.lineage(base, kq.Decoder(48, depth=2, heads=2))
+    assert reading.label == "cannot tell"
+
+
+def test_weights_that_are_not_finite(base):
+    broken = changed(base, lambda query, key: (query * math.nan, key))
+    with pytest.raises(ValueError, match="must be finite, got 4096 NaN"):
+        kq.lineage(base, broken)
+
+
+def test_spectra_do_not_depend_on_bases(base):
+    # A rotation that LayerNorm does not notice leaves the direction of the mean alone.
+    basis = torch.linalg.qr(torch.cat((torch.ones(WIDTH, 1), torch.randn(WIDTH, WIDTH - 1)), 1)).Q
+    inner = torch.block_diag(torch.eye(1), torch.linalg.qr(torch.randn(WIDTH - 1, WIDTH - 1)).Q)
+    turn = basis @ inner @ basis.T
+    disguised = changed(base, lambda query, key: [w @ turn for w in rotated_heads(query, key)])
+    before, after = (fingerprint(kq.read(model)).layers for model in (base, disguised))
+    for old, new in zip(before, after, strict=True):
+        assert torch.allclose(old.spectra, new.spectra, atol=1e-5)
+
+
+def test_gaps_of_equal_ratios_are_zero():
+    assert gaps(torch.tensor([[2.0**-i for i in range(16)]])).abs().max() < 1e-9
+
+
+def test_best_path_is_the_best_of_all():
+    z = np.random.default_rng(0).normal(size=(3, 4)) * 3
+
+    def total(path):
+        jumps = sum(after != before + 1 for before, after in itertools.pairwise(path))
+        return sum(z[source, layer] for layer, source in enumerate(path)) - JUMP * jumps
+
+    every = list(itertools.product(range(3), repeat=4))
+    value, path = best_path(z)
+    assert value == pytest.approx(max(map(total, every)))
+    assert value == pytest.approx(total(path))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_matched_is_the_largest_assignment(seed):
+    similarity = np.random.default_rng(seed).normal(size=(6, 6))
+    rows, columns = linear_sum_assignment(-similarity)
+    assert sum(similarity[own, head] for head, own in enumerate(matched(similarity))) == pytest.approx(
+        similarity[rows, columns].sum()
+    )
+
+
+@pytest.mark.parametrize("t", [-2.0, 0.0, 1.5, 5.0, 11.9, 12.1, 30.0])
+def test_p_value_is_that_of_students_t(t):
+    mean, spread = UNRELATED["basis-free"]
+    assert _p_value("basis-free", mean + spread * t) == pytest.approx(
+        stats.t.sf(t, FREEDOM), rel=0.2 if t > 12 else 1e-3
+    )
