@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 EXTENSIONS = 3  # times a grid may grow
 
 
+@runtime_checkable
 class Tunable(Protocol):
     """A frozen dataclass with a learning rate."""
 
