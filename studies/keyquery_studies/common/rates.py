@@ -5,10 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 EXTENSIONS = 3  # times a grid may grow
-Arm = TypeVar("Arm")  # a frozen dataclass with a learning rate `lr`
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """A frozen dataclass with a learning rate."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+
+
+Arm = TypeVar("Arm", bound=Tunable)
 Run = Callable[[Sequence[Arm]], list[dict[str, Any]]]
 
 

@@ -16,7 +16,7 @@ from keyquery_studies.time.event_files import split
 # Where an arm sees time: the gap before an event as an input, and Mercer's encoding in the scores.
 ARMS = {"order": (False, False), "gap": (True, False), "kernel": (False, True), "both": (True, True)}
 RATES = (1e-3, 4e-3, 1.6e-2)  # the first grid
-SHAPE = {"width": 32, "depth": 1, "heads": 2}
+SHAPE: dict[str, Any] = {"width": 32, "depth": 1, "heads": 2}
 
 
 class ArmModel(EventModel):
@@ -26,12 +26,12 @@ class ArmModel(EventModel):
     parameters = 0
 
     def _network(self, types: int, floor: float) -> EventNetwork:
-        shape, options = (types, self.width, self.depth, self.heads, self.time), {"floor": floor}
+        shape = (types, self.width, self.depth, self.heads, self.time)
         largest = _size(EventNetwork(*shape[:4], "mercer", dropout=self.dropout))
         bare = _size(EventNetwork(*shape, since=self.gap_input))
         per_unit = self.depth * (2 * self.width + 1)
         hidden = 4 * self.width + round((largest - bare) / per_unit)
-        network = EventNetwork(*shape, dropout=self.dropout, since=self.gap_input, hidden=hidden, **options)
+        network = EventNetwork(*shape, dropout=self.dropout, since=self.gap_input, floor=floor, hidden=hidden)
         self.parameters = _size(network)
         return network
 
