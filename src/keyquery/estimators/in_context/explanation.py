@@ -138,8 +138,9 @@ def _traced(piece: Question) -> tuple[Tensor, Tensor, Tensor]:
     x = network.encoder(piece.rows[:, :1])
     ablated, looked = [x] * len(PARTS), []
     for layer, memory in zip(network.layers, memories, strict=True):
+        assert isinstance(layer, ContextLayer)
         parts = score_parts(layer, x, context, memory)
-        attention = sum(parts).softmax(-1)
+        attention = torch.stack(parts).sum(0).softmax(-1)
         looked.append(torch.stack([part[:, :, 0].mean((0, 1)) for part in (attention, *parts)]))
         ablated = [_ablated(layer, state, context, memory, place) for place, state in enumerate(ablated)]
         x, context = layer(x, memory), layer(context, memory)
@@ -161,7 +162,7 @@ def score_parts(layer: ContextLayer, x: Tensor, context: Tensor, memory: Memory)
 def _ablated(layer: ContextLayer, x: Tensor, context: Tensor, memory: Memory, ablated: int) -> Tensor:
     """The layer with one part removed from the scores of x."""
     parts = score_parts(layer, x, context, memory)
-    scores = sum(part for place, part in enumerate(parts) if place != ablated)
+    scores = torch.stack([part for place, part in enumerate(parts) if place != ablated]).sum(0)
     mixed = (scores.softmax(-1) @ memory.value).transpose(1, 2).flatten(2)
     return layer.mixed(x, layer.attention.output(mixed))
 
@@ -175,7 +176,8 @@ def _without(piece: Question, place: int) -> Float[Tensor, "1 classes"]:
 
 def _mean(values: list[Tensor], weights: list[int]) -> Tensor:
     """Weighted mean in float64, on the CPU."""
-    return sum(value.double().cpu() * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+    weighted = [value.double().cpu() * weight for value, weight in zip(values, weights, strict=True)]
+    return torch.stack(weighted).sum(0) / sum(weights)
 
 
 def _odds(logits: Tensor, chosen: int) -> Float[Tensor, " n"]:

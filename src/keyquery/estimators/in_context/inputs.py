@@ -40,7 +40,7 @@ Member(classes=0, columns=0, power=False)]
     by_column, by_class = (torch.randperm(size, generator=generator).tolist() for size in (columns, classes))
     pairs = list(product(by_class, by_column))
     random.Random(0).shuffle(pairs)  # the release's own order
-    return [Member(*pair, power) for pair, power in product(pairs, (False, True))][:count]
+    return [Member(by, first, power) for (by, first), power in product(pairs, (False, True))][:count]
 
 
 def numbers(columns: Columns, fields: Sequence[Field]) -> Float64[np.ndarray, "n d"]:

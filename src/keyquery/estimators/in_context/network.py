@@ -73,7 +73,7 @@ class ContextNetwork(nn.Module):
     @property
     def classes(self) -> int:
         """The most classes that a target may have."""
-        return int(self.decoder[-1].out_features)
+        return len(self.decoder[-1].bias)  # type: ignore[arg-type]
 
     def labelled(self, x: Float[Tensor, "batch n columns"], y: Tensor) -> Float[Tensor, "batch n dim"]:
         """Context rows as tokens; the class is a number."""
@@ -81,8 +81,10 @@ class ContextNetwork(nn.Module):
 
     def memories(self, x: Float[Tensor, "batch n columns"], y: Tensor) -> list[Memory]:
         """Keys and values of the context in every layer."""
-        memories, context = [], self.labelled(x, y)
+        memories: list[Memory] = []
+        context = self.labelled(x, y)
         for layer in self.layers:
+            assert isinstance(layer, ContextLayer)
             memories.append(layer.attention.memory(context))
             if len(memories) < len(self.layers):
                 context = layer(context, memories[-1])

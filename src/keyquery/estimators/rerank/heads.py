@@ -57,6 +57,7 @@ class HeadReranker(Estimator):
     ([0, 1], (2,))
     """
 
+    _read: tuple[tuple[str, str], nn.Module, Any]  # a model that was loaded, and from where
     chosen_: list[tuple[int, int]]  # layer and head, best first
     separation_: Float64[np.ndarray, "layers heads"]  # mean advantage of relevant passages
 
@@ -141,8 +142,8 @@ class HeadReranker(Estimator):
         key, device = (str(self.model), str(self.device)), pick_device(self.device)
         if isinstance(self.model, nn.Module):
             model, tokenizer = self.model, self.tokenizer
-        elif getattr(self, "_read", (None,))[0] == key:
-            return self._read[1:]
+        elif hasattr(self, "_read") and self._read[0] == key:
+            return self._read[1], self._read[2]
         else:
             model, tokenizer = load_model(self.model)
             tokenizer = self.tokenizer or tokenizer
@@ -150,7 +151,7 @@ class HeadReranker(Estimator):
         if tokenizer is None:
             raise ValueError("the model has no tokenizer: pass one as tokenizer=")
         self._read = (key, model.to(device).eval(), tokenizer)
-        return self._read[1:]
+        return self._read[1], tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: a model that was read from a path is read again."""

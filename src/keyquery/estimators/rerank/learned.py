@@ -64,7 +64,7 @@ class Reranker(ListReranker, SavedEstimator):
     top
         Candidates per query that are re-ranked. Default: 1024, or all if there are fewer.
     anchors
-        Length L of the affinity vectors. Default: 128, or all items if there are fewer; 512, as published, with 50,000
+        Length L of the affinity vectors. Default: 96, or all items if there are fewer; 512, as published, with 50,000
         items or more.
     width, depth, heads
         Size of the transformer; if `heads` does not divide `width`, the next smaller number that does is used.

@@ -20,7 +20,7 @@ TAU = 2.0  # the temperature of the contrastive loss, as published
 ALPHA = 0.2  # weight of the distance loss
 # Defaults of a Reranker; here, since the command line shows them where scikit-learn is not installed.
 TOP = 1024
-ANCHORS, WIDTH = 128, 64  # with fewer than LARGE items
+ANCHORS, WIDTH = 96, 64  # with fewer than LARGE items
 PUBLISHED_ANCHORS, PUBLISHED_WIDTH = 512, 768
 LARGE = 50_000
 STEPS = 400

@@ -203,8 +203,7 @@ class SeriesClassifier(Classifier, SavedEstimator):
         return self.importance([x], stretch).plot()
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        facts = {"classes": label_facts(self.classes_), "columns": self.columns_}
-        facts["temperature"] = self.temperature_
+        facts = {"classes": label_facts(self.classes_), "columns": self.columns_, "temperature": self.temperature_}
         return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
 
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], SeriesNetwork], int]:
