@@ -122,9 +122,9 @@ def costs(
                     pieces.setdefault(change, []).append(losses(model, task, rows))
     whole = {change: _joined(parts) for change, parts in pieces.items() if len(parts) == len(batches)}
     before = whole.pop(None)
-    for change, after in whole.items():
-        assert change is not None
-        yield {**asdict(change), **compared(before, after)}
+    for setting, after in whole.items():
+        assert setting is not None
+        yield {**asdict(setting), **compared(before, after)}
 
 
 def means_of(model: nn.Module, task: Task, kinds: Sequence[str] = ("position",)) -> dict[str, Means]:

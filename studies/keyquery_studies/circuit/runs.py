@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ import torch
 from keyquery.capture.hooks import evaluating
 from keyquery.forms.parts import PARTS
 from keyquery_studies.circuit.measures import (
-    Change,
     copying,
     costs,
     everywhere,
@@ -20,6 +20,7 @@ from keyquery_studies.circuit.measures import (
     means_of,
     settings_of,
 )
+from keyquery_studies.circuit.score_changes import Change
 from keyquery_studies.circuit.training import Plan, Size, Weights, model_of, train
 from keyquery_studies.common.store import Store
 from keyquery_studies.dial.sequences import Material
@@ -63,11 +64,15 @@ def checkpoint(
     with evaluating(model):
         heads = once("heads", lambda: heads_of(model, subject.tokenizer, role_length, role_sequences))
         means = means_of(model, task, ("position", "global"))
+
+        def measured(settings: list[Change]) -> list[dict[str, Any]]:
+            return list(costs(model, task, settings, means, late))
+
         for place in dict.fromkeys((*also, *highest(heads, of_role))):
             settings = settings_of([place])
             if place in by_both:
                 settings += [Change(*place, part, "mean", "global") for part in PARTS]
-            once(f"costs-{place[0]}.{place[1]}", lambda own=settings: list(costs(model, task, own, means, late)))
+            once(f"costs-{place[0]}.{place[1]}", partial(measured, settings))
         once("everywhere", lambda: list(everywhere(model, task, means["position"])))
 
 

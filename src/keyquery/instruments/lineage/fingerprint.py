@@ -57,7 +57,8 @@ def fingerprint(heads: Heads, permutations: int = 0, progress: Progress | None =
     >>> fingerprint(heads).layers[0].spectra.shape
     torch.Size([2, 4, 4])
     """
-    layers, digests = [], {}
+    layers: list[LayerPrint] = []
+    digests: dict[str, str] = {}
     for layer in (progress or silent)(heads, f"reading {heads.model['name']}", len(heads)):
         if layer.kind == "self":
             layers.append(_print(layer, permutations))

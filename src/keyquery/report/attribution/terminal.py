@@ -27,9 +27,9 @@ def attribution_lines(reading: Attribution) -> list[Any]:
     table = columns_table("query side", unit, "null", Text("key side"), unit, "null")
     sides = [list(reading.by_source(side).items())[:ROWS] for side in ("query", "key")]
     for rows in zip(*sides, strict=True):
-        cells = [(Text(source), _number(value, pair)) for source, value in rows]
+        pairs = [(Text(source), _number(value, pair)) for source, value in rows]
         nulls = [_null(reading, side, source) for side, (source, _) in zip(("query", "key"), rows, strict=True)]
-        table.add_row(*cells[0], nulls[0], *cells[1], nulls[1])
+        table.add_row(*pairs[0], nulls[0], *pairs[1], nulls[1])
     meaning = "relative: to the mean over the visible keys" if pair else "share: of the score variance"
     lines += [table, Text(f"{meaning}; null: its magnitude with the source's tokens shuffled, 95 %", style="dim"), ""]
     largest = reading.records()[:ROWS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from keyquery.instruments.discover.discover import Discovery
@@ -65,7 +66,7 @@ def _resamples(reading: Discovery) -> str:
     return title + _table(("pair", "share", "edges"), rows) if rows else ""
 
 
-def _table(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(names: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     head = "".join(f"<th>{name}</th>" for name in names)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<table class="edges"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>' if rows else ""
