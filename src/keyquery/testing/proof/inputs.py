@@ -162,9 +162,10 @@ class _Maker:
         """Random values of a shape; ["ids", 1, 8, 60]: whole numbers below 60; or "values", "zeros", "ones" of a shape;
         ["first", 2, 1, 8]: true for the first two.
 
-        "n" in a shape is the number of tokens.
+        "n" in a shape is the number of tokens, "2n" twice that.
         """
-        shape = [self.length if size == "n" else size for size in shape] if isinstance(shape, list) else shape
+        if isinstance(shape, list):
+            shape = [self.length if size == "n" else 2 * self.length if size == "2n" else size for size in shape]
         match shape:
             case ["ids", *rest]:
                 return torch.randint(0, rest[-1], tuple(rest[:-1]), generator=self.generator)
