@@ -9,6 +9,7 @@ pytest.importorskip("transformers", reason="the spy needs the extra hf")
 
 from keyquery.checkpoints.family import families, recognise
 from keyquery.checkpoints.positions.sequence import t5_bias
+from keyquery.checkpoints.reader import _refused
 from keyquery.testing import check_family
 from keyquery.testing.families import tiny_model
 
