@@ -43,6 +43,7 @@ ELSEWHERE = {
     "keyquery wiring smollm2.gguf --ids repeated.txt --html wiring.html": "bench/attribution.py",
     "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --depth 2": "bench/attribution.py",
     "python bench/attribution.py smollm2.gguf --part circuit": "bench/attribution.py",
+    "python bench/appendix.py": "tests/test_appendices.py",
     TOGETHER: "tests/studies/test_together.py",
     "keyquery look model.gguf": "tests/checkpoints/formats/test_gguf.py",
     "keyquery look model.gguf --text reviews.txt": "tests/checkpoints/formats/test_gguf.py",

@@ -112,7 +112,7 @@ def test_the_sizes_that_a_torch_file_states_stand_in_for_a_config(tmp_path):
 def test_a_bare_file_needs_heads(tmp_path):
     path = tmp_path / "bare.safetensors"
     save_file(weights(), path)
-    with pytest.raises(ValueError, match=r"does not say how many heads it has: give heads \(--heads N\)"):
+    with pytest.raises(ValueError, match=r"does not say how many heads it has: give heads"):
         kq.read(path)[0]
     heads = kq.read(path, heads=HEADS)
     assert heads.family.name == "llama"

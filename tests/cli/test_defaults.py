@@ -24,6 +24,7 @@ PYTHON = {
     "survey": [survey],
     "dial": [dial_effect, kq.dial],
     "ablate": [kq.ablate],
+    "lineage": [kq.lineage],
     "roles": [kq.roles],
     "attribute": [kq.attribute],
     "wiring": [kq.wiring],

@@ -258,7 +258,7 @@ def test_parts_are_those_of_the_scores(kernel):
     found = layer.parts(x)
     ours = torch.stack([found[name] for name in ("symmetric", "skew", "popularity")])
     assert torch.allclose(ours, brute_force_parts(layer, x), atol=1e-9)
-    assert found["position"].abs().max() == 0
+    assert found["position"].abs().max() < 1e-12  # zero but for rounding, which depends on the machine
 
 
 def test_parts_with_rotary_positions_have_a_position_share_and_leave_padding_out():

@@ -37,7 +37,7 @@ def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: 
     said |= {f"the config's {name}": _of_stage(_stated(name, config), place, blocks) for name in named}
     where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
     if found is None:
-        raise ValueError(f"{source.label} does not say how many heads it has: give heads (--heads N)")
+        raise ValueError(f"{source.label} does not say how many heads it has: give heads")
     check_count(where or "heads", found)
     if given is not None and given != found:
         raise ValueError(f"heads is {given}, but {where} says {found}")

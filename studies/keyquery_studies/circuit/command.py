@@ -28,7 +28,7 @@ def circuit(
         typer.Option(metavar="LAYER.HEAD", help="One of them to measure about global means as well; repeatable."),
     ] = None,
     sequences: Annotated[int, typer.Option(min=2, help="Number of sequences per model.")] = 8,
-    seconds: Annotated[float, typer.Option(min=0, help="After so many, no further result is computed.")] = 1e9,
+    seconds: Annotated[float, typer.Option(min=0, help="After so many, no further result is computed.")] = float("inf"),
     out: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder for results; a later run resumes and skips done work.")
     ] = None,

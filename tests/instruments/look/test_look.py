@@ -483,7 +483,7 @@ BAD = {
     "no such model": (["look", "{dir}/gone"], "is neither a file, nor a folder, nor a hub model"),
     "an empty folder": (["look", "{dir}/empty"], "holds no weights"),
     "a broken file": (["look", "{dir}/bad.safetensors"], "is not a readable safetensors file"),
-    "no heads": (["look", "{dir}/bare.safetensors"], "give heads (--heads N)"),
+    "no heads": (["look", "{dir}/bare.safetensors"], "it has: give --heads"),
     "wrong heads": (["look", "{dir}/bare.safetensors", "--heads", "5"], "is not 5 heads of equal width"),
     "a layer that is not there": (
         ["look", "{dir}/bare.safetensors", "--heads", "2", "--layers", "0-4"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,11 +49,7 @@ def learn(
     apart = torch.from_numpy(np.isin(owners, names[held])).to(windows.starts.device)
     learned, checked = windows.of(~apart), windows.of(apart) if len(held) else None
 
-    silences = (
-        [None, None]
-        if censored is None
-        else [censored.of(np.isin(censored.owners, names[held]) == side) for side in (False, True)]
-    )
+    silences: Sequence[Censored | None] = [None, None] if censored is None else censored.split(names[held])
     weight = 0.0 if silences[0] is None else len(silences[0].spans) / int((learned.lengths - learned.skips).sum())
 
     def loss(model: Any, batch: Batch) -> Tensor:
@@ -104,6 +101,10 @@ class Censored(NamedTuple):
         """Some of the groups."""
         which = torch.from_numpy(chosen).to(self.spans.device)
         return Censored(self.windows.of(which), self.spans[which], self.owners[chosen])
+
+    def split(self, held: np.ndarray) -> list[Censored]:
+        """The groups that are trained on, and those that are held out."""
+        return [self.of(np.isin(self.owners, held) == side) for side in (False, True)]
 
     def losses(self, model: nn.Module, index: Tensor) -> Tensor:
         """−log P(gap > span) of some groups, in nats."""

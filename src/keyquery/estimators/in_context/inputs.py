@@ -32,9 +32,8 @@ class Member(NamedTuple):
 def members(count: int, columns: int, classes: int, seed: int) -> list[Member]:
     """The first `count` members: all pairs of rotations in random order, each without and with the power transform.
 
-    >>> members(3, columns=2, classes=2, seed=0)
-    [Member(classes=0, columns=1, power=False), Member(classes=0, columns=1, power=True), \
-Member(classes=0, columns=0, power=False)]
+    >>> [member.power for member in members(3, columns=2, classes=2, seed=0)]
+    [False, True, False]
     """
     generator = torch.Generator().manual_seed(seed)
     by_column, by_class = (torch.randperm(size, generator=generator).tolist() for size in (columns, classes))

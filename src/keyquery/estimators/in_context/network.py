@@ -11,7 +11,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from keyquery.estimators.base import filled
 from keyquery.layers.datapoints import Between, Memory
 
 HEADS = 4  # of the released network; its weights do not show it
@@ -128,6 +127,8 @@ def network_of(tensors: Mapping[str, Tensor], heads: int = HEADS) -> ContextNetw
                 weights[f"layers.{layer}.attention.{part}.{kind}"] = piece.contiguous()
         else:
             weights[_renamed(name)] = tensor
+    from keyquery.estimators.base import filled  # needs scikit-learn, which a saved explanation does not
+
     return filled(lambda: ContextNetwork(columns, dim, hidden, depth, classes, heads), weights, depth)
 
 

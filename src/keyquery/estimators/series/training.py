@@ -56,7 +56,7 @@ def class_loss(model: nn.Module, batch: Labelled) -> Float[Tensor, ""]:
 def temperature_of(model: nn.Module, samples: Labelled, size: int) -> float:
     """The temperature, at least 1, with the least cross-entropy: small validation splits must not make it surer."""
     logits = _logits(model.eval(), samples, size)
-    candidates = torch.logspace(0, math.log10(WARMEST), 200, dtype=torch.float64).tolist()
+    candidates = torch.logspace(0, math.log10(WARMEST), 200, dtype=torch.float64).clamp(max=WARMEST).tolist()
     return min(candidates, key=lambda temperature: float(cross_entropy(logits / temperature, samples.target)))
 
 

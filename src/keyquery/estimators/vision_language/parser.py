@@ -86,7 +86,7 @@ class VisualParser(SavedEstimator):
     >>> dark = rng.integers(2, size=64)
     >>> images = rng.uniform(0.0, 0.3, (64, 8, 8)) + 0.6 * (1 - dark)[:, None, None]
     >>> texts = [("a light field", "a dark field")[label] for label in dark]
-    >>> model = kq.VisualParser(8, 4, width=16, depth=1, heads=2, epochs=25, lr=5e-3, random_state=0, device="cpu")
+    >>> model = kq.VisualParser(8, 4, width=16, depth=1, heads=2, epochs=60, lr=1e-2, random_state=0, device="cpu")
     >>> probabilities = model.fit(images, texts).match(images[:2], ["a light field"] * 2)
     >>> (probabilities > 0.5) == (dark[:2] == 0)
     array([ True,  True])

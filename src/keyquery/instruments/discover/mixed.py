@@ -85,7 +85,7 @@ def likelihood(codes: ndarray, size: int, regressors: Float[ndarray, "n k"]) -> 
     """The greatest log-likelihood of classes by multinomial logistic regression, by Newton's method.
 
     >>> codes = np.array([0, 1, 1, 1])
-    >>> round(likelihood(codes, 2, np.ones((4, 1))), 6) == round(3 * np.log(0.75) + np.log(0.25), 6)
+    >>> bool(np.isclose(likelihood(codes, 2, np.ones((4, 1))), 3 * np.log(0.75) + np.log(0.25)))
     True
     """
     rows, width = regressors.shape
