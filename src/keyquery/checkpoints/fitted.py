@@ -26,6 +26,18 @@ KINDS = {
 def saved_network(path: Any) -> nn.Module | None:
     """The network of a saved estimator; None if the file is anything else.
 
+    Parameters
+    ----------
+    path
+        A file written by an estimator's `save`, or anything else.
+
+    Returns
+    -------
+    Module or None
+        The network.
+
+    Examples
+    --------
     >>> saved_network("there is none") is None
     True
     """

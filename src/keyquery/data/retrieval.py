@@ -55,7 +55,18 @@ class Revisited:
         return f"Revisited({len(self.queries)} queries, {len(self.database)} images, dim {self.queries.shape[1]})"
 
     def setup(self, name: str) -> tuple[list[Int64[np.ndarray, " _"]], list[Int64[np.ndarray, " _"]]]:
-        """Relevant and junk images of each query in the setup "easy", "medium" or "hard"."""
+        """Relevant and junk images of each query in the setup "easy", "medium" or "hard".
+
+        Parameters
+        ----------
+        name
+            "easy", "medium" or "hard".
+
+        Returns
+        -------
+        tuple of list
+            Relevant indices and junk indices, per query.
+        """
         check_choice("setup", name, tuple(SETUPS))
         relevant = SETUPS[name]
         both = []

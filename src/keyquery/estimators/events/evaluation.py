@@ -27,10 +27,10 @@ class EventEvaluation(Reading, kind="event evaluation"):
         "nll_gap": "nats per event, with gaps in units of the training data's median gap",
     }
 
-    information: str
-    events: int
-    firsts: int
-    rows: Sequence[Mapping[str, Any]]
+    information: str  # what predictions may use: "past" or "target_time"
+    events: int  # predicted events
+    firsts: int  # first events of the groups, which are not predicted
+    rows: Sequence[Mapping[str, Any]]  # one per model or baseline: accuracy and likelihoods
     unknown: int = 0  # events of a type that did not occur in training: errors, and not in the likelihoods
 
     @property

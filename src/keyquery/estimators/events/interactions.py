@@ -34,11 +34,11 @@ class Interactions(Reading, kind="interactions"):
 
     units: ClassVar[Mapping[str, str]] = {"change": "nats", "error": "nats", "sooner": "nats", "lags": "as in the data"}
 
-    types: Sequence[Any]
+    types: Sequence[Any]  # the event types a and b
     lags: Sequence[float]
-    clock: str
-    information: str
-    contexts: int
+    clock: str  # what times are: "numbers", "dates" or "spans"
+    information: str  # what predictions may use: "past" or "target_time"
+    contexts: int  # histories that values are means over
     change: Sequence[Sequence[Sequence[float]]]
     error: Sequence[Sequence[Sequence[float]]]
     sooner: Sequence[Sequence[float]]
@@ -63,6 +63,16 @@ class Interactions(Reading, kind="interactions"):
         """The pairs with the largest increase, each at its best lag, largest first.
 
         Two standard errors are subtracted. Increases only: if one type becomes more probable, others become less.
+
+        Parameters
+        ----------
+        count
+            How many pairs.
+
+        Returns
+        -------
+        list of dict
+            Rows with the pair, its lag and its change.
         """
         best: dict[tuple[int, int], dict[str, Any]] = {}
         rows, step = self.records(), len(self.lags)

@@ -129,11 +129,22 @@ class EventModel(EventEstimator):
     def fit(
         self, events: Any, times: Any = None, groups: Any = None, *, strict: bool = False, until: Any = None
     ) -> EventModel:
-        """Fit to columns of types, times and groups, or to a data frame of these columns in this order.
+        """Fit to columns of types, times and groups; Ctrl-C ends training and keeps the best epoch.
 
-        Times that decrease within a group are sorted with a warning, or raise if `strict`. `until` is the time up to
-        which groups were observed, one or one per group in order of first appearance: that no event followed the last
-        one before it (censoring) is then part of the likelihood. Ctrl-C ends training and keeps the best epoch.
+        Parameters
+        ----------
+        events, times, groups
+            Columns, or a data frame of these columns in this order.
+        strict
+            Raise where times decrease within a group. Default: sort them, with a warning.
+        until
+            Time up to which groups were observed, one or one per group in order of first appearance: that no event
+            followed the last one (censoring) is then part of the likelihood. Default: none.
+
+        Returns
+        -------
+        EventModel
+            The fitted estimator.
         """
         self._check()
         device, seed = pick_device(self.device), seed_of(self.random_state)
@@ -185,15 +196,37 @@ class EventModel(EventEstimator):
     ) -> Float64[np.ndarray, "n classes"]:
         """Probabilities (groups, classes) of the next event of each group, in the order of `classes_`.
 
-        Groups are in order of first appearance. `at` is the time of the predicted event of each group; required with
-        `information="target_time"`, and not allowed otherwise.
+        Parameters
+        ----------
+        events, times, groups
+            The history of each group.
+        at
+            Time of the predicted event of each group: required with `information="target_time"`, else not allowed.
+
+        Returns
+        -------
+        ndarray
+            One row per group, in order of first appearance.
         """
         stream = self._stream(events, times, groups)
         logits, _ = self._last(stream, self._moments(stream, at))
         return logits.softmax(-1).cpu().numpy()
 
     def predict(self, events: Any, times: Any = None, groups: Any = None, at: Any = None) -> Shaped[np.ndarray, " n"]:
-        """Most probable next event of each group; groups in order of first appearance."""
+        """Most probable next event of each group; groups in order of first appearance.
+
+        Parameters
+        ----------
+        events, times, groups
+            The history of each group.
+        at
+            As in `predict_proba`.
+
+        Returns
+        -------
+        ndarray
+            Event types (groups,).
+        """
         probabilities = self.predict_proba(events, times, groups, at)
         return self.classes_[probabilities.argmax(1)]
 
@@ -220,6 +253,11 @@ class EventModel(EventEstimator):
             now. Default: the last event of each group.
         quantiles
             Shares, such as (0.1, 0.5, 0.9); returns a column for each instead of `what`. Default: none.
+
+        Returns
+        -------
+        ndarray
+            One value, or one per quantile, for each group.
         """
         check_choice("what", what, ("median", "mean"))
         shares = [0.5] if quantiles is None else [float(share) for share in quantiles]
@@ -236,13 +274,34 @@ class EventModel(EventEstimator):
         return gaps[:, 0] if quantiles is None else gaps
 
     def score(self, events: Any, times: Any = None, groups: Any = None) -> float:
-        """Accuracy of next-event prediction, over all events but the first of each group."""
+        """Accuracy of next-event prediction, over all events but the first of each group.
+
+        Parameters
+        ----------
+        events, times, groups
+            The events.
+
+        Returns
+        -------
+        float
+            Share of events.
+        """
         return self.evaluate(events, times, groups).accuracy
 
     def evaluate(self, events: Any, times: Any = None, groups: Any = None) -> EventEvaluation:
         """Evaluate next-event prediction on all events but the first of each group.
 
         The model is compared to two baselines from counts of its training data, "majority" and "Markov".
+
+        Parameters
+        ----------
+        events, times, groups
+            The events.
+
+        Returns
+        -------
+        EventEvaluation
+            A Reading with a row per model.
         """
         stream = self._stream(events, times, groups)
         codes = self._codes(stream)
@@ -273,7 +332,22 @@ class EventModel(EventEstimator):
     def sample(
         self, events: Any, times: Any = None, groups: Any = None, n: int = 10, random_state: Any = None
     ) -> Events:
-        """Sample the next n events of each group; columns, group after group."""
+        """Sample the next n events of each group; columns, group after group.
+
+        Parameters
+        ----------
+        events, times, groups
+            The events.
+        n
+            Events per group.
+        random_state
+            Seed. Default: random.
+
+        Returns
+        -------
+        Events
+            Columns of types, times and groups.
+        """
         check_count("n", n, least=1)
         stream = self._stream(events, times, groups)
         generator = torch.Generator().manual_seed(seed_of(random_state))
@@ -343,7 +417,12 @@ class EventModel(EventEstimator):
     def save(self, path: str | Path, contexts: bool = True) -> None:
         """Write the fitted model, everything that prediction needs, to one safetensors file.
 
-        It includes the few training histories that `interactions()` uses, unless `contexts` is False.
+        Parameters
+        ----------
+        path
+            The file.
+        contexts
+            Whether to include the few training histories that `interactions()` uses.
         """
         check_is_fitted(self)
         self._write(path, *self._saved(contexts))

@@ -100,7 +100,20 @@ class InContextClassifier(Classifier, SavedEstimator):
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, X: Any, y: Any = None) -> InContextClassifier:
-        """Keep a table X and classes y (n,). Default y: the target column, if X is a `kq.data.Table`."""
+        """Keep a table X and classes y (n,). Default y: the target column, if X is a `kq.data.Table`.
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns).
+        y
+            Classes (n,). Default: the target column, if X is a `kq.data.Table`.
+
+        Returns
+        -------
+        InContextClassifier
+            The fitted estimator.
+        """
         self._check()
         pick_device(self.device)
         columns = columns_of(X)
@@ -125,11 +138,33 @@ class InContextClassifier(Classifier, SavedEstimator):
         return self
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (n, classes), in the order of `classes_`."""
+        """Probabilities (n, classes), in the order of `classes_`.
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
+
+        Returns
+        -------
+        ndarray
+            Probabilities (n, classes), in the order of `classes_`.
+        """
         return self._logits(self._rows(X)).softmax(-1).numpy()
 
     def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """Predicted class of each row (n,)."""
+        """Predicted class of each row (n,).
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
+
+        Returns
+        -------
+        ndarray
+            Predicted class of each row (n,).
+        """
         probabilities = self.predict_proba(X)  # raises if not fitted
         return self.classes_[probabilities.argmax(1)]
 

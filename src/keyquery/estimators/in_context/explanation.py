@@ -34,11 +34,11 @@ class InContextExplanation(Reading, kind="in-context explanation"):
         "effect": "drop of the log-odds of the class without it, in nats",
     }
 
-    predicted: Any
-    probability: float
+    predicted: Any  # the predicted class
+    probability: float  # of that class
     parts: Mapping[str, float]  # effects
-    columns: Sequence[Mapping[str, Any]]
-    rows: Sequence[Mapping[str, Any]]
+    columns: Sequence[Mapping[str, Any]]  # name, value and effect of each column
+    rows: Sequence[Mapping[str, Any]]  # training rows with attention and score parts, most attended first
 
     def __repr__(self) -> str:
         size = f"{len(self.columns)} columns, {len(self.rows)} rows"

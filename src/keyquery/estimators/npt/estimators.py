@@ -78,11 +78,33 @@ class NPTClassifier(Classifier, Datapoints):
     classes_: Shaped[np.ndarray, " classes"]
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (n, classes), in the order of `classes_`."""
+        """Probabilities (n, classes), in the order of `classes_`.
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
+
+        Returns
+        -------
+        ndarray
+            Probabilities (n, classes), in the order of `classes_`.
+        """
         return self._answers(X).softmax(-1).numpy()
 
     def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """Predicted class of each row (n,)."""
+        """Predicted class of each row (n,).
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
+
+        Returns
+        -------
+        ndarray
+            Predicted class of each row (n,).
+        """
         logits = self._answers(X)  # raises if not fitted
         return self.classes_[logits.argmax(1).numpy()]
 
@@ -146,12 +168,38 @@ class NPTRegressor(RegressorMixin, Datapoints):  # type: ignore[misc]
     """
 
     def predict(self, X: Any) -> Float64[np.ndarray, " n"]:
-        """Predicted value of each row (n,)."""
+        """Predicted value of each row (n,).
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
+
+        Returns
+        -------
+        ndarray
+            Predicted value of each row (n,).
+        """
         standardised = self._answers(X)[:, 0].numpy()
         return standardised * self.fields_[-1].scale + self.fields_[-1].mean
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)². Default y: the target column, if X is a `kq.data.Table`."""
+        """R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)². Default y: the target column, if X is a `kq.data.Table`.
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
+        y
+            True values (n,). Default: the target column of X.
+        sample_weight
+            Weight of each row (n,). Default: equal.
+
+        Returns
+        -------
+        float
+            R², at most 1.
+        """
         predicted = self.predict(X)
         truth = numbers_of(type(self).__name__, target_of(X, y), len(predicted))
         return float(optional("sklearn.metrics", "R²").r2_score(truth, predicted, sample_weight=sample_weight))

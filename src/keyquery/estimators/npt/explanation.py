@@ -32,11 +32,11 @@ class NPTExplanation(Reading, kind="npt explanation"):
         "effect": "drop of the prediction without it: nats of log-odds of the class, or units of the target",
     }
 
-    predicted: Any
+    predicted: Any  # the predicted class or value
     probability: float | None  # of the class; None for regression
     own: float
-    columns: Sequence[Mapping[str, Any]]
-    rows: Sequence[Mapping[str, Any]]
+    columns: Sequence[Mapping[str, Any]]  # name, value and effect of each column
+    rows: Sequence[Mapping[str, Any]]  # rows of the support set, most attended first
 
     def __repr__(self) -> str:
         return f"NPTExplanation(predicted {self.predicted!r}, {len(self.columns)} columns, {len(self.rows)} rows)"

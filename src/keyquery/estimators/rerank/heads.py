@@ -77,6 +77,20 @@ class HeadReranker(Estimator):
         """Choose heads on labelled queries: `passages[i]` are the candidates of query i, `relevant[i]` indices of them.
 
         The separation of a head is the mean score of relevant passages minus that of the others, averaged over queries.
+
+        Parameters
+        ----------
+        queries
+            Texts of the queries.
+        passages
+            For each query, the texts of its candidates.
+        relevant
+            For each query, the indices of its relevant candidates.
+
+        Returns
+        -------
+        HeadReranker
+            The estimator, with the chosen heads.
         """
         check_count("heads", self.heads)
         if not len(queries) == len(passages) == len(relevant) or len(queries) == 0:
@@ -99,7 +113,20 @@ class HeadReranker(Estimator):
         return self
 
     def rerank(self, query: Any, passages: Any) -> tuple[Int[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-        """Indices of the passages, best first, and their scores in that order."""
+        """Indices of the passages, best first, and their scores in that order.
+
+        Parameters
+        ----------
+        query
+            The text of the query.
+        passages
+            Texts of the candidates.
+
+        Returns
+        -------
+        tuple of ndarray
+            Indices, best first, and scores in that order.
+        """
         scores = self.head_scores(query, passages)
         chosen = getattr(self, "chosen_", None)
         mean = scores.mean((0, 1)) if chosen is None else np.mean([scores[place] for place in chosen], 0)
@@ -107,7 +134,20 @@ class HeadReranker(Estimator):
         return order, mean[order]
 
     def head_scores(self, query: Any, passages: Any) -> Float64[np.ndarray, "layers heads n"]:
-        """Scores of the passages under every head."""
+        """Scores of the passages under every head.
+
+        Parameters
+        ----------
+        query
+            The text of the query.
+        passages
+            Texts of the candidates.
+
+        Returns
+        -------
+        ndarray
+            Scores (layers, heads, n).
+        """
         if isinstance(passages, str) or len(passages) == 0 or not all(isinstance(text, str) for text in passages):
             raise ValueError("passages must be a list of at least one text")
         if not isinstance(query, str) or not query.strip():

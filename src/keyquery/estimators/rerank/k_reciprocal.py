@@ -122,7 +122,20 @@ class KReciprocalReranker(ListReranker):
             raise ValueError(f"smoothing must be at most neighbours, {self.neighbours}, got {self.smoothing}")
 
     def fit(self, features: Any = None, labels: Any = None) -> KReciprocalReranker:
-        """Keep a database of vectors (n, dim), if given, and its neighbour graph, so that queries are fast."""
+        """Keep a database of vectors (n, dim), if given, and its neighbour graph, so that queries are fast.
+
+        Parameters
+        ----------
+        features
+            Vectors (n, dim) of the database. Default: none.
+        labels
+            Ignored; for scikit-learn.
+
+        Returns
+        -------
+        KReciprocalReranker
+            The estimator.
+        """
         super().fit(features, labels)
         self.graph_: Kept | None = None
         if features is not None:
@@ -137,7 +150,18 @@ class KReciprocalReranker(ListReranker):
         return self.by_graph(asked, lists, self.graph(asked.database))
 
     def graph(self, database: Float[Tensor, "n dim"]) -> Graph:
-        """Neighbour graph of a database of unit vectors; it is independent of the queries."""
+        """Neighbour graph of a database of unit vectors; it is independent of the queries.
+
+        Parameters
+        ----------
+        database
+            Unit vectors (n, dim).
+
+        Returns
+        -------
+        Graph
+            Neighbours and their weights.
+        """
         k = self.neighbours
         if k > len(database):
             raise ValueError(f"neighbours is {k}, but the database has only {len(database)} items")
@@ -148,7 +172,22 @@ class KReciprocalReranker(ListReranker):
         return Graph(near, least, half, raw, _smoothed(raw, near[:, : self.smoothing], self.smoothing, len(database)))
 
     def by_graph(self, asked: Asked, lists: Int64[Tensor, "q top"], graph: Graph) -> Float[Tensor, "q top"]:
-        """Scores of the candidates, given the graph of the database."""
+        """Scores of the candidates, given the graph of the database.
+
+        Parameters
+        ----------
+        asked
+            The queries.
+        lists
+            Indices of their candidates (q, top).
+        graph
+            Of the database, as made by `graph`.
+
+        Returns
+        -------
+        Tensor
+            Scores (q, top).
+        """
         k = self.neighbours
         if lists.shape[1] < k:
             raise ValueError(f"neighbours is {k}, but lists hold only {lists.shape[1]} items")

@@ -121,6 +121,18 @@ class Reranker(ListReranker, SavedEstimator):
         """Fit to vectors (n, dim), or a list of several descriptors of the same n items, and labels (n,).
 
         Every item whose label occurs more than once serves as a query; the others are candidates only.
+
+        Parameters
+        ----------
+        features
+            Vectors (n, dim), or a list of several descriptors of the same n items.
+        labels
+            Class of each item (n,).
+
+        Returns
+        -------
+        Reranker
+            The fitted estimator.
         """
         self._check()
         device = pick_device(self.device)

@@ -34,10 +34,10 @@ class Reranking(Reading, kind="reranking"):
         "precision": "standard average precision of the whole list",
     }
 
-    method: str
+    method: str  # name of the re-ranker
     top: int  # re-ranked candidates per list
     most: int  # ranks that are reported
-    queries: Sequence[Mapping[str, Any]]
+    queries: Sequence[Mapping[str, Any]]  # per query: `before`, `after`, `items` and `precision`
     thumbnails: Mapping[str, str]  # PNG files in base64, by "query 3" and "item 7"
 
     def __repr__(self) -> str:

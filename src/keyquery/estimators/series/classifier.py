@@ -123,7 +123,20 @@ class SeriesClassifier(Classifier, SavedEstimator):
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, X: Any, y: Any = None) -> SeriesClassifier:
-        """Fit to series X and labels y (n,). Default y: the labels of X, if X is a `kq.data.Series`."""
+        """Fit to series X and labels y (n,). Default y: the labels of X, if X is a `kq.data.Series`.
+
+        Parameters
+        ----------
+        X
+            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
+        y
+            Labels (n,). Default: those of X, if X is a `kq.data.Series`.
+
+        Returns
+        -------
+        SeriesClassifier
+            The fitted estimator.
+        """
         self._check()
         device = pick_device(self.device)
         series, columns = series_of(X, self.axis), columns_of(X)
@@ -144,11 +157,33 @@ class SeriesClassifier(Classifier, SavedEstimator):
         return self
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (n, classes), in the order of `classes_`."""
+        """Probabilities (n, classes), in the order of `classes_`.
+
+        Parameters
+        ----------
+        X
+            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
+
+        Returns
+        -------
+        ndarray
+            Probabilities (n, classes), in the order of `classes_`.
+        """
         return self._log_probabilities(self._padded(X)).exp().cpu().numpy()
 
     def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """Predicted class of each series (n,)."""
+        """Predicted class of each series (n,).
+
+        Parameters
+        ----------
+        X
+            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
+
+        Returns
+        -------
+        ndarray
+            Predicted class of each series (n,).
+        """
         data = self._padded(X)  # raises if not fitted
         return self.classes_[self._log_probabilities(data).argmax(1).cpu().numpy()]
 
@@ -197,7 +232,20 @@ class SeriesClassifier(Classifier, SavedEstimator):
         )
 
     def plot(self, x: Any, stretch: int | None = None) -> Any:
-        """Plot one series (length, dims) or (length,) with its important segments, as a matplotlib figure."""
+        """Plot one series (length, dims) or (length,) with its important segments, as a matplotlib figure.
+
+        Parameters
+        ----------
+        x
+            One series (length, dims) or (length,).
+        stretch
+            Length of the occluded window, in time steps. Default: 1/16 of the series.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure.
+        """
         if isinstance(x, Series) or axes_of(x) > 2:
             raise ValueError("plot takes one series, (length, dims) or (length,); select one, such as X[0]")
         return self.importance([x], stretch).plot()

@@ -24,8 +24,8 @@ class Importance(Reading, kind="importance"):
 
     units: ClassVar[Mapping[str, str]] = {"relevance": "nats of log-odds", "stretch": "tokens"}
 
-    classes: Sequence[Any]
-    series: Sequence[Mapping[str, Any]]
+    classes: Sequence[Any]  # as in `classes_` of the estimator
+    series: Sequence[Mapping[str, Any]]  # per series: values, predicted class and its probability, window and relevance
     columns: Sequence[str] | None = None  # names of the dimensions, from data frames
 
     def __repr__(self) -> str:

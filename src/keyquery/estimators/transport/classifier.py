@@ -110,7 +110,20 @@ class TransportClassifier(Classifier, SavedEstimator):
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, X: Any, y: Any = None) -> TransportClassifier:
-        """Fit to samples X and labels y (n,). Default y: the labels of X, if X is a `kq.data.Table` or `Series`."""
+        """Fit to samples X and labels y (n,). Default y: the labels of X, if X is a `kq.data.Table` or `Series`.
+
+        Parameters
+        ----------
+        X
+            Samples: an array (n, columns), a `kq.data.Table` or a `kq.data.Series`.
+        y
+            Labels (n,). Default: those of X.
+
+        Returns
+        -------
+        TransportClassifier
+            The fitted estimator.
+        """
         self._check()
         device, points = pick_device(self.device), points_of(X)
         labels = labels_of(type(self).__name__, target_of(X, y), points.samples)
@@ -135,11 +148,33 @@ class TransportClassifier(Classifier, SavedEstimator):
         return self
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (n, classes), in the order of `classes_`."""
+        """Probabilities (n, classes), in the order of `classes_`.
+
+        Parameters
+        ----------
+        X
+            Samples, as in `fit`.
+
+        Returns
+        -------
+        ndarray
+            Probabilities (n, classes), in the order of `classes_`.
+        """
         return self._log_scores(X).softmax(-1).numpy()
 
     def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """Predicted class of each sample (n,)."""
+        """Predicted class of each sample (n,).
+
+        Parameters
+        ----------
+        X
+            Samples, as in `fit`.
+
+        Returns
+        -------
+        ndarray
+            Predicted class of each sample (n,).
+        """
         scores = self._log_scores(X)  # raises if not fitted
         return self.classes_[scores.argmax(1).numpy()]
 

@@ -125,7 +125,20 @@ class VisualParser(SavedEstimator):
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, images: Any, texts: Any) -> VisualParser:
-        """Fit to images and their texts, one text per image."""
+        """Fit to images and their texts, one text per image.
+
+        Parameters
+        ----------
+        images
+            An array (n, h, w) or (n, h, w, c), or a list of arrays, Pillow images and paths.
+        texts
+            One text per image.
+
+        Returns
+        -------
+        VisualParser
+            The fitted estimator.
+        """
         return self._learn(images, texts)
 
     def _learn(self, images: Any, texts: Any, after: Callable[[int, nn.Module], None] | None = None) -> VisualParser:
@@ -169,7 +182,22 @@ class VisualParser(SavedEstimator):
     def match(
         self, images: Any, texts: Any, crossed: bool = False
     ) -> Float64[np.ndarray, " n"] | Float64[np.ndarray, "n m"]:
-        """Probability that image i and text i match, (n,); with `crossed`, of every image and text, (n, m)."""
+        """Probability that image i and text i match, (n,); with `crossed`, of every image and text, (n, m).
+
+        Parameters
+        ----------
+        images
+            Images, as in `fit`.
+        texts
+            Texts.
+        crossed
+            Every image with every text. Default: image i with text i.
+
+        Returns
+        -------
+        ndarray
+            Probabilities (n,) or (n, m).
+        """
         check_is_fitted(self)
         captions, pixels = texts_of(texts), images_of(images, self.params_["size"])
         if not crossed and len(captions) != len(pixels):
@@ -203,7 +231,20 @@ class VisualParser(SavedEstimator):
 
     @classmethod
     def load(cls, path: str | Path, device: str | torch.device = "auto") -> VisualParser:
-        """Load an estimator written by `save`, to run on `device`. With a backbone it needs transformers."""
+        """Load an estimator written by `save`, to run on `device`. With a backbone it needs transformers.
+
+        Parameters
+        ----------
+        path
+            The file.
+        device
+            Where to run. Default: "auto".
+
+        Returns
+        -------
+        VisualParser
+            The fitted estimator.
+        """
         estimator = super().load(path, device)
         vision = estimator.network_.vision
         estimator.backbone = vision.model if isinstance(vision, Backbone) else None
