@@ -1,11 +1,16 @@
-"""Docstrings of this house are plain text with examples; the reference sets the examples apart as code."""
+"""Docstrings as the reference shows them: examples as code, and the fields of result types as a table."""
 
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import griffe
+
+sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads this file by its path
+from fields import described
 
 GROUP = re.compile(
     r"^(\*{0,2}\w+(?:, \*{0,2}\w+)+)\n((?:    .*(?:\n|\Z))+)", re.MULTILINE
@@ -14,12 +19,26 @@ PAIR = re.compile(r"(`[^`]*`)|\]\[")  # a[i][j] is no link in this house, and in
 
 
 class Examples(griffe.Extension):
-    """Puts every run of lines that begins with `>>>` between fences, up to the next empty line."""
+    """Puts examples between fences, up to the next empty line, and adds the fields of classes without Parameters."""
 
     def on_object(self, *, obj: griffe.Object, **rest: Any) -> None:
         """Called once for each object that has been read."""
-        if obj.docstring is not None:
-            obj.docstring.value = fenced(separated(obj.docstring.value))
+        if obj.docstring is None:
+            return
+        text = obj.docstring.value
+        if isinstance(obj, griffe.Class) and "\nParameters\n---" not in text:
+            text += attributes(described(obj.source))
+        obj.docstring.value = fenced(separated(text))
+
+
+def attributes(fields: dict[str, str]) -> str:
+    """The section of a docstring that describes fields; empty without any.
+
+    >>> attributes({"rank": "of the layer"})
+    '\\n\\nAttributes\\n----------\\nrank\\n    of the layer\\n'
+    """
+    rows = "".join(f"{name}\n    {text}\n" for name, text in fields.items() if text)
+    return f"\n\nAttributes\n----------\n{rows}" if rows else ""
 
 
 def separated(text: str) -> str:

@@ -78,7 +78,9 @@ class Reading:
     former: ClassVar[Mapping[str, str]] = {}  # names in files of former versions → present names
     nullable: ClassVar[tuple[str, ...]] = ()  # fields that may be null in files, which the class replaces by a default
 
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # where the numbers come from: digests of tensors, settings, versions
 
     def __init_subclass__(cls, kind: str, **rest: Any) -> None:
         super().__init_subclass__(**rest)

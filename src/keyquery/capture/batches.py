@@ -58,6 +58,11 @@ def text_batches(
         Maximum number of tokens in total: the last window is truncated.
     size
         Windows per batch.
+
+    Returns
+    -------
+    iterator of dict
+        `input_ids` and `attention_mask`.
     """
     added = getattr(tokenizer, "num_special_tokens_to_add", int)()
     if length <= added:
@@ -133,6 +138,18 @@ def typical_length(batches: Iterable[Batch]) -> int | None:
 
     Lengths come from attention masks, or from the batch shape; None if batches have no tokens.
 
+    Parameters
+    ----------
+    batches
+        Mappings of tensors.
+
+    Returns
+    -------
+    int or None
+        Tokens.
+
+    Examples
+    --------
     >>> typical_length([{"attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}])
     2
     """

@@ -36,6 +36,11 @@ def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -
     listeners
         Functions by the name of the module whose inputs they get.
 
+    Returns
+    -------
+    context manager
+        Its value is a function that runs a batch.
+
     Examples
     --------
     >>> linear, heard = torch.nn.Linear(3, 2), []

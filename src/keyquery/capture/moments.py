@@ -65,6 +65,18 @@ class Moments:
 def batches_of(data: Iterable[Batch]) -> Iterator[Batch]:
     """Iterate over batches, each a mapping of tensors; raises on anything else.
 
+    Parameters
+    ----------
+    data
+        Mappings of tensors.
+
+    Returns
+    -------
+    iterator of dict
+        The batches.
+
+    Examples
+    --------
     >>> list(batches_of([{"x": torch.tensor([1])}]))
     [{'x': tensor([1])}]
     """

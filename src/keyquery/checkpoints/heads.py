@@ -49,6 +49,19 @@ EMBEDDED = (*(f"{part}.weight" for part in EMBEDDINGS), "embed.W_E")  # name suf
 class Heads:
     """The attention layers of a checkpoint: a sequence that loads layers lazily and caches none.
 
+    Parameters
+    ----------
+    source, family
+        The checkpoint, and its architecture; see `kq.read`.
+    heads
+        Heads per layer. Default: as the config says.
+    notes, gaps
+        Notes on every layer; whether some layers may have no attention.
+    positions
+        Whether RoPE and position biases are read: not where they are not known to be right.
+
+    Examples
+    --------
     >>> heads = kq.read(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
     >>> len(heads), heads[0].name, heads[0].form.batch
     (1, 'self_attn', torch.Size([2]))
@@ -63,10 +76,6 @@ class Heads:
         gaps: bool = False,
         positions: bool = True,
     ) -> None:
-        """`notes` are added to every layer; `gaps`: whether some layers may have no attention.
-
-        Without `positions`, neither RoPE nor a bias of positions is read: they are not known to be right.
-        """
         self.source, self.family, self._given, self._notes = source, family, heads, notes
         self._positions = positions
         found = places(family, source.shapes, source.config)

@@ -93,22 +93,22 @@ class Layer:
     """
 
     index: int  # among all attention layers of the checkpoint, from 0
-    name: str
+    name: str  # of the attention module
     kind: str  # "self" or "cross"
-    causal: bool
-    weights: Projections
-    scale: float
-    rope: Rope | None = None
+    causal: bool  # whether a query sees earlier tokens only
+    weights: Projections  # query and key projections with biases
+    scale: float  # by which the score is multiplied
+    rope: Rope | None = None  # rotary positions, if any
     axial: AxialRope | None = None  # rotary positions of tokens on a grid, in place of `rope`
     early_rope: Rope | None = None  # in place of `rope`, where queries and keys are rotated before they are normed
     window: int | None = None  # a query sees keys less than so many tokens away; None: all
-    position: str = "none"
+    position: str = "none"  # how positions enter the score: "none", "rope", "alibi", …
     norm: Norm | None = None  # feeds the queries, and in self-attention the keys
     memory_norm: Norm | None = None  # feeds the keys of cross-attention
     query_norm: Norm | None = None  # of each query, (1, 1, r), or of all heads' together
-    key_norm: Norm | None = None
-    modules: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    key_norm: Norm | None = None  # of each key, likewise
+    modules: Mapping[str, str] = field(default_factory=dict)  # names of submodules by role
+    notes: tuple[str, ...] = ()  # what a reader should know
     label: str = ""  # what to call it: "encoder 0", "cross 3", "0 rope", or its index
     learned: bool = False  # queries are learned tokens, which the model does not project
     pool: str | None = None  # how tokens are merged into one query, in layers that have fewer queries than keys

@@ -22,9 +22,9 @@ T = TypeVar("T")
 class Svd(NamedTuple):
     """M ≈ left · diag(values) · rightᵀ: a query along left[:, i] attends to a key along right[:, i]."""
 
-    left: Float[Tensor, "*batch d k"]
-    values: Float[Tensor, "*batch k"]
-    right: Float[Tensor, "*batch d k"]
+    left: Float[Tensor, "*batch d k"]  # query directions, as columns
+    values: Float[Tensor, "*batch k"]  # singular values, descending
+    right: Float[Tensor, "*batch d k"]  # key directions, as columns
 
     def __repr__(self) -> str:
         return brief(self)
@@ -33,8 +33,8 @@ class Svd(NamedTuple):
 class Eigh(NamedTuple):
     """S ≈ vectors · diag(values) · vectorsᵀ: similar tokens attract (λ > 0) or repel (λ < 0)."""
 
-    values: Float[Tensor, "*batch k"]
-    vectors: Float[Tensor, "*batch d k"]
+    values: Float[Tensor, "*batch k"]  # eigenvalues, descending
+    vectors: Float[Tensor, "*batch d k"]  # eigenvectors, as columns
 
     def __repr__(self) -> str:
         return brief(self)
@@ -43,9 +43,9 @@ class Eigh(NamedTuple):
 class Planes(NamedTuple):
     """A ≈ Σ values·(source targetᵀ − target sourceᵀ): a query along `source` attends to a key along `target`."""
 
-    values: Float[Tensor, "*batch k"]
-    source: Float[Tensor, "*batch d k"]
-    target: Float[Tensor, "*batch d k"]
+    values: Float[Tensor, "*batch k"]  # singular values of A, descending
+    source: Float[Tensor, "*batch d k"]  # query direction of each plane, as columns
+    target: Float[Tensor, "*batch d k"]  # key direction of each plane, as columns
 
     def __repr__(self) -> str:
         return brief(self)

@@ -25,9 +25,9 @@ KERNELS = ("symmetric", "psd", "skew")
 class Shares(NamedTuple):
     """Shares of a head's score variance over independent tokens, by part; they sum to 1."""
 
-    symmetric: Float[Tensor, "*batch"]
-    skew: Float[Tensor, "*batch"]
-    popularity: Float[Tensor, "*batch"]
+    symmetric: Float[Tensor, "*batch"]  # of the part that stays when x and y change places
+    skew: Float[Tensor, "*batch"]  # of the part that changes its sign
+    popularity: Float[Tensor, "*batch"]  # of the key-only part
 
     def __repr__(self) -> str:
         return display.brief(self)

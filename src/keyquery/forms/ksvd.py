@@ -38,11 +38,11 @@ class Extended(NamedTuple):
 class Ksvd:
     """K ≈ left · diag(values) · rightᵀ with K = Φ_qΦ_kᵀ: K·right = left·Σ and Kᵀ·left = right·Σ."""
 
-    left: Float[Tensor, "n s"]
-    values: Float[Tensor, s]
-    right: Float[Tensor, "m s"]
-    phi_query: Float[Tensor, "n p"]
-    phi_key: Float[Tensor, "m p"]
+    left: Float[Tensor, "n s"]  # left singular vectors, as columns
+    values: Float[Tensor, s]  # singular values, descending
+    right: Float[Tensor, "m s"]  # right singular vectors, as columns
+    phi_query: Float[Tensor, "n p"]  # features of the queries
+    phi_key: Float[Tensor, "m p"]  # features of the keys
 
     def __repr__(self) -> str:
         return brief(self)

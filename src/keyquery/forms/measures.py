@@ -23,9 +23,9 @@ ZERO_VALUE = 1e-12
 class Signature(NamedTuple):
     """Numbers of positive, negative and zero eigenvalues of the symmetric part; they sum to d."""
 
-    positive: Int[Tensor, "*batch"]
-    negative: Int[Tensor, "*batch"]
-    zero: Int[Tensor, "*batch"]
+    positive: Int[Tensor, "*batch"]  # eigenvalues above 0
+    negative: Int[Tensor, "*batch"]  # eigenvalues below 0
+    zero: Int[Tensor, "*batch"]  # the others
 
     def __repr__(self) -> str:
         return brief(self)

@@ -23,6 +23,21 @@ class Block(nn.Module):
 
     `hidden` is the width of the MLP (default: 4·dim). `attention` holds the options of `kq.Attention`; with
     `kernel="primal"`, `primal` those of `kq.PrimalAttention`.
+
+    Parameters
+    ----------
+    dim
+        Width of the residual stream.
+    heads
+        Attention heads.
+    hidden
+        Width of the MLP. Default: 4·dim.
+    dropout
+        Default: 0.
+    primal
+        Options of `kq.PrimalAttention`, for `kernel="primal"`. Default: none.
+    **attention
+        Options of `kq.Attention`, such as `kernel`.
     """
 
     def __init__(

@@ -263,6 +263,13 @@ class AttributeAttention(nn.Module):
 
     Otherwise as `DatapointAttention`; equivariant to the order of columns.
 
+    Parameters
+    ----------
+    embedding, heads, kernel, dropout, published, **attention
+        As in `DatapointAttention`.
+
+    Examples
+    --------
     >>> AttributeAttention(embedding=8, heads=2)(torch.randn(1, 20, 3, 8)).shape
     torch.Size([1, 20, 3, 8])
     """
@@ -292,9 +299,21 @@ class AttributeAttention(nn.Module):
 class DatapointEncoder(nn.Module):
     """`depth` layers, alternating attention across rows and across columns; with `rows="none"` columns only.
 
-    Other options are those of `kq.DatapointAttention`; `column_kernel` is the kernel across columns (default:
-    `kernel`). `thrifty` turns on activation checkpointing.
+    Parameters
+    ----------
+    columns, embedding, heads, rows, points
+        As in `DatapointAttention`.
+    depth
+        Layers.
+    thrifty
+        Activation checkpointing. Default: no.
+    kernel, column_kernel
+        Kernels across rows and across columns. Default: "general", and `kernel`.
+    **options
+        Options of `kq.DatapointAttention`.
 
+    Examples
+    --------
     >>> model = DatapointEncoder(columns=3, embedding=8, depth=4, heads=2)
     >>> [type(layer).__name__ for layer in model.layers[:2]]
     ['DatapointAttention', 'AttributeAttention']

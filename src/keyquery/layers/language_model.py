@@ -23,17 +23,17 @@ from keyquery.support.files import beside, write_all
 class Shape:
     """Hyperparameters of a language model, saved as config.json."""
 
-    vocab_size: int
-    width: int = 128
-    depth: int = 4
-    num_attention_heads: int = 4
-    length: int = 256
-    causal: bool = False
-    kernel: str = "general"
+    vocab_size: int  # number of tokens
+    width: int = 128  # of the residual stream
+    depth: int = 4  # number of blocks
+    num_attention_heads: int = 4  # per block
+    length: int = 256  # longest sequence, in tokens
+    causal: bool = False  # decoder, else encoder
+    kernel: str = "general"  # of `kq.Attention`
     rope: bool = False  # rotary positions in place of learned ones
-    dropout: float = 0.0
+    dropout: float = 0.0  # share of activations
     head_dim: int | None = None  # None: width / heads
-    model_type: str = "keyquery"
+    model_type: str = "keyquery"  # written to config.json
 
     def to_dict(self) -> dict[str, Any]:
         """The content of config.json."""
@@ -43,6 +43,13 @@ class Shape:
 class LanguageModel(nn.Module):
     """Token ids to logits: an Encoder, or a Decoder if `shape.causal`.
 
+    Parameters
+    ----------
+    shape
+        Its hyperparameters.
+
+    Examples
+    --------
     >>> model = LanguageModel(Shape(vocab_size=50, width=16, depth=1))
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 50])

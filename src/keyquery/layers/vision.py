@@ -18,6 +18,25 @@ class VisionEncoder(nn.Module):
     `attention` holds the options of `kq.Encoder`. Images are `size` pixels high and wide, or (height, width), which
     `patch` divides.
 
+    Parameters
+    ----------
+    size
+        Pixels, or (height, width).
+    patch
+        Pixels along the side of a patch; divides `size`.
+    dim
+        Width of the residual stream.
+    depth
+        Blocks; 0: patch embedding only.
+    heads
+        Attention heads.
+    channels
+        Of the images. Default: 3.
+    **attention
+        Options of `kq.Encoder`.
+
+    Examples
+    --------
     >>> parser = VisionEncoder(16, patch=4, dim=32, depth=2, heads=4)
     >>> parser(torch.randn(2, 3, 16, 16)).shape
     torch.Size([2, 16, 32])

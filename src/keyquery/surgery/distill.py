@@ -31,16 +31,16 @@ class Distillation(Reading, kind="distillation"):
 
     units: ClassVar[Mapping[str, str]] = {"kept": "share of variance"}
 
-    rank: int
+    rank: int  # of the primal layer
     kept: float
-    heads: list[float]
+    heads: list[float]  # R² per head
 
 
 class Distilled(NamedTuple):
     """A primal layer, and its reading."""
 
-    layer: PrimalAttention
-    reading: Distillation
+    layer: PrimalAttention  # the primal layer
+    reading: Distillation  # how well it explains the softmax layer
 
 
 @torch.no_grad()

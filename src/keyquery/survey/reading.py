@@ -40,11 +40,11 @@ class Survey(Reading, kind="survey"):
 
     nullable: ClassVar[tuple[str, ...]] = ("models", *NUMBERS, "broken")
 
-    models: Sequence[Mapping[str, Any]]
-    runs: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    sizes: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    families: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    broken: Sequence[Mapping[str, str]] = field(default_factory=list)
+    models: Sequence[Mapping[str, Any]]  # one row per model
+    runs: Sequence[Mapping[str, Any]] = field(default_factory=list)  # one row per training run
+    sizes: Sequence[Mapping[str, Any]] = field(default_factory=list)  # one row per set of model sizes
+    families: Sequence[Mapping[str, Any]] = field(default_factory=list)  # one row per architecture
+    broken: Sequence[Mapping[str, str]] = field(default_factory=list)  # models that could not be read, and why
 
     def __post_init__(self) -> None:
         super().__post_init__()

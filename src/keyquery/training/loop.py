@@ -28,16 +28,16 @@ Loss = Callable[[nn.Module, Any], Tensor]
 class Recipe:
     """Training hyperparameters: everything but the model, the data and the loss."""
 
-    steps: int
-    lr: float = 1e-3
-    optimiser: str = "adamw"
-    schedule: str = "cosine"
-    warmup: int = 100
-    weight_decay: float = 0.01
+    steps: int  # of the optimiser
+    lr: float = 1e-3  # peak learning rate
+    optimiser: str = "adamw"  # "adamw", "radam", "lamb", "lamb+lookahead", "npt" or "rmsprop"
+    schedule: str = "cosine"  # "cosine", "linear", "flat" or "flat+cosine"
+    warmup: int = 100  # steps of linear warmup
+    weight_decay: float = 0.01  # decoupled
     flat: float = 0.7  # share of constant steps before the cosine of "flat+cosine"
     clip: float | None = 1.0  # global gradient norm
     clip_each: float | None = None  # elementwise
-    seed: int = 0
+    seed: int = 0  # of batches and initial states
     bf16: bool | None = None  # None: on a GPU
     check_every: int = 100  # steps between validations, log lines and checkpoints
     patience: int | None = None  # validations without improvement before training stops
@@ -66,10 +66,10 @@ class Recipe:
 class Log:
     """The log of a run: one row per `check_every` steps, and the best validation."""
 
-    rows: list[dict[str, float]] = field(default_factory=list)
-    best: float = float("inf")
-    best_step: int = 0
-    stopped: bool = False
+    rows: list[dict[str, float]] = field(default_factory=list)  # losses, validation metrics and learning rates by step
+    best: float = float("inf")  # lowest validation loss
+    best_step: int = 0  # its step
+    stopped: bool = False  # whether `patience` ended the run
 
 
 def train(

@@ -20,6 +20,17 @@ class Lamb(Optimizer):
 
     Without `unbiased`, there is no bias correction: m̂ = m and v̂ = v. `longest` clips ‖w‖, and so the steps of large
     tensors. If a tensor or its direction is 0, the step is lr·u.
+
+    Parameters
+    ----------
+    params
+        Parameters, or groups of them.
+    lr, betas, eps, weight_decay
+        As in Adam.
+    unbiased
+        Bias correction. Default: yes.
+    longest
+        Largest ‖w‖ that scales a step. Default: any.
     """
 
     def __init__(
@@ -89,6 +100,15 @@ class Lamb(Optimizer):
 class Lookahead(Optimizer):
     """Lookahead: every `every` steps of the inner optimiser, the slow weights move `share` of the way to the fast ones,
     and the fast ones are reset to them.
+
+    Parameters
+    ----------
+    inner
+        The optimiser of the fast weights.
+    every
+        Its steps per step of the slow weights. Default: 6.
+    share
+        How far the slow weights move. Default: 0.5.
     """
 
     def __init__(self, inner: Optimizer, every: int = 6, share: float = 0.5) -> None:
@@ -157,6 +177,24 @@ def schedule(name: str, step: int, steps: int, warmup: int, flat: float = 0.7) -
     """Learning-rate factor: linear warmup over `warmup` steps, then flat, linear, cosine, or flat
     for a share `flat` of the rest and a cosine after ("flat+cosine").
 
+    Parameters
+    ----------
+    name
+        "flat", "linear", "cosine" or "flat+cosine".
+    step, steps
+        The present step, from 0, and their number.
+    warmup
+        Steps of linear warmup.
+    flat
+        Share of constant steps of "flat+cosine".
+
+    Returns
+    -------
+    float
+        Factor from 0 to 1.
+
+    Examples
+    --------
     >>> [round(schedule("cosine", step, 100, 10), 2) for step in (0, 9, 55, 99)]
     [0.1, 1.0, 0.5, 0.0]
     """

@@ -179,6 +179,30 @@ def run(
 
     `sources` are files by name: "sentiment", a .tsv file with columns split, label and text; "recommendation", the
     .csv of Online Retail. With `out`, every result is kept there, and nothing is computed twice.
+
+    Parameters
+    ----------
+    sources
+        Files by name of the task.
+    out
+        A folder for results: finished trainings are not repeated. Default: none.
+    seeds
+        One training each.
+    count
+        Explained predictions per model. Default: 200.
+    steps
+        Of training. Default: those of the study.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    workers
+        Processes that share the device. Default: 1.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    CausesStudy
+        A Reading.
     """
     if not sources:
         raise ValueError(f"at least one file is needed: {', '.join(READERS)}")

@@ -309,6 +309,26 @@ def run(
     `data` is a folder of tables under their usual names. With `out` every result is kept there: finished trainings are
     not repeated, and those stopped by `plan.minutes` resume. `workers` processes share the device; scikit-learn models
     run on the CPU.
+
+    Parameters
+    ----------
+    data
+        A folder of tables under their usual names. Default: none.
+    out
+        A folder for results: finished trainings are not repeated. Default: none.
+    plan
+        What to train. Default: the whole study.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    workers
+        Processes that share the device. Default: 1.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    DatapointStudy
+        A Reading.
     """
     plan = plan or Plan()
     check_count("workers", workers)

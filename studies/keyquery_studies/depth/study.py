@@ -241,6 +241,32 @@ def run(
     `data` is a text file, compressed or not, or a folder with one. With `out`, its tokens, checkpoints and every result
     are kept there: finished trainings are not repeated, and interrupted ones, also by `minutes`, are resumed; without
     data the tokens in `out` are used. `workers` processes share the device. `compiled`: each block by torch.compile.
+
+    Parameters
+    ----------
+    data
+        A text file or a folder with one. Default: the tokens in `out`.
+    out
+        A folder for results: finished trainings are not repeated. Default: none.
+    plan
+        What to train. Default: the whole study.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    workers
+        Processes that share the device. Default: 1.
+    minutes
+        Time limit; the study can be resumed. Default: none.
+    compiled
+        Each block by torch.compile. Default: no.
+    force
+        Replace tokens of another corpus in `out`. Default: no.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    DepthStudy
+        A Reading.
     """
     plan = plan or Plan()
     check_count("workers", workers)

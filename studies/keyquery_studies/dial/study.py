@@ -215,6 +215,32 @@ def run(
     measured for. `sequences` of `length` tokens are measured of each text and seed. With `out`, a folder, a study that
     was interrupted is resumed: what each model can do on each text and seed is kept there.
 
+    Parameters
+    ----------
+    models
+        Folders or .gguf files.
+    texts
+        Text files, compressed or not.
+    by
+        Where parts are ablated: "all" heads at once, also by "layer", or also by "head".
+    seeds
+        Of random tokens.
+    sequences, length
+        Measured of each text and seed. Default: 16 of 256 tokens.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    progress
+        Wraps iterables in progress bars. Default: none.
+    out
+        A folder for results; an interrupted study is resumed. Default: none.
+
+    Returns
+    -------
+    Abilities
+        A Reading.
+
+    Examples
+    --------
     >>> study = run([kq.models.DECODER], [kq.models.TEXT], by="all", sequences=2, length=16, device="cpu")
     >>> [(row["ability"], row["part"], row["change"] > 0.01) for row in study.rows if row["means"] == "data"][:2]
     [('next token', 'none', False), ('next token', 'symmetric', True)]

@@ -126,6 +126,28 @@ def run(
     `out`, the corpus's tokens and every result are kept there: finished trainings are not repeated, a study may
     be interrupted and resumed, and later runs may add seeds. Without a corpus the tokens in `out` are used.
     `workers` processes share the device.
+
+    Parameters
+    ----------
+    corpus
+        A text file, or a .tsv file with a column `text`. Default: the tokens in `out`.
+    out
+        A folder for results: finished trainings are not repeated. Default: none.
+    plan
+        What to train. Default: the whole study.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    workers
+        Processes that share the device. Default: 1.
+    force
+        Replace tokens of another corpus in `out`. Default: no.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    Kernels
+        A Reading.
     """
     plan = plan or Plan()
     check_count("workers", workers)

@@ -41,8 +41,8 @@ class Objectives(Reading, kind="objectives"):
 
     heads: Sequence[Mapping[str, Any]]  # one per head and recorded step
     losses: Sequence[Mapping[str, Any]]  # one per objective and seed
-    shape: Mapping[str, Any]
-    recipe: Mapping[str, Any]
+    shape: Mapping[str, Any]  # hyperparameters of the models
+    recipe: Mapping[str, Any]  # and of the training
 
     def records(self) -> list[dict[str, Any]]:
         """One row per head and recorded step."""
@@ -114,6 +114,32 @@ def run(
     `corpus` is a text file, packed by xz or not. With `out`, the models of the first seed, their tokenizer, cards and
     logs are written there, and an interrupted study is resumed; models of another study in that folder are
     kept unless `force`. `about` describes the text in the model cards.
+
+    Parameters
+    ----------
+    corpus
+        A text file, compressed or not.
+    out
+        A folder for results: finished trainings are not repeated. Default: none.
+    seeds
+        One training each.
+    steps
+        Of training. Default: 6000.
+    shape
+        Hyperparameters of the models. Default: those of the study.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    about
+        Describes the text in the model cards.
+    force
+        Replace models of another study in `out`. Default: no.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    Objectives
+        A Reading.
     """
     shape = shape or Shape(vocab_size=4096)
     chosen = pick_device(device)

@@ -215,6 +215,26 @@ def run(
     and text for Text, an .npz file of images for Image; ListOps and Pathfinder are generated. With `out`, sequences,
     checkpoints and every result are kept there: finished trainings are not repeated, and those stopped by
     `plan.minutes` are resumed. `workers` processes share the device; speed is measured by one, after the others.
+
+    Parameters
+    ----------
+    data
+        A folder with the sources. Default: generated tasks only.
+    out
+        A folder for results: finished trainings are not repeated. Default: none.
+    plan
+        What to train. Default: the whole study.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    workers
+        Processes that share the device. Default: 1.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    PrimalStudy
+        A Reading.
     """
     plan = plan or Plan()
     check_count("workers", workers)

@@ -52,7 +52,7 @@ class RerankStudy(Reading, kind="rerank study"):
     A method's scope is "top", the head of a list re-ranked, or "whole", the entire database re-ranked.
     """
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]]  # one per dataset, method and seed
 
     def records(self) -> list[dict[str, Any]]:
         """One row per dataset, method, scope and seed."""
@@ -194,6 +194,30 @@ def run(
     With `out`, embeddings and every result are kept there, and nothing is computed twice. The `top` of each list are
     re-ranked; networks see `anchors` of them. Seeds draw the training classes and the queries. With several `workers`,
     timings are left out, since they would affect each other.
+
+    Parameters
+    ----------
+    sources
+        The datasets.
+    out
+        A folder for results: finished trainings are not repeated. Default: none.
+    seeds
+        Draw the training classes and the queries.
+    top, anchors
+        Re-ranked candidates per list, and how many a network sees. Default: 128, 128.
+    width, steps
+        Of the networks and their training. Default: 64, 400.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    workers
+        Processes that share the device. Default: 1.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    RerankStudy
+        A Reading.
     """
     for name, value in (("top", top), ("anchors", anchors), ("width", width), ("steps", steps), ("workers", workers)):
         check_count(name, value)

@@ -181,6 +181,28 @@ def run(
 
     `sources` are files by name: "badges" (.npz), "retail" (.csv), "cdnow" (.txt), compressed or not. With `out`, every
     result is kept there, and nothing is computed twice.
+
+    Parameters
+    ----------
+    sources
+        Files by name of the dataset.
+    out
+        A folder for results: finished trainings are not repeated. Default: none.
+    seeds
+        One training each.
+    epochs, width
+        Of every model. Default: 20, 32.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    workers
+        Processes that share the device. Default: 1.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    TimeStudy
+        A Reading.
     """
     if not sources:
         raise ValueError(f"at least one file is needed: {', '.join(READERS)}")

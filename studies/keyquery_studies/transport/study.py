@@ -146,6 +146,32 @@ def run(
     out. `sets` are those of the first part (default: all); `epochs` replaces the number of epochs of every network.
     With `out`, every result is kept there, and nothing is computed twice. Needs the extras `estimators` and
     `transport`.
+
+    Parameters
+    ----------
+    data
+        A folder with the tables of Adult. Default: Adult is left out.
+    out
+        A folder for results: finished trainings are not repeated. Default: none.
+    part
+        "accuracy", "course", "start" or "all".
+    seeds
+        One training each.
+    sets
+        Datasets of the first part. Default: all.
+    epochs
+        Of every network. Default: those of the study.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    workers
+        Processes that share the device. Default: 1.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    TransportStudy
+        A Reading.
     """
     check_choice("part", part, (*PARTS, "all"))
     check_count("workers", workers)

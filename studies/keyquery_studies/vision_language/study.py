@@ -141,6 +141,34 @@ def run(
     `data` is for `kq.data.load_images`, and `weights` are those of a DINOv2 backbone; without them that variant is left
     out, and without `data` "cifar". Every training goes `epochs` times through `scenes` images (default: 20,000,
     30,000 and 60,000). With `out`, every result is kept there, and finished trainings are not repeated.
+
+    Parameters
+    ----------
+    data
+        For `kq.data.load_images`. Default: no "cifar".
+    out
+        A folder for results: finished trainings are not repeated. Default: none.
+    weights
+        Of a DINOv2 backbone. Default: none.
+    sets
+        Names of datasets. Default: all.
+    variants
+        Names of variants. Default: all.
+    seeds
+        One training each.
+    epochs, scenes
+        Epochs, and images per epoch.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    workers
+        Processes that share the device. Default: 1.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    VisionLanguageStudy
+        A Reading.
     """
     check_count("epochs", epochs)
     check_count("workers", workers)

@@ -40,7 +40,7 @@ class WordsStudy(Reading, kind="words study"):
     former = FORMER
 
     ranks: Sequence[Mapping[str, Any]]  # one per method and seed
-    trainings: Sequence[Mapping[str, Any]]
+    trainings: Sequence[Mapping[str, Any]]  # one per training, with its loss curve
     heads: Sequence[Mapping[str, Any]]  # one per head of a trained model, compared with the corpus
     symmetry: Mapping[str, float]  # of the counts, their logarithms and PPMI
 
@@ -151,6 +151,32 @@ def run(
 
     `data` is a text file, compressed or not, or a folder with one. With `out`, tokens and every result are kept there,
     and nothing is computed twice; without data the tokens in `out` are used.
+
+    Parameters
+    ----------
+    data
+        A text file or a folder with one; None: the tokens in `out`.
+    out
+        A folder for results: finished trainings are not repeated. Default: none.
+    model
+        A masked language model.
+    beside
+        Further models with the same tokens. Default: none.
+    plan
+        What to train. Default: the whole study.
+    device
+        Where to train. Default: "auto", a GPU if there is one.
+    workers
+        Processes that share the device. Default: 1.
+    force
+        Replace tokens of another corpus in `out`. Default: no.
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    WordsStudy
+        A Reading.
     """
     plan = plan or Plan()
     if data is None and out is None:

@@ -44,11 +44,11 @@ class Ablation(Reading, kind="ablation"):
 
     units: ClassVar[Mapping[str, str]] = {"change": "loss with the part ablated minus the original loss"}
 
-    model: Mapping[str, Any]
-    loss: float
-    sequences: int
-    by: str
-    rows: Sequence[Mapping[str, Any]]
+    model: Mapping[str, Any]  # name and facts of the model
+    loss: float  # original, nats per token
+    sequences: int  # that were run
+    by: str  # "head", "layer", "all" or "direction"
+    rows: Sequence[Mapping[str, Any]]  # one per ablation: part, change, low, high
 
     def records(self) -> list[dict[str, Any]]:
         """One row per head (or layer) and part, or per direction."""

@@ -34,17 +34,17 @@ class DialEffect(Reading, kind="dial effect"):
 
     units: ClassVar[Mapping[str, str]] = {"before": "mean loss over sequences, nats per token"}
 
-    model: Mapping[str, Any]
-    gains: Mapping[str, float]
-    heads: str
-    objective: str
-    sequences: int
+    model: Mapping[str, Any]  # name and facts of the model
+    gains: Mapping[str, float]  # by part
+    heads: str  # that were dialled
+    objective: str  # "next token" or "masked"
+    sequences: int  # that were run
     before: float
-    after: float
-    change: float
-    low: float
-    high: float
-    samples: Sequence[Mapping[str, str]]
+    after: float  # mean loss with the gains
+    change: float  # after − before
+    low: float  # end of the 95 % interval
+    high: float  # end of the 95 % interval
+    samples: Sequence[Mapping[str, str]]  # texts before and after
 
 
 def dial_effect(
@@ -68,6 +68,32 @@ def dial_effect(
 
     A decoder continues prompts by greedy decoding, an encoder predicts masked tokens by argmax.
 
+    Parameters
+    ----------
+    model, batches
+        The live model, and token ids to run it on.
+    tokenizer
+        Decodes samples.
+    gains
+        By part: "symmetric", "skew", "popularity", "query_only", "position".
+    heads
+        As in `kq.dial`. Default: all.
+    means
+        "position" or "global", as in `kq.dial`.
+    directions, of, gain, on
+        Single directions instead of parts, as in `kq.dial`. Default: none.
+    samples
+        Texts before and after. Default: 3.
+    name
+        Of the model. Default: its class.
+
+    Returns
+    -------
+    DialEffect
+        A Reading.
+
+    Examples
+    --------
     >>> from keyquery.checkpoints.tokenizer import Tokenizer
     >>> from keyquery.layers import LanguageModel
     >>> model, tokenizer = LanguageModel.load(kq.models.DECODER), Tokenizer.load(kq.models.DECODER)

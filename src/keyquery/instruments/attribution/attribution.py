@@ -53,19 +53,19 @@ class Attribution(Reading, kind="attribution"):
         "contribution": "raw: of a path, what the head wrote; of a step, what it moved from that token",
     }
 
-    model: Mapping[str, Any]
-    head: str
-    tokens: Sequence[str]
-    sources: Sequence[str]
-    table: Mapping[str, Any]
-    query: int | None = None
-    key: int | None = None
+    model: Mapping[str, Any]  # name and facts of the model
+    head: str  # "layer.head"
+    tokens: Sequence[str]  # of the sequence
+    sources: Sequence[str]  # what wrote to the residual stream: embedding, heads, MLPs, biases
+    table: Mapping[str, Any]  # by view: sources of the query × sources of the key
+    query: int | None = None  # position of the query; None: all pairs
+    key: int | None = None  # position of the key
     null: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by side, in the order of the sources
     weight: float | None = None  # attention of the query to the key
     pairs: Sequence[Mapping[str, Any]] = ()  # of the text, those with the largest relative scores
     paths: Sequence[Mapping[str, Any]] = ()  # with depth 2, the largest relative score first
     ablated: Mapping[str, Any] | None = None  # a source taken out of one side, and the attention of pairs
-    notes: Sequence[str] = field(default_factory=list)
+    notes: Sequence[str] = field(default_factory=list)  # what a reader should know
 
     @property
     def score(self) -> float | None:

@@ -45,14 +45,14 @@ class Wiring(Reading, kind="wiring"):
         "relative": "what the source adds to a score, minus its mean over the visible keys",
     }
 
-    model: Mapping[str, Any]
-    sequences: int
-    tokens: int
+    model: Mapping[str, Any]  # name and facts of the model
+    sequences: int  # that were run
+    tokens: int  # in all
     layers: Sequence[Mapping[str, Any]]  # label and sources
-    heads: Sequence[Mapping[str, Any]]
+    heads: Sequence[Mapping[str, Any]]  # per head and side: shares, intervals and null levels
     texts: Sequence[Sequence[str]] = ()  # the sequences that examples are from
-    examples: Sequence[Mapping[str, Any]] = ()
-    notes: Sequence[str] = field(default_factory=list)
+    examples: Sequence[Mapping[str, Any]] = ()  # pairs of tokens with the largest relative scores
+    notes: Sequence[str] = field(default_factory=list)  # what a reader should know
 
     def __repr__(self) -> str:
         return f"Wiring({self.model['name']}: {len(self.heads)} heads, {self.sequences} sequences)"

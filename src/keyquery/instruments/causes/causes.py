@@ -53,12 +53,12 @@ class Causes(Reading, kind="causes"):
         "tests": "tests of independence",
     }
 
-    model: Mapping[str, Any]
-    tokens: Sequence[str]
-    nodes: Sequence[int]
-    graphs: Sequence[Mapping[str, Any]]
-    method: str
-    alpha: float
+    model: Mapping[str, Any]  # name and facts of the model
+    tokens: Sequence[str]  # of the attention map
+    nodes: Sequence[int]  # positions in the graphs
+    graphs: Sequence[Mapping[str, Any]]  # one per head
+    method: str  # "icd" or "fci"
+    alpha: float  # significance level of the tests
     samples: float
     explanation: Mapping[str, Any] | None = None  # an Explanation, if a target was given
     causal: bool = False  # the search assumed that no token causes an earlier one

@@ -30,14 +30,14 @@ class Explanation(Reading, kind="explanation"):
 
     units: ClassVar[Mapping[str, str]] = {"calls": "model queries", "sets": "positions of tokens"}
 
-    target: int
+    target: int  # position whose prediction is explained
     sets: Sequence[Sequence[int]]
     calls: int
-    pool: Sequence[int]
-    largest: int
-    exhaustive: bool
-    done: bool
-    tokens: Sequence[str] = ()
+    pool: Sequence[int]  # candidates, nearest first
+    largest: int  # size of the largest set that was tried
+    exhaustive: bool  # every subset, not only path-closed ones
+    done: bool  # every set up to that size was tried
+    tokens: Sequence[str] = ()  # of the sequence
 
     def records(self) -> list[dict[str, Any]]:
         """One row per set."""

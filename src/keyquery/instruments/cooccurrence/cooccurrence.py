@@ -38,13 +38,13 @@ class Projection(Reading, kind="projection"):
         "p": "softmax of e",
     }
 
-    tokens: list[str]
+    tokens: list[str]  # words of the sequence
     M: list[list[float]]
     norm: list[list[float]]
     E: list[list[float]]
     e: list[float]
     p: list[float]
-    vocabulary: list[str]
+    vocabulary: list[str]  # all words
 
     def best(self, count: int = 5) -> list[str]:
         """The words with the highest e, excluding those of the sequence.

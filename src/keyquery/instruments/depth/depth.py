@@ -42,21 +42,21 @@ class Depth(Reading, kind="depth"):
     }
 
     params: float
-    layers: int
-    width: int
+    layers: int  # recommended depth
+    width: int  # recommended width
     exact: Sequence[float]  # depth and width, unrounded
     interval: Mapping[str, Sequence[float]]  # of layers and width
     usable: Mapping[str, int]  # the shape with a width divisible by the head size
     threshold: float
     separation: Mapping[str, float | None]
     shape: Mapping[str, Any] | None = None  # the shape passed by the user
-    verdict: str | None = None
-    reason: str | None = None
+    verdict: str | None = None  # on the shape
+    reason: str | None = None  # of the verdict
     contained: Sequence[float] | None = None  # the largest shape of the law within it
     saves: int | None = None
-    embedding_rank: int | None = None
-    notes: Sequence[str] = field(default_factory=list)
-    contrary: Sequence[str] = CONTRARY
+    embedding_rank: int | None = None  # bound on the useful width, of the law
+    notes: Sequence[str] = field(default_factory=list)  # what a reader should know
+    contrary: Sequence[str] = CONTRARY  # published results that disagree
 
     def records(self) -> list[dict[str, Any]]:
         """One row: every scalar field, with the ends of the intervals."""

@@ -53,24 +53,24 @@ class Discovery(Reading, kind="discovery"):
         "bootstrap": "share of resamples",
     }
 
-    name: str
-    variables: Sequence[str]
+    name: str  # of the table
+    variables: Sequence[str]  # names of the columns
     edges: Sequence[Sequence[Any]]
-    method: str
-    test: str
-    alpha: float | None
-    rows: int | None
-    dropped: int
+    method: str  # "icd" or "fci"
+    test: str  # name of the independence test
+    alpha: float | None  # significance level; None with a test of one's own
+    rows: int | None  # of the table; None without a table
+    dropped: int  # rows with missing values
     tests: int
-    tests_by_size: Sequence[int]
-    rounds: int
-    done: bool
-    tiers: Sequence[int] | None = None
-    forbidden: Sequence[Sequence[str]] = ()
-    required: Sequence[Sequence[str]] = ()
-    selection: bool = False
+    tests_by_size: Sequence[int]  # by size of the conditioning set
+    rounds: int  # completed
+    done: bool  # whether the search was completed
+    tiers: Sequence[int] | None = None  # tier of each variable
+    forbidden: Sequence[Sequence[str]] = ()  # pairs (a, b): a is known not to cause b
+    required: Sequence[Sequence[str]] = ()  # pairs (a, b): a → b is known
+    selection: bool = False  # whether selection bias is allowed for
     bootstrap: Sequence[Mapping[str, Any]] = ()
-    resamples: int = 0
+    resamples: int = 0  # of the bootstrap
 
     def pag(self) -> Pag:
         """The graph, over the numbers of the variables."""

@@ -40,20 +40,20 @@ class Flow(Reading, kind="flow"):
         "sink_mass": "share of the attention of counted tokens to sinks and excluded tokens",
     }
 
-    model: Mapping[str, Any]
-    modalities: Sequence[str]
-    counts: Mapping[str, Any]
+    model: Mapping[str, Any]  # name and facts of the model
+    modalities: Sequence[str]  # names
+    counts: Mapping[str, Any]  # tokens per modality; a list where there are several texts
     shares: Mapping[str, Any]
     chance: Mapping[str, Any]
     symmetry: Any
     reciprocity: Any
     special: Any
     sink_mass: Any = None
-    tokens: Sequence[str] = ()
-    labels: Sequence[str] = ()
+    tokens: Sequence[str] = ()  # of the sequence
+    labels: Sequence[str] = ()  # modality of each token
     maps: Sequence[Mapping[str, Any]] = ()  # of the strongest heads, if kept
-    picture: Mapping[str, Any] | None = None
-    notes: Sequence[str] = field(default_factory=list)
+    picture: Mapping[str, Any] | None = None  # the image, if any
+    notes: Sequence[str] = field(default_factory=list)  # what a reader should know
 
     @property
     def raw(self) -> Any:

@@ -31,11 +31,11 @@ class Lineage(Reading, kind="lineage"):
         "change": "‖ΔM‖/‖M‖ of the weights, M that of the first model; symmetric and skew likewise",
     }
 
-    ours: str
-    theirs: str
-    label: str
-    reasons: Sequence[str]
-    tests: Sequence[Mapping[str, Any]]
+    ours: str  # name of the first model
+    theirs: str  # name of the second model
+    label: str  # the relation, in words
+    reasons: Sequence[str]  # sentences
+    tests: Sequence[Mapping[str, Any]]  # per test: statistic, p-value, matched layers and heads
     changes: Sequence[Mapping[str, Any]] = field(default_factory=list)  # per head, where layers correspond one to one
     merge: Sequence[Mapping[str, Any]] = field(default_factory=list)  # weight of each model in a merge, if asked for
 

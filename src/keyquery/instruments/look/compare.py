@@ -28,8 +28,8 @@ class Comparison(Reading, kind="comparison"):
     }
 
     former = FORMER
-    readings: Sequence[Mapping[str, Any]]
-    changes: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    readings: Sequence[Mapping[str, Any]]  # each as the JSON of a Look
+    changes: Sequence[Mapping[str, Any]] = field(default_factory=list)  # per later look
 
     def __post_init__(self) -> None:
         super().__post_init__()

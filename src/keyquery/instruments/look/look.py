@@ -78,10 +78,10 @@ class Look(Reading, kind="look"):
     }
 
     former = FORMER
-    model: Mapping[str, Any]
-    layers: list[dict[str, Any]]
-    heads: list[dict[str, Any]]
-    sample: Mapping[str, Any] | None = None
+    model: Mapping[str, Any]  # name and facts of the model
+    layers: list[dict[str, Any]]  # metrics and notes per layer
+    heads: list[dict[str, Any]]  # metrics by view, shares and label per head
+    sample: Mapping[str, Any] | None = None  # scores by part of the first tokens, if kept
     corpus: Mapping[str, Any] | None = None  # the corpus that heads are compared with, if any
     summary: Mapping[str, int] = field(default_factory=dict)  # heads per label, most frequent first; recomputed
 

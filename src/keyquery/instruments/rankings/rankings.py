@@ -26,7 +26,7 @@ class RankingScores(Reading, kind="ranking scores"):
         "ndcg": "discounted cumulative gain of the first k, relative to the ideal ranking",
     }
 
-    at: Sequence[int]
+    at: Sequence[int]  # the k of recall and ndcg
     rows: Sequence[Mapping[str, Any]]  # one per query
 
     def __repr__(self) -> str:
@@ -145,6 +145,20 @@ def score_revisited(ranked: Any, truth: Revisited, at: Sequence[int] = (1, 5, 10
     """Score rankings on ROxford or RParis under each setup; published numbers are means of `trapezoidal_precision`.
 
     Easy: easy items are relevant, hard ones are junk. Medium: both are relevant. Hard: easy ones are junk.
+
+    Parameters
+    ----------
+    ranked
+        Indices of the database, best first, one row per query.
+    truth
+        The ground truth, of `kq.data.load_revisited`.
+    at
+        The k of recall and ndcg. Default: 1, 5, 10.
+
+    Returns
+    -------
+    dict of RankingScores
+        By setup: "easy", "medium", "hard".
     """
     return {name: score_rankings(ranked, *truth.setup(name), at) for name in SETUPS}
 

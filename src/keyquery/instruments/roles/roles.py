@@ -46,9 +46,9 @@ class Roles(Reading, kind="roles"):
         "clears": "whether score − null is above 0, simultaneously (Bonferroni) at 95 % for all heads and roles",
     }
 
-    model: Mapping[str, Any]
-    heads: list[dict[str, Any]]
-    notes: list[str] = field(default_factory=list)
+    model: Mapping[str, Any]  # name and facts of the model
+    heads: list[dict[str, Any]]  # per head: layer, head, scores, roles, role
+    notes: list[str] = field(default_factory=list)  # what a reader should know
     summary: Mapping[str, int] = field(default_factory=dict)  # heads per role, most frequent first; recomputed
 
     def __post_init__(self) -> None:

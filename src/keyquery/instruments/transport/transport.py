@@ -49,8 +49,8 @@ class Transport(Reading, kind="transport"):
         "symmetry": "(‖S‖² − ‖A‖²)/‖M‖² of a head's weights, −1 skew to 1 symmetric",
     }
 
-    model: Mapping[str, Any]
-    points: int
+    model: Mapping[str, Any]  # name and facts of the model
+    points: int  # that were followed
     distance: float
     wasserstein: float
     random: float
@@ -60,14 +60,14 @@ class Transport(Reading, kind="transport"):
     efficiency: float | None
     matched: float
     bures: float
-    exact: bool
-    published: bool
-    classes: Sequence[Mapping[str, Any]]
-    unit: str = "step"
-    steps: Sequence[int] = ()
-    curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
-    sketch: Mapping[str, Any] | None = None
-    heads: Sequence[Mapping[str, Any]] = ()
+    exact: bool  # couplings by assignment, not by Sinkhorn
+    published: bool  # numbers as in the released code
+    classes: Sequence[Mapping[str, Any]]  # the same metrics per class
+    unit: str = "step"  # of `steps`
+    steps: Sequence[int] = ()  # at which curves are measured
+    curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # metrics of the path up to each step
+    sketch: Mapping[str, Any] | None = None  # the points in two dimensions
+    heads: Sequence[Mapping[str, Any]] = ()  # energies of each head at these steps
 
     def records(self) -> list[dict[str, Any]]:
         """One row overall, and one per class if there are several."""

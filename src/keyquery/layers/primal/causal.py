@@ -18,8 +18,8 @@ CHUNK = 64
 class Prefix(NamedTuple):
     """State of causal decoding: Σ xⱼ[We, Wr][j mod n]ᵀ per head, and the number of tokens so far."""
 
-    total: Float[Tensor, "2 batch heads p s"]
-    seen: Int[Tensor, " batch"]
+    total: Float[Tensor, "2 batch heads p s"]  # sums over the tokens so far
+    seen: Int[Tensor, " batch"]  # tokens so far, per sequence
 
 
 def prefix_scores(

@@ -23,6 +23,17 @@ class Random(nn.Module):
     φ(z) = exp(Ωz' − ‖z'‖²/2)/√width with z' = z/p^¼ and fixed random rows of Ω, orthogonal in blocks of p, which lowers
     the variance. They are part of the state dict.
 
+    Parameters
+    ----------
+    dims
+        Width p of queries and keys.
+    width
+        Number of features.
+    device, dtype
+        Of Ω. Default: those of torch.
+
+    Examples
+    --------
     >>> phi = Random(8, width=4096)
     >>> q, k = torch.full((8,), 0.3), torch.full((8,), 0.2)
     >>> bool((phi(q) @ phi(k) / (q @ k / 8**0.5).exp() - 1).abs() < 0.1)

@@ -33,8 +33,8 @@ class PrimalReading(Reading, kind="primal"):
         "right": "share",
     }
 
-    rank: int
-    heads: list[dict[str, Any]]
+    rank: int  # s
+    heads: list[dict[str, Any]]  # one per sample and head: spectrum, J, residual, overlaps
 
     def records(self) -> list[dict[str, Any]]:
         """One row per sample and head, without the spectrum."""

@@ -25,6 +25,11 @@ class TimeCode(nn.Module, ABC):
     Cosine and sine share ω and w, so that ψ depends only on the lag for all parameter values. Subclasses define
     `frequencies` (radians per unit of time) and `shares`; those that sample them also `_draw`. Parameters are
     dimensionless; quantities with a unit are float64 buffers, which keep their precision in any dtype.
+
+    Parameters
+    ----------
+    dim
+        Width of Φ(t): two per frequency.
     """
 
     sampled = False  # whether frequencies are resampled in training

@@ -30,7 +30,7 @@ class TimeKernel(Reading, kind="time kernel"):
 
     lags: list[float]
     values: list[float]
-    spectrum: list[dict[str, float]]
+    spectrum: list[dict[str, float]]  # frequency and share of each component
     heads: list[list[float]] | None = None
 
     def records(self) -> list[dict[str, Any]]:

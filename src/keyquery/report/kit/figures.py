@@ -31,6 +31,20 @@ def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
     """A figure of a reading, by name. Default: the first figure of its kind.
 
     Looks and comparisons have "triangle", their default on data, and "map", the symmetry of each head.
+
+    Parameters
+    ----------
+    reading
+        The reading.
+    what
+        Name of the figure. Default: the first of its kind.
+    **options
+        Options of the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure.
     """
     figures = display_of(reading).figures
     if not figures:
@@ -60,6 +74,13 @@ def _paper(pyplot: Any) -> Iterator[None]:
 def check_picture(path: Path) -> None:
     """Refuse a path with an extension that is not supported for figures.
 
+    Parameters
+    ----------
+    path
+        The file.
+
+    Examples
+    --------
     >>> check_picture(Path("heads.gif"))
     Traceback (most recent call last):
     ValueError: heads.gif: a figure must be a .pdf, .png or .svg file
@@ -85,6 +106,11 @@ def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str 
         Name of the figure. Default: the triangle, or the first figure of the kind.
     **options
         Options of the figure.
+
+    Returns
+    -------
+    bytes
+        Content of the file.
     """
     check_picture(path)
     display = display_of(reading)

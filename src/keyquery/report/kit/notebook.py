@@ -11,7 +11,18 @@ from keyquery.report.registry import display_of
 
 
 def html(reading: Reading) -> str:
-    """HTML of a reading: its page in a frame if it has one, else its records as a table; all text is escaped."""
+    """HTML of a reading: its page in a frame if it has one, else its records as a table; all text is escaped.
+
+    Parameters
+    ----------
+    reading
+        Any reading.
+
+    Returns
+    -------
+    str
+        HTML.
+    """
     drawable = display_of(reading).page and getattr(reading, "sketch", True)  # a transport path may lack its sketch
     return frame(reading) if drawable else _table(reading)
 

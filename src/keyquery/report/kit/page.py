@@ -73,6 +73,18 @@ def document(
 def page(reading: Reading) -> str:
     """The page of a reading as HTML.
 
+    Parameters
+    ----------
+    reading
+        A reading of a kind that has a page.
+
+    Returns
+    -------
+    str
+        HTML, self-contained.
+
+    Examples
+    --------
     >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
     '<!doctype html>'
     """

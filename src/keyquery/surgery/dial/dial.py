@@ -101,6 +101,13 @@ class Dial(Handle):
     """A dialled model: `turn` sets new gains, `undo` or the end of the context restores the model.
 
     `bases` holds the directions of the dialled heads, with their values and shares, by (layer, head).
+
+    Parameters
+    ----------
+    changes
+        The changes that `undo` takes back.
+    gains, directions
+        By site, and by (layer, head). Made by `kq.dial`.
     """
 
     def __init__(

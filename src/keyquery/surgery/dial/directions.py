@@ -41,11 +41,11 @@ class Basis(NamedTuple):
     Re(e^{iΔω}·curve), or a constant.
     """
 
-    values: Float[Tensor, " count"]
-    shares: Float[Tensor, " count"]
-    left: Float[Tensor, "count terms n"]
-    right: Float[Tensor, "count terms n"]
-    curves: Float[Tensor, "count terms r"]
+    values: Float[Tensor, " count"]  # singular values or eigenvalues
+    shares: Float[Tensor, " count"]  # of the squared norm
+    left: Float[Tensor, "count terms n"]  # terms on [q; k] of the query
+    right: Float[Tensor, "count terms n"]  # terms on [q; k] of the key
+    curves: Float[Tensor, "count terms r"]  # dependence on the offset, by rotary pair
 
 
 def basis_of(kind: str, gram: Float[Tensor, "n n"], rope: Rope | None, count: int | None = None) -> Basis:

@@ -47,7 +47,17 @@ class Linear:
 
 
 class Projection(Handle):
-    """A projected head; `lost` is the lost share of ‖M‖², for the weights or, with data, on data."""
+    """A projected head; `lost` is the lost share of ‖M‖², for the weights or, with data, on data.
+
+    Parameters
+    ----------
+    changes
+        The changes that `undo` takes back.
+    what
+        Name of the change.
+    lost
+        Lost share of ‖M‖². Made by `kq.project`.
+    """
 
     def __init__(self, changes: ExitStack, what: str, lost: float) -> None:
         super().__init__(changes, what)

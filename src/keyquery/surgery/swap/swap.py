@@ -48,6 +48,13 @@ class Swap(Handle):
     `names` are the replaced modules. `lost` is, by layer, the share of each head's ‖M‖² that the new kernel cannot
     represent, for the weights or on data; empty if nothing was fitted. Move the model to another device or dtype before
     the swap or after the undo: the replaced modules are not moved.
+
+    Parameters
+    ----------
+    changes
+        The changes that `undo` takes back.
+    recipe, heads, attentions, lost
+        What was replaced, by what, and what was lost. Made by `kq.swap`.
     """
 
     def __init__(

@@ -36,17 +36,17 @@ Run = tuple[Capture, torch.Tensor | None]  # what was captured, and the position
 class Proof:
     """Whether the checkpoints of a model type are read exactly: every softmax of a tiny model against our scores."""
 
-    model_type: str
-    status: str
-    reason: str = ""
-    family: str | None = None
+    model_type: str  # of transformers
+    status: str  # as in `prove`: "exact", "wrong", "missing layers", "refused", …
+    reason: str = ""  # of the status
+    family: str | None = None  # the architecture that read it
     error: float | None = None  # the largest, relative, up to a constant per query
     modules: dict[str, float] = field(default_factory=dict)  # error by attention module
     missing: list[str] = field(default_factory=list)  # attention modules that are not read
     untested: list[str] = field(default_factory=list)  # layers that are read, and that no input reaches
     content: list[str] = field(default_factory=list)  # layers that are read without their term of positions
-    transformers: str = ""
-    factor: int | None = None
+    transformers: str = ""  # version
+    factor: int | None = None  # by which the widths of the model were divided
 
     def __str__(self) -> str:
         count = len(self.modules)

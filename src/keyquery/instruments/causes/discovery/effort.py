@@ -18,6 +18,18 @@ def expected_seconds(test: PartialCorrelation) -> float:
     Most tests of a dense graph have this size. Their number is Σ |adj(x) ∪ adj(y)| − 2 over marginally dependent pairs;
     larger sets and orientation are not included. 0 for small graphs.
 
+    Parameters
+    ----------
+    test
+        The test that a search would use.
+
+    Returns
+    -------
+    float
+        Seconds.
+
+    Examples
+    --------
     >>> expected_seconds(PartialCorrelation(np.eye(3), 768, 0.01))
     0.0
     """

@@ -24,9 +24,9 @@ KEPT = 1 << 20  # cached results; for a graph of a thousand nodes not all would 
 class Query(NamedTuple):
     """Are x and y independent given the nodes of a mask?"""
 
-    x: int
-    y: int
-    given: int
+    x: int  # a node
+    y: int  # another node
+    given: int  # mask of the conditioning set
 
 
 @runtime_checkable
@@ -35,9 +35,9 @@ class Test(Protocol):
 
     count: int  # of nodes
     most: int  # largest conditioning set
-    threshold: float
-    tests: int
-    by_size: Counter[int]
+    threshold: float  # of the statistic
+    tests: int  # counted so far
+    by_size: Counter[int]  # the same, by size of the conditioning set
 
     def prepare(self, queries: Iterable[Query]) -> None:
         """Precompute queries in a batch."""
@@ -55,6 +55,17 @@ class PartialCorrelation:
     by Cholesky for more, and by the pseudo-inverse where the nodes are (nearly) dependent. |ρ| ≥ 1 is dependence. If Z
     determines x or y (residual variance below TOLERANCE), the pair counts as dependent.
 
+    Parameters
+    ----------
+    correlation
+        Correlation matrix (n, n).
+    samples
+        Effective sample size.
+    alpha
+        Significance level.
+
+    Examples
+    --------
     >>> C = np.array([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.5, 1]])   # a chain 0 – 1 – 2
     >>> test = PartialCorrelation(C, samples=768, alpha=0.01)
     >>> [test.statistic(query) < test.threshold for query in (Query(0, 2, 0), Query(0, 2, 0b010))], test.tests
@@ -143,6 +154,17 @@ class DSeparation:
 
     `selected` are nodes that every test conditions on: the sample was selected by them.
 
+    Parameters
+    ----------
+    graph
+        A networkx.DiGraph.
+    observed
+        Its observed nodes, in the order of the test.
+    selected
+        Nodes that every test conditions on. Default: none.
+
+    Examples
+    --------
     >>> import networkx
     >>> test = DSeparation(networkx.DiGraph([("h", "a"), ("h", "b"), ("a", "c")]), ["a", "b", "c"])
     >>> test.statistic(Query(1, 2, 0b001)) < test.threshold    # b and c given a
@@ -180,6 +202,18 @@ class DSeparation:
 def correlation_of(attention: Float[ndarray, "n m"]) -> Float[ndarray, "n n"]:
     """The correlation of C = D⁻¹AAᵀD⁻¹, D = diag(A), where any scaling of rows, such as D⁻¹, cancels.
 
+    Parameters
+    ----------
+    attention
+        Attention weights (n, m) of n queries.
+
+    Returns
+    -------
+    ndarray
+        Correlations (n, n).
+
+    Examples
+    --------
     >>> correlation_of(np.array([[1.0, 0.0], [0.6, 0.8]]))
     array([[1. , 0.6],
            [0.6, 1. ]])

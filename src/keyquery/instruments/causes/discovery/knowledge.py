@@ -18,8 +18,8 @@ class Knowledge:
     its required parents: these edges are tail and arrowhead, and are never removed.
     """
 
-    barred: Sequence[int]
-    causes: Sequence[int]
+    barred: Sequence[int]  # masks of nodes that are no ancestors
+    causes: Sequence[int]  # masks of required parents
 
     def __bool__(self) -> bool:
         return any(self.barred) or any(self.causes)

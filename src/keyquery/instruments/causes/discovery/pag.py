@@ -14,6 +14,18 @@ Edge = tuple[int, int, str, str]  # i < j, the mark at i, the mark at j
 def members(mask: int) -> tuple[int, ...]:
     """The nodes of a mask, in order.
 
+    Parameters
+    ----------
+    mask
+        Bit i is node i.
+
+    Returns
+    -------
+    tuple of int
+        Node numbers.
+
+    Examples
+    --------
     >>> members(0b1011)
     (0, 1, 3)
     """
@@ -28,6 +40,18 @@ def members(mask: int) -> tuple[int, ...]:
 def later_nodes(tiers: Sequence[int]) -> list[int]:
     """For each node, the mask of nodes in later tiers, which cannot be its ancestors.
 
+    Parameters
+    ----------
+    tiers
+        Tier of each node.
+
+    Returns
+    -------
+    list of int
+        A mask per node.
+
+    Examples
+    --------
     >>> [members(mask) for mask in later_nodes([0, 0, 1, 2])]
     [(2, 3), (2, 3), (3,), ()]
     """
@@ -45,6 +69,15 @@ class Pag:
     circle: undetermined. `adjacent`, `arrows` and `tails` hold a bit mask of neighbours per node: all of them,
     those whose edge has an arrowhead at the node, those whose edge has a tail at it.
 
+    Parameters
+    ----------
+    count
+        Number of nodes.
+    edges
+        Edges (i, j, mark at i, mark at j). Default: none.
+
+    Examples
+    --------
     >>> graph = Pag(3, [(0, 2, "circle", "arrow"), (1, 2, "circle", "arrow")])
     >>> graph.edges(), graph.mark(0, 2), graph.mark(2, 0)
     ([(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow')], 'circle', 'arrow')

@@ -29,6 +29,26 @@ def orient(
     common effect of observed nodes. Marks that follow from background `knowledge` are there from the start. With tiers,
     R1–R4 and R8–R10 stay sound and complete (Andrews, Spirtes and Cooper, 2020); with other knowledge they stay sound.
 
+    Parameters
+    ----------
+    graph
+        A skeleton; its marks are reset.
+    separations
+        By pair of nodes, the mask of a set that separates them.
+    selection
+        Apply R5–R7. Default: no.
+    tails
+        Apply R8–R10. Default: yes.
+    knowledge
+        Background knowledge. Default: none.
+
+    Returns
+    -------
+    Pag
+        A new graph.
+
+    Examples
+    --------
     >>> graph = Pag(4, [(0, 2, *"oo"), (1, 2, *"oo"), (2, 3, *"oo")])
     >>> orient(graph, {(0, 1): 0, (0, 3): 0b100, (1, 3): 0b100}).edges()
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]

@@ -24,10 +24,10 @@ BATCH = 64  # pairs tested at once
 class Found:
     """The result of a search: graph, number of rounds, whether it was completed, and the separating sets."""
 
-    graph: Pag
-    rounds: int
-    done: bool
-    separations: dict[tuple[int, int], int]
+    graph: Pag  # the oriented graph
+    rounds: int  # completed
+    done: bool  # whether the search was completed
+    separations: dict[tuple[int, int], int]  # by pair, the mask of a separating set
 
 
 def icd(
@@ -45,6 +45,32 @@ def icd(
     `tiers` is background knowledge: no node is an ancestor of one in an earlier tier; `knowledge` is more of it, of
     `knowledge_of`. `progress` reports each round.
 
+    Parameters
+    ----------
+    test
+        An independence test: `PartialCorrelation`, `DSeparation` or one of your own.
+    rounds
+        Default: all.
+    order_free
+        Delete edges at the end of a round, so that the result does not depend on the order of the nodes.
+    selection
+        Allow for selection bias.
+    tails
+        Apply the rules R8–R10.
+    tiers
+        Tier of each node: no node is an ancestor of one in an earlier tier. Default: none.
+    progress
+        Reports each round. Default: none.
+    knowledge
+        More background knowledge, of `knowledge_of`. Default: none.
+
+    Returns
+    -------
+    Found
+        Graph, rounds, whether the search was completed, and separating sets.
+
+    Examples
+    --------
     >>> import networkx
     >>> from keyquery.instruments.causes.discovery import DSeparation
     >>> icd(DSeparation(networkx.DiGraph([(0, 2), (1, 2), (2, 3)]), range(4))).graph.edges()
@@ -73,6 +99,28 @@ def icd_rounds(
     set, of round 1 single neighbours of either node, later those of `icd_sets`. With `order_free`, edges are deleted at
     the end of a round, and the best of the cheapest separating sets is kept. No set contains a node that is known
     to be an ancestor of neither, such as one that is later than both: their ancestors separate them.
+
+    Parameters
+    ----------
+    test
+        An independence test: `PartialCorrelation`, `DSeparation` or one of your own.
+    order_free
+        Delete edges at the end of a round, so that the result does not depend on the order of the nodes.
+    selection
+        Allow for selection bias.
+    tails
+        Apply the rules R8–R10.
+    tiers
+        Tier of each node: no node is an ancestor of one in an earlier tier. Default: none.
+    progress
+        Reports each round. Default: none.
+    knowledge
+        More background knowledge, of `knowledge_of`. Default: none.
+
+    Returns
+    -------
+    iterator of Found
+        One per round.
     """
     known = _known(test, tiers, knowledge, selection)
     graph = Pag.complete(test.count)
@@ -104,6 +152,30 @@ def fci(
 
     `tiers`, `knowledge` and `progress` as in `icd`.
 
+    Parameters
+    ----------
+    test
+        An independence test: `PartialCorrelation`, `DSeparation` or one of your own.
+    order_free
+        Delete edges at the end of a round, so that the result does not depend on the order of the nodes.
+    selection
+        Allow for selection bias.
+    tails
+        Apply the rules R8–R10.
+    tiers
+        Tier of each node: no node is an ancestor of one in an earlier tier. Default: none.
+    progress
+        Reports each round. Default: none.
+    knowledge
+        More background knowledge, of `knowledge_of`. Default: none.
+
+    Returns
+    -------
+    Found
+        Graph, rounds, whether the search was completed, and separating sets.
+
+    Examples
+    --------
     >>> import networkx
     >>> from keyquery.instruments.causes.discovery import DSeparation
     >>> fci(DSeparation(networkx.DiGraph([(0, 2), (1, 2), (2, 3)]), range(4))).graph.edges()
