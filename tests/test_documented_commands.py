@@ -77,8 +77,8 @@ KNOWN = [command for command in ALL.pop(ATLAS) if command.startswith("keyquery")
 # They take hours, or need the wheels: understood, and not run.
 READ = [one for found in (*ALL.values(), KNOWN) for one in found if one.startswith("keyquery study") or found is KNOWN]
 RUN = {page: [one for one in found if one not in ELSEWHERE and one not in READ] for page, found in ALL.items()}
-SLOW = ("docs/ablate.md", "docs/looking.md", "docs/page.md", "docs/rerank.md", "docs/survey.md")
-BY_PAGE = [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p, found in RUN.items() if found]
+# The README is tested at every change, all other pages by `make test-all`.
+BY_PAGE = [pytest.param(p, marks=[] if p == "README.md" else pytest.mark.slow) for p, found in RUN.items() if found]
 
 
 def test_no_command_is_left_out():
@@ -155,10 +155,7 @@ def _names(word: str) -> list[str]:
     return sorted(map(str, Path().glob(word))) if word.startswith("models/") else [word]
 
 
-SLOW_PAGES = [pytest.param(page, marks=pytest.mark.slow) for page in BY_PAGE if page != "README.md"]
-
-
-@pytest.mark.parametrize("page", ["README.md", *SLOW_PAGES])
+@pytest.mark.parametrize("page", BY_PAGE)
 def test_commands_run_one_after_the_other(page, place, tmp_path, monkeypatch, request):
     """In the order of the page and in one folder, as a reader would."""
     for thing in place.iterdir():
