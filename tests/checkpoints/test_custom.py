@@ -1,6 +1,7 @@
 """Weights that the user names: every layout gives the same heads, and what does not fit is refused."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -151,3 +152,14 @@ def test_command_line_takes_a_layout(layout, tmp_path, weights):
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code != 0
     assert "--layout" in str(result.exception)
+
+
+def test_an_unknown_layout_suggests_what_looks_like_queries_and_keys(tmp_path):
+    names = [f"stack.{layer}.mixer.to_{one}.weight" for layer in (0, 1) for one in "qkv"]
+    save_file({name: torch.randn(8, 8) for name in names}, tmp_path / "odd.safetensors")
+    patterns = "stack.{layer}.mixer.to_q.weight", "stack.{layer}.mixer.to_k.weight"
+    with pytest.raises(ValueError, match=re.escape(f"perhaps by --query {patterns[0]!r} --key {patterns[1]!r}")):
+        kq.read(tmp_path / "odd.safetensors")
+    heads = kq.read(tmp_path / "odd.safetensors", query=patterns[0], key=patterns[1], heads=2)
+    assert len(heads) == 2
+    assert "every key counts as visible" in heads[0].notes[0]  # no mask, norm or position is known

@@ -89,7 +89,9 @@ def _load(source: str | Path, path: Path, lm_head: bool) -> tuple[nn.Module, Any
             maker = _lm_class(transformers, path, options) if lm_head else transformers.AutoModel
             model, info = maker.from_pretrained(path, output_loading_info=True, **options)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ValueError(f"transformers cannot build {source}: {first_line(error)}") from None
+            sizes = "ignore_mismatched_sizes" in str(error)  # its report was printed to a log that is not shown
+            why = "the config's sizes are not those of the weights" if sizes else first_line(error)
+            raise ValueError(f"transformers cannot build {source}: {why}") from None
         _require_whole(source, info["missing_keys"])
         return model, _tokenizer(transformers, path, options)
 

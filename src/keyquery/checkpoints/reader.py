@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -28,6 +29,9 @@ from keyquery.support.files import beside
 from keyquery.support.printable import NAME, printable
 
 TORCH = (".bin", ".pt", ".pth")
+NAMED = (
+    "weights named by patterns: scale 1/√r is assumed, norms and positions are not known, every key counts as visible"
+)
 
 
 def read(
@@ -97,7 +101,7 @@ def read(
         family = custom_family(opened, query, key, layout, heads)
         if not places(family, opened.shapes, opened.config):
             raise ValueError(f"{opened.label} has no tensor {query!r}; it holds {_shown(opened)}")
-        return Heads(opened, family, heads, gaps=True)
+        return Heads(opened, family, heads, (NAMED,), gaps=True)
     if layout is not None:
         raise ValueError(f"layout needs query and key, got layout {layout!r} without them")
     return read_recognised(opened, heads, partial)
@@ -307,17 +311,36 @@ def _family_of(source: Source) -> Family:
     if recognised is None:
         kind = f"the model type {_quoted(model_type)}" if model_type else "this layout"
         if isinstance(source, Live):
+            query, key = _pair(source) or ("…", "…")
             raise ValueError(
                 f"{source.label} has no known attention module: it holds {_shown(source)}; if it has attention, pass "
-                "query=, key= and heads= to kq.read or kq.look"
+                f"query={query!r}, key={key!r} and heads= to kq.read or kq.look"
             )
         if all(name.startswith("network.") for name in source.shapes):
             kind += " (a saved estimator? then load it, and pass its network_)"
         raise ValueError(
-            f"{source.label}: {kind} is not known. It holds {_shown(source)}. Name its weights with "
-            "--query PATTERN --key PATTERN --heads N, with {layer} in the patterns"
+            f"{source.label}: {kind} is not known. It holds {_shown(source)}. Name its weights{_example(source)}"
         )
     return recognised
+
+
+def _example(source: Source) -> str:
+    """How to name the weights of a source: by the tensors that look like queries and keys, if there are any."""
+    if (pair := _pair(source)) is not None:
+        return f", perhaps by --query {pair[0]!r} --key {pair[1]!r} --heads N"
+    return " with --query PATTERN --key PATTERN --heads N, with {layer} in the patterns"
+
+
+def _pair(source: Source) -> tuple[str, str] | None:
+    """Patterns of the first two tensors whose names differ in a q and a k only; None without such."""
+    for name in sorted(source.shapes):
+        for letters, others in (("query", "key"), ("q", "k"), ("Q", "K")):
+            for found in re.finditer(letters, name):
+                other = name[: found.start()] + others + name[found.end() :]
+                if other in source.shapes:
+                    query, key = (re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", each, count=1) for each in (name, other))
+                    return printable(query, NAME), printable(key, NAME)
+    return None
 
 
 def _shown(source: Source) -> str:

@@ -266,9 +266,8 @@ def _summary(reading: Look) -> list[str]:
     lines = [f"\nAll heads of a layer together, raw, median over layers: {together}."]
     if not has_data(reading):
         lines.append(f"Random weights have symmetry 1/width = {1 / reading.model['width']:.3f}.")
-        lines.append(
-            "Weights alone decide few labels. For shares of score variance, popularity and position: --text FILE."
-        )
+        on_data = "" if reading.model["family"] == "custom" else " For shares of score variance on data: --text FILE."
+        lines.append(f"Weights alone decide few labels.{on_data}")
     lines.append(f"Labels: {_counts(reading)}.")
     if len(reading.heads) > MOST_HEADS:
         lines.append("For single heads: --layers to select some, --csv or --json for all.")
