@@ -72,11 +72,9 @@ def _statistics(
     keys_at = key + sequence * key_batch + (head // shared) * key_head
     sink_at = tl.load(first + flat) if FIRST else 0
     infinity = float("inf")
-    largest = tl.full((ROWS,), -infinity, tl.float32)
-    smallest = tl.full((ROWS,), infinity, tl.float32)
-    sink = tl.full((ROWS,), -infinity, tl.float32)
-    total, count = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
-    weighted = tl.zeros((ROWS,), tl.float32)  # Σ exp(s − largest)·(s − largest)
+    largest, smallest = tl.full((ROWS,), -infinity, tl.float32), tl.full((ROWS,), infinity, tl.float32)
+    sink, total = tl.full((ROWS,), -infinity, tl.float32), tl.zeros((ROWS,), tl.float32)
+    count, weighted = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)  # Σ exp(s − largest)·(s − largest)
     blocks = tl.cdiv(tl.minimum((tile + 1) * ROWS, m) if CAUSAL else m, COLUMNS)
     for block in tl.range(0, STATIC if STATIC > 0 else blocks):  # the interpreter cannot loop up to a tensor
         columns = block * COLUMNS + tl.arange(0, COLUMNS)
@@ -100,7 +98,7 @@ def _statistics(
         top = tl.maximum(largest, tl.max(above, 1))
         base = tl.where(top == -infinity, 0.0, top)
         shift = tl.where(largest == -infinity, 0.0, largest - base)  # ≤ 0: what is already summed shrinks by e^shift
-        shrink = tl.where(largest == -infinity, 0.0, tl.exp(shift))
+        shrink = tl.exp(shift)
         apart = tl.where(seen, logits - base[:, None], 0.0)
         weights = tl.where(seen, tl.exp(apart), 0.0)
         weighted = (weighted + shift * total) * shrink + tl.sum(weights * apart, 1)

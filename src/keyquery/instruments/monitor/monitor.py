@@ -21,7 +21,7 @@ from keyquery.checkpoints.sources import bare, first_line
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.interception import Interception, looks_like_attention
 from keyquery.instruments.monitor.records import Recorder, module_of
-from keyquery.support.checks import check_count
+from keyquery.support.checks import check_count, check_number
 
 
 class Monitor:
@@ -112,6 +112,29 @@ class Monitor:
             raise ValueError("inside `with monitor` steps are counted by the optimiser: omit monitor.step()")
         self._safely(self._gradients)
         self._stepped()
+
+    def clip(self, tau: float = 100.0) -> list[dict[str, Any]]:
+        """QK-Clip: scale down query and key weights of the heads whose largest recorded logit exceeds `tau`.
+
+        Call it after an optimiser step. It uses the latest record, once: with `every=1` no head stays above `tau`.
+        Heads that share keys (GQA) have their queries scaled alone; latent attention (MLA) as published.
+
+        Parameters
+        ----------
+        tau
+            Largest logit that is allowed. Default: 100.
+
+        Returns
+        -------
+        list of dict
+            The clipped heads: step, head, name, largest logit and factor of its scores. Also logged.
+        """
+        check_number("tau", tau)
+        if tau <= 0:
+            raise ValueError(f"tau must be above 0, got {tau}")
+        if self.heads is None:
+            raise ValueError(f"{self.name} cannot be clipped, its weights are not read: {self.unread}")
+        return self.recorder.clip(self.model, self.heads, float(tau))
 
     def reading(self) -> Any:
         """All records so far, as a Reading."""

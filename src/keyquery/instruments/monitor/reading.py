@@ -41,7 +41,7 @@ class Monitored(Reading, kind="monitor"):
     heads: Sequence[Mapping[str, Any]]  # {layer, head, name}
     curves: Mapping[str, Sequence[Sequence[float | None]]]
     alarms: Sequence[Mapping[str, Any]] = ()  # {step, rule, heads, head, value, reason}
-    clips: Sequence[Mapping[str, Any]] = ()  # {step, head, name, largest, factor}
+    clips: Sequence[Mapping[str, Any]] = ()  # {step, name, largest, factor}
 
     def records(self) -> list[dict[str, Any]]:
         """One row per step and head."""

@@ -15,6 +15,7 @@ from torch.distributed import ReduceOp, all_reduce, get_rank, is_available, is_i
 
 from keyquery.checkpoints import Heads
 from keyquery.instruments.monitor.alarms import Rules
+from keyquery.instruments.monitor.clip import clip_heads
 from keyquery.instruments.monitor.interception import Seen
 from keyquery.instruments.monitor.reading import METRICS, Monitored
 from keyquery.instruments.monitor.statistics import ENTROPY, LARGEST, QUERIES, SINK, SMALLEST, UNIFORM
@@ -176,10 +177,29 @@ class Recorder:
         if self.board is not None and "values" in record:
             self.board.tell(_summary(record), float("nan"))
 
-    def clipped(self, step: int, clips: Sequence[Mapping[str, Any]]) -> None:
-        """Log clips of heads."""
-        self.records[-1].setdefault("clips", []).extend(clips)
-        self.write({"step": step, "clips": list(clips)})
+    def clip(self, model: nn.Module, heads: Heads, tau: float) -> list[dict[str, Any]]:
+        """Clip the heads whose largest logit in the latest record exceeds tau, once per record."""
+        if not self.records or "clips" in self.records[-1]:
+            return []
+        record = self.records[-1]
+        layers = {module_of(layer.name, self._modules()): layer.index for layer in reversed(list(heads))}
+        clips: list[dict[str, Any]] = []
+        gammas: dict[int, dict[int, float]] = {}
+        for head, largest in zip(self.heads, record["values"]["largest"], strict=True):
+            module = head["name"].rpartition(".")[0]
+            if largest is not None and largest > tau:
+                gammas.setdefault(layers[module], {})[head["head"]] = tau / largest
+                clips.append(
+                    {"step": record["step"], "name": head["name"], "largest": largest, "factor": tau / largest}
+                )
+        record["clips"] = clips
+        if clips:
+            clip_heads(model, heads, gammas)
+            self.write({"step": record["step"], "clips": clips})
+        return clips
+
+    def _modules(self) -> dict[str, int]:
+        return {head["name"].rpartition(".")[0]: 0 for head in self.heads}
 
     def drop(self, step: int) -> None:
         """Drop records from a step on."""
