@@ -109,10 +109,10 @@ class Plan:
     """What is trained: every recipe, rate and seed with and without QK-norm; then what diverged, changed."""
 
     recipes: tuple[str, ...] = RECIPES
-    rates: tuple[float, ...] = (1e-3, 4e-3, 1e-2, 2e-2, 4e-2, 8e-2)
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
     seeds: tuple[int, ...] = (0, 1, 2)
     taus: tuple[float, ...] = (100.0,)
-    steps: int = 2000
+    steps: int = 2500
     width: int = 256
     depth: int = 4
     length: int = 128

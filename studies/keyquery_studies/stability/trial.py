@@ -24,10 +24,10 @@ from keyquery_studies.common.store import result_name
 
 KERNELS = ("general", "symmetric", "split", "tied")
 RECIPES = ("rate", "abrupt")
-WARMUP = 300  # steps of the recipe "rate"
+WARMUP = 1000  # steps of the recipe "rate"
 LARGE = 3.0  # factor on the initial query and key weights of the recipe "abrupt"
 BETAS = (0.9, 0.95)
-DECAY = 0.1
+DECAY = 0.0  # decay times a high rate would bound the weights, and so the logits
 CLIP = 1.0  # global gradient norm
 LOST = 2.0  # nats above its lowest mean: a training that lost so much, for LATE steps, is not continued
 LATE = 300
@@ -59,7 +59,7 @@ class Trial:
     normed: bool = False
     kernel: str = "general"
     tau: float | None = None  # QK-Clip at every record
-    steps: int = 2000
+    steps: int = 2500
     vocabulary: int = 1024
     width: int = 256
     depth: int = 4

@@ -97,6 +97,8 @@ class Monitor:
         self.every, self.structure, self.strict = every, structure, strict
         self.heads, self.unread = _heads_of(self.model)
         self.name = name or type(self.model).__name__
+        modules = dict(self.model.named_modules())
+        self._head_counts = {module_of(layer.name, modules): layer.heads for layer in self.heads or ()}
         self.recorder = Recorder(self.name, every, rules or Rules(), on_alarm or _print, folder, board)
         self.count = 0  # optimiser steps so far
         self._interception: Interception | None = None  # of the forward that is running
@@ -195,10 +197,8 @@ class Monitor:
             self._safely(self._intercept, args, kwargs)
 
     def _intercept(self, args: Any, kwargs: Any) -> None:
-        modules = dict(self.model.named_modules())
-        counts = {} if self.heads is None else {module_of(layer.name, modules): layer.heads for layer in self.heads}
         tokens = self.recorder.count % self.structure == 0
-        interception = Interception(self.model, counts, tokens)
+        interception = Interception(self.model, self._head_counts, tokens)
         interception.__enter__()
         interception.begin("", self.model, args, kwargs)
         self._interception = interception

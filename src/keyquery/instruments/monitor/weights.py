@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.checkpoints.has_form import FormedHeads
+from keyquery.checkpoints.has_form import FormedHeads, formed
 from keyquery.checkpoints.layer import LatentLayer, Norm, Projections
 from keyquery.forms.shares import Visible, shares
 from keyquery.instruments.monitor.bound import logit_bound
@@ -112,7 +112,7 @@ def gradient_norms(heads: Heads, model: nn.Module) -> dict[str, tuple[Tensor, Te
     if all(weight.grad is None for weight in model.parameters()):
         return {}
     if isinstance(heads, FormedHeads):
-        return {layer.name: _own_gradients(model.get_submodule(layer.modules["module"]), layer) for layer in heads}
+        return {name or "attention": _own_gradients(model.get_submodule(name)) for name in formed(model)}
     shown = copy.copy(heads)
     shown.source = Gradients(heads.source, model)
     found = {}
@@ -124,19 +124,18 @@ def gradient_norms(heads: Heads, model: nn.Module) -> dict[str, tuple[Tensor, Te
     return found
 
 
-def _own_gradients(module: Any, layer: Layer) -> tuple[Tensor, Tensor]:
+def _own_gradients(module: Any) -> tuple[Tensor, Tensor]:
     """Of `kq.Attention`, whose structured kernels have no query weights of their own: those of the shared ones."""
 
-    def norms(projection: Any, heads: int) -> Tensor:
+    def norms(projection: Any) -> Tensor:
         gradient = None if projection is None else projection.weight.grad
         if gradient is None:
-            return torch.zeros(layer.heads)
-        per_head = whole(gradient).float().unflatten(0, (heads, -1))
-        return torch.linalg.vector_norm(per_head, dim=(-2, -1)).repeat_interleave(layer.heads // heads)
+            return torch.zeros(module.heads)
+        per_head = whole(gradient).float().unflatten(0, (-1, module.head_dim))
+        return torch.linalg.vector_norm(per_head, dim=(-2, -1)).repeat_interleave(module.heads // len(per_head))
 
-    key = norms(getattr(module, "key", None), layer.weights.query.shape[0])
-    query = getattr(module, "query", None)
-    return (key if query is None else norms(query, layer.heads)), key
+    key, query = norms(getattr(module, "key", None)), getattr(module, "query", None)
+    return (key if query is None else norms(query)), key
 
 
 @torch.no_grad()
