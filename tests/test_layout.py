@@ -182,6 +182,7 @@ def test_public_names():
         "InContextClassifier",
         "KReciprocalReranker",
         "MercerTime",
+        "Monitor",
         "NPTClassifier",
         "NPTRegressor",
         "PrimalAttention",

@@ -33,6 +33,7 @@ from keyquery.instruments.look.look import look as look
 from keyquery.instruments.rankings.rankings import score_rankings as score_rankings
 from keyquery.instruments.lineage.lineage import lineage as lineage
 from keyquery.instruments.roles.roles import roles as roles
+from keyquery.instruments.monitor.monitor import Monitor as Monitor
 from keyquery.instruments.transport.lens import TransportLens as TransportLens
 from keyquery.instruments.transport.transport import transport as transport
 from keyquery.layers import (

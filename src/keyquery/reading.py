@@ -45,6 +45,7 @@ MODULES = {
     "interactions": "keyquery.estimators.events.interactions",
     "lineage": "keyquery.instruments.lineage.lineage",
     "look": "keyquery.instruments.look.look",
+    "monitor": "keyquery.instruments.monitor.reading",
     "npt explanation": "keyquery.estimators.npt.explanation",
     "primal": "keyquery.layers.primal.spectrum",
     "projection": "keyquery.instruments.cooccurrence.cooccurrence",

@@ -14,6 +14,7 @@ from keyquery_studies.mask.command import mask
 from keyquery_studies.objectives.command import objectives
 from keyquery_studies.primal.command import primal
 from keyquery_studies.rerank.command import rerank
+from keyquery_studies.stability.command import stability
 from keyquery_studies.time.command import time
 from keyquery_studies.transport.command import transport
 from keyquery_studies.vision_language.command import vision_language
@@ -37,6 +38,7 @@ COMMANDS = (
     depth,
     rerank,
     words,
+    stability,
 )
 for command in COMMANDS:
     study.command(command.__name__.replace("_", "-"))(command)

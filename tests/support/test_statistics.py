@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from scipy import stats
 
-from keyquery.support.statistics import Interval, paired, student, together
+from keyquery.support.statistics import Interval, paired, student, student_tail, together
 
 # From any printed table of Student's t, two-sided.
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 10: 2.228, 15: 2.131, 30: 2.042, 120: 1.980}
@@ -18,6 +19,17 @@ def test_student_is_that_of_the_tables(freedom, value):
 @pytest.mark.parametrize(("freedom", "value"), TABLE_99.items())
 def test_other_levels_too(freedom, value):
     assert student(freedom, 0.99) == pytest.approx(value, rel=5e-3)
+
+
+@pytest.mark.parametrize("freedom", [2, 4, 10, 30])
+@pytest.mark.parametrize("t", [-40.0, -2.0, 0.0, 0.3, 1.5, 5.0, 40.0, 1e4])
+def test_tail_is_that_of_scipy(t, freedom):
+    assert student_tail(t, freedom) == pytest.approx(stats.t.sf(t, freedom), rel=1e-9)
+
+
+def test_tail_needs_an_even_number_of_degrees_of_freedom():
+    with pytest.raises(ValueError, match="even and positive, got 5"):
+        student_tail(1.0, 5)
 
 
 def test_an_interval_by_hand():

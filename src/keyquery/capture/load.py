@@ -20,7 +20,8 @@ from keyquery.checkpoints.remote.cache import HUB_NAME, full_names, located
 from keyquery.checkpoints.sources import first_line, read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.layers import LanguageModel
-from keyquery.support.checks import environment_count
+from keyquery.support.devices import pick_device as pick_device
+from keyquery.support.devices import pick_dtype
 from keyquery.support.extras import optional
 from keyquery.support.files import beside
 
@@ -32,18 +33,30 @@ WEIGHTS = {
 LM_CLASSES = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # suffixes of classes with an LM head
 
 
-def load_model(source: str | Path, lm_head: bool = False, adapter: str | Path | None = None) -> tuple[nn.Module, Any]:
+def load_model(
+    source: str | Path,
+    lm_head: bool = False,
+    adapter: str | Path | None = None,
+    device: Any = None,
+    dtype: str | torch.dtype | None = None,
+) -> tuple[nn.Module, Any]:
     """Load a model from a folder, a weights file or the local hub cache (org/name), with its tokenizer or None.
 
     Nothing is downloaded, and no code from the folder is run. Needs the extra `hf`, except for keyquery's own models.
-    With `lm_head`, the model has its LM head; a LoRA `adapter` is added to its weights.
+    With `lm_head`, the model has its LM head; a LoRA `adapter` is added to its weights. It is put on `device`, default
+    the CPU, in `dtype`, default that of its weights.
     """
+    place, precision = None if device is None else pick_device(device), pick_dtype(dtype)
     own = None if adapter is None else load_adapter(adapter)  # before the expensive step
     with _as_folder(located(source)) as path:
         model, tokenizer = _load(source, path, lm_head)
     if own is not None:
         merge_into(model, own)
-    return model, tokenizer
+    if precision is not None and any(
+        w.dtype != precision for w in model.parameters()
+    ):  # .gguf refuses to stay as it is
+        model = model.to(precision)
+    return model if place is None else model.to(place), tokenizer
 
 
 @contextmanager
@@ -180,28 +193,6 @@ def has_lm_head(source: str | Path) -> bool:
     return facts.get("model_type") == "keyquery" or any(
         name.endswith(LM_CLASSES) for name in facts.get("architectures") or []
     )
-
-
-def pick_device(device: Any) -> str:
-    """Resolve a device: "auto" is a GPU if available; under torchrun each process has its own.
-
-    >>> pick_device("cpu")
-    'cpu'
-    """
-    own = f":{environment_count('LOCAL_RANK', 0)}" if os.environ.get("LOCAL_RANK") else ""
-    try:
-        auto = f"cuda{own}" if torch.cuda.is_available() else "cpu"
-        resolved = torch.device({"auto": auto, "cuda": f"cuda{own}"}.get(str(device), device))
-        known = resolved.type in ("cpu", "cuda")
-    except (RuntimeError, TypeError):
-        known = False
-    if not known:
-        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:0', 'cuda:1', …, got {device!r}")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if resolved.type == "cuda" and (resolved.index or 0) >= count:
-        reason = f"there are only {count} GPUs here" if count else "there is no GPU here"
-        raise ValueError(f"device {str(device)!r}: {reason}")
-    return str(resolved)
 
 
 def _lm_class(transformers: Any, path: Path, options: dict[str, Any]) -> Any:

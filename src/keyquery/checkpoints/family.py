@@ -93,7 +93,7 @@ class Attention:
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions/sequence.py
     # Position term: "alibi", "t5", "clipped"; those of positions/relative.py; "unread": there is one that is not read
     position: str = "none"
-    # "half" or "interleaved" pairs; "unread": rotated in a way that is not read
+    # "half" or "interleaved" pairs; "half of axis": those of each axis; "unread": rotated in a way that is not read
     rope: str | None = None
     rope_kinds: list[str] = field(default_factory=list)  # kinds of layers (`layer_types`) with RoPE; none: all
     rotary_dim: str = "rotary_dim"  # config key of the number of rotated dimensions, if not a share; or the number
@@ -103,6 +103,7 @@ class Attention:
     # Of tokens on a grid (positions/grids.py): what parts of the pairs turn with ("time", "row", "column"), and `grid`
     axes: list[str] = field(default_factory=list)
     axes_share: bool = False  # the axes share one list of frequencies
+    axes_alternate: bool = False  # the pairs of the axes alternate
     grid: dict[str, Any] = field(default_factory=dict)
     alibi: str | None = None  # config flag for ALiBi, scaled like the score, in place of RoPE
     norm_kind: str = "layer"  # or "rms"; "by shift": LayerNorm if it has a shift

@@ -83,6 +83,7 @@ class FormedHeads(Heads):
             scale=module.scale,
             rope=module.rope,
             norm=self._norm(name),
+            **_qk_norms(module),
             modules={"module": name},
             notes=tuple(notes),
         )
@@ -159,6 +160,16 @@ class MixedHeads(Heads):
 def formed(model: nn.Module) -> list[str]:
     """Names of the layers of a model that provide their forms."""
     return [name for name, module in model.named_modules() if isinstance(module, HasForm)]
+
+
+def _qk_norms(module: Any) -> dict[str, Norm]:
+    """The RMS norms of each head's queries and keys, if the layer has modules of these names."""
+    found = {role: getattr(module, role, None) for role in ("query_norm", "key_norm")}
+    return {
+        role: Norm("rms", norm.weight.detach().reshape(1, 1, -1), eps=norm.eps or 1e-6)
+        for role, norm in found.items()
+        if isinstance(norm, nn.RMSNorm) and norm.weight is not None
+    }
 
 
 def _projections(module: HasForm) -> Projections:

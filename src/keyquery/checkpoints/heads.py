@@ -15,7 +15,7 @@ from torch import Tensor
 from keyquery.checkpoints.family import Family, Place, gap, places, section
 from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
-from keyquery.checkpoints.layer import LatentLayer, Layer, Projections
+from keyquery.checkpoints.layer import LatentLayer, Layer, Projections, moved
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, query_latent, read_rows, values
 from keyquery.checkpoints.norms import dim_scale, epsilon, read_norms, require_finite, token_width
 from keyquery.checkpoints.positions.grids import axial_of
@@ -67,6 +67,8 @@ class Heads:
     (1, 'self_attn', torch.Size([2]))
     """
 
+    device: torch.device | None = None  # where layers are read to; None: where their weights are
+
     def __init__(
         self,
         source: Source,
@@ -98,10 +100,14 @@ class Heads:
         """Layer `index`, read now; a slice gives a list of layers."""
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
-        return self._read(index % len(self) if -len(self) <= index < len(self) else index)
+        return self._placed(self._read(index % len(self) if -len(self) <= index < len(self) else index))
 
     def __iter__(self) -> Iterator[Layer]:
-        return (self._read(index) for index in range(len(self)))
+        return (self[index] for index in range(len(self)))
+
+    def _placed(self, tensors: Any) -> Any:
+        """A layer, or a tensor, on the device that was asked for."""
+        return tensors if self.device is None else moved(tensors, self.device)
 
     def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
         """Digests of the tensors read from now on, by name; filled as they are read.
@@ -154,7 +160,7 @@ class Heads:
     def embedding(self) -> Float[Tensor, "vocabulary width"] | None:
         """The token embeddings, if the checkpoint has them."""
         name = self._embedding()
-        return None if name is None else self.source.rows(name)
+        return None if name is None else self._placed(self.source.rows(name))
 
     @property
     def embedding_shape(self) -> tuple[int, ...] | None:
@@ -299,7 +305,8 @@ class Heads:
         place, _ = self._places[index]
         if "output" not in place.names or place.attention.order in ("latent", "query latent"):
             raise ValueError(f"{module_name(place)}: its output map is not read")
-        return values(place, self.source, *self._read(index).weights.query.shape[:3])
+        found: Values = self._placed(values(place, self.source, *self._read(index).weights.query.shape[:3]))
+        return found
 
     def _read_output(self, index: int) -> Form:
         carried = self.values(index)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -286,6 +287,22 @@ class LatentLayer(Layer):
         latent = x @ down.to(x.dtype).mT
         size = (latent.square().mean(-1, keepdim=True) + self.eps).sqrt()
         return size.unsqueeze(-3).unsqueeze(-3)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A tensor, or a dataclass with all of its tensors, on a device; anything else as it is.
+
+    >>> moved(Norm("rms", torch.ones(2)), torch.device("meta")).gain.device
+    device(type='meta')
+    """
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    held = {each.name: getattr(value, each.name) for each in fields(value)}
+    new = {name: moved(part, device) for name, part in held.items()}
+    changed = {name: part for name, part in new.items() if part is not held[name]}
+    return replace(value, **changed) if changed else value
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

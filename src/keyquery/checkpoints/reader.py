@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from keyquery.checkpoints.configs.defaults import completed
@@ -24,6 +25,7 @@ from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.proven import proof_of
 from keyquery.checkpoints.remote.cache import HUB_NAME, cached, full_names
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, bare, load_torch, read_index, read_json
+from keyquery.support.devices import pick_device
 from keyquery.support.extras import optional
 from keyquery.support.files import beside
 from keyquery.support.printable import NAME, printable
@@ -43,6 +45,7 @@ def read(
     layout: str | None = None,
     adapter: str | Path | None = None,
     partial: bool = False,
+    device: Any = None,
 ) -> Heads:
     """Open the attention heads of a checkpoint or a live model; weights are loaded lazily.
 
@@ -64,6 +67,8 @@ def read(
         A folder of PEFT with a LoRA adapter, which is added to the weights as they are read. Default: none.
     partial
         Read a file of which some attention modules cannot be read; every layer says so. Default: refuse it.
+    device
+        Where layers are read to, such as "cuda". Default: the CPU, or where the weights of a live model are.
 
     Returns
     -------
@@ -88,6 +93,22 @@ def read(
     >>> len(heads), heads.family.name
     (1, 'torch')
     """
+    place = None if device is None else torch.device(pick_device(device))
+    found = _heads(source, heads, query, key, config, layout, adapter, partial)
+    found.device = place
+    return found
+
+
+def _heads(
+    source: str | Path | nn.Module,
+    heads: int | None,
+    query: str | None,
+    key: str | None,
+    config: str | Path | Mapping[str, Any] | None,
+    layout: str | None,
+    adapter: str | Path | None,
+    partial: bool,
+) -> Heads:
     adapted_name(source, adapter)  # raises for a live model with one
     source = bare(source) if isinstance(source, nn.Module) else source
     opened = _open(source, config)

@@ -30,6 +30,7 @@ from keyquery.support.checks import broadcast
 # Largest norm of the inverse Cholesky factor at which the Gram matrix is trusted: eleven digits are left. Where N is
 # small against Q, the inverse must be smaller by as much, for the digits to be those of N.
 TRUSTED_INVERSE = 1e5
+SMALLEST = 32  # rows of a block of a symmetric product: products of fewer are slow
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +106,7 @@ class Core:
     @cached_property
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of S, descending."""
-        return torch.linalg.eigvalsh(self.symmetric).flip(-1)
+        return eigenvalues(self.symmetric).flip(-1)
 
     @cached_property
     def skew_values(self) -> Tensor:
@@ -178,12 +179,17 @@ def singular_values(matrix: Tensor) -> Tensor:
     The eigenvalues of MMᵀ are σ², with an error of 1e-16·σ₁²: σ itself is then off by 1e-16·σ₁²/2σ, which is below
     1e-11·σ₁ unless σ < 1e-5·σ₁. Where one is, an SVD is taken.
     """
-    squares = torch.linalg.eigvalsh(matrix @ matrix.mT).flip(-1)[..., : min(matrix.shape[-2:])]
+    squares = eigenvalues(matrix @ matrix.mT).flip(-1)[..., : min(matrix.shape[-2:])]
     safe = squares[..., -1] > 1e-10 * squares[..., 0]
     if safe.all():
         return squares.sqrt()
     values = torch.where(safe.unsqueeze(-1), squares, 1.0).sqrt()
-    return values.masked_scatter(~safe.unsqueeze(-1), torch.linalg.svdvals(matrix[~safe]))
+    return values.masked_scatter(~safe.unsqueeze(-1), torch.linalg.svdvals(matrix[~safe].cpu()).to(values))
+
+
+def eigenvalues(matrix: Tensor) -> Tensor:
+    """Eigenvalues (..., n) of symmetric matrices, ascending."""
+    return torch.linalg.eigvalsh(matrix)
 
 
 def weighted(query: Tensor, key: Tensor, covariance: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -270,22 +276,27 @@ def _gram(query: Tensor, key: Tensor, covariance: Tensor | None) -> Tensor:
     rank = query.shape[-2]
     cross = _inner(on_query, key)
     gram = query.new_empty(*batch, 2 * rank, 2 * rank)
-    _fill_symmetric(gram[..., :rank, :rank], on_query, query)
-    _fill_symmetric(gram[..., rank:, rank:], on_key, key)
+    gram[..., :rank, :rank] = symmetric_product(query, on_query)
+    gram[..., rank:, rank:] = symmetric_product(key, on_key)
     gram[..., :rank, rank:], gram[..., rank:, :rank] = cross, cross.mT
     return gram
 
 
-def _fill_symmetric(out: Tensor, on_factor: Tensor, factor: Tensor) -> None:
-    """Write on_factor @ factorᵀ, which is symmetric: three quarters of it are computed."""
+def symmetric_product(factor: Tensor, on_factor: Tensor | None = None) -> Tensor:
+    """on_factor @ factorᵀ, which is symmetric, by default factor @ factorᵀ: about half of it is computed.
+
+    >>> symmetric_product(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[ 5., 11.],
+            [11., 25.]])
+    """
+    on_factor = factor if on_factor is None else on_factor
     middle = factor.shape[-2] // 2
-    if middle == 0:
-        out[...] = on_factor @ factor.mT
-        return
-    corner = on_factor[..., middle:, :] @ factor[..., :middle, :].mT
-    out[..., :middle, :middle] = on_factor[..., :middle, :] @ factor[..., :middle, :].mT
-    out[..., middle:, middle:] = on_factor[..., middle:, :] @ factor[..., middle:, :].mT
-    out[..., middle:, :middle], out[..., :middle, middle:] = corner, corner.mT
+    if middle < SMALLEST or factor.device.type != "cpu":
+        return on_factor @ factor.mT
+    first, last = (slice(None, middle), slice(middle, None))
+    corner = on_factor[..., last, :] @ factor[..., first, :].mT
+    head, tail = (symmetric_product(factor[..., part, :], on_factor[..., part, :]) for part in (first, last))
+    return torch.cat((torch.cat((head, corner.mT), -1), torch.cat((corner, tail), -1)), -2)
 
 
 def _inner(query: Tensor, key: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from keyquery.support.checks import check_choice
 # Zero tolerances: of a form relative to its factors, of an eigenvalue relative to its form.
 ZERO_FORM = 1e-14
 ZERO_VALUE = 1e-12
+LARGE = 2.0**30  # entries below this have squares within the range of float32
 
 
 class Signature(NamedTuple):
@@ -234,11 +235,17 @@ class Measures(ABC):
         The factor keeps its precision, unless query and key nearly cancel and rounding would matter. Its scale depends
         on itself only, so that a key shared by several queries stays shared.
         """
-        norm, factors = self.core().size
-        factor = self.working(side) if (norm > 1e-3 * factors).all() else self.wide()[side == "key"]
-        own = row_exponents(factor)
+        core = self.core()
+        norm, factors = core.size
+        # On a GPU float64 is as fast as float32, or the product is small against the rest.
+        in_own = factors.device.type == "cpu" and (norm > 1e-3 * factors).all()
+        factor = self.working(side) if in_own else self.wide()[side == "key"]
         if not other.requires_grad and other.shape[-1] > other.shape[-2]:
             other = _as_square(other)
+        scaled, rows = times(other, exponents), times(core.query if side == "query" else core.key, -exponents)
+        if all(torch.linalg.vector_norm(t.detach(), dim=-1).amax() < LARGE for t in (scaled, rows)):
+            return factor, scaled.to(factor.dtype)  # a pass over the factor less
+        own = row_exponents(factor)
         return times(factor, -own), times(other, exponents + own).to(factor.dtype)
 
 
@@ -278,8 +285,8 @@ def _column_lengths(factor: Tensor, other: Tensor) -> Tensor:
         # A key shared by several queries is multiplied once, with all queries concatenated.
         wide = other.movedim(-3, -2).flatten(-2)
         products = (factor.squeeze(-3).mT @ wide).unflatten(-1, (other.shape[-3], other.shape[-1]))
-        return torch.linalg.vector_norm(products, dim=-1, dtype=torch.float64).mT
-    return torch.linalg.vector_norm(factor.mT @ other, dim=-1, dtype=torch.float64)
+        return torch.linalg.vector_norm(products, dim=-1).double().mT
+    return torch.linalg.vector_norm(factor.mT @ other, dim=-1).double()
 
 
 def _as_square(rows: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from keyquery.forms.rope import Rope
 
@@ -41,32 +41,53 @@ class Energies(NamedTuple):
 def energies(gram: Float[Tensor, "*batch n n"], rope: Rope | None, offsets: Float[Tensor, " offsets"]) -> Energies:
     """Energies at each offset; without a rope they are the same at all offsets.
 
+    A plane of RoPE is one complex coordinate z, and a block of a matrix between two planes maps z to Pz + Nz̄. Rotations
+    only change the phases of P and N, so that each trace is Re Σ coefficient·phase over pairs of planes, with
+    coefficients of the head alone and phases of the offsets alone.
+
     >>> form = kq.Form(torch.eye(2), torch.eye(2))
     >>> energies(form.gram(), kq.Rope(2), torch.tensor([0.0, 1.0])).contents_symmetry()  # cos 2Δ
     tensor([ 1.0000, -0.4161], dtype=torch.float64)
     """
     rank = gram.shape[-1] // 2
-    at = offsets.double().reshape(-1, *[1] * (gram.ndim - 1))
     gram_query, gram_key, cross = gram[..., :rank, :rank], gram[..., rank:, rank:], gram[..., rank:, :rank]
+    if rope is None:
+        norm, trace = ((left * right.mT).sum((-2, -1)) for left, right in ((gram_query, gram_key), (cross, cross)))
+        return Energies(*(each.expand(len(offsets), *gram.shape[:-2]) for each in (norm, norm, trace, trace)))
+    (p_query, n_query), (p_key, n_key), (p, n) = (_in_planes(t, rope) for t in (gram_query, gram_key, cross))
+    frequencies = nn.functional.pad(rope.angles(1.0).to(gram.device), (0, p.shape[-1] - rope.dims // 2))
     # The factor on cosine and sine belongs to queries as well as to keys.
-    gram_query, plain = (_rows(_columns(t, rope, 0.0), rope, 0.0) for t in (gram_query, cross))
-    turned, unturned = (_rows(_columns(gram_key, rope, place), rope, place) for place in (at, -at))
-    rc = _rows(cross, rope, at)
-    rcr, rc = _columns(rc, rope, at), _rows(rc, rope, 0.0)
-    pairs = ((gram_query, turned), (gram_query, unturned), (rc, rc), (rcr, plain))
-    traces = ((left * right.mT).sum((-2, -1)) for left, right in pairs)
-    return Energies(*(trace.expand(len(offsets), *gram.shape[:-2]) for trace in traces))
+    factors = torch.ones_like(frequencies)
+    factors[: rope.dims // 2] = rope.factor**2
+    alike, apart = frequencies[:, None] - frequencies, frequencies[:, None] + frequencies
+    phases = [
+        torch.polar(2 * (factors[:, None] * factors).expand(len(at), -1, -1), at)
+        for at in (offsets.to(gram.device, torch.float64)[:, None, None] * each for each in (alike, apart))
+    ]
+    norm, trace = (p_query.conj() * p_key, n_query.conj() * n_key), (p * p.mT, n * n.conj().mT)
+    there, exchange = (_traced(pair, phases) for pair in (norm, trace))
+    back = _traced(norm, [phase.conj() for phase in phases])
+    return Energies(there, back, _traced(trace, phases[::-1]), exchange)
 
 
-def _columns(matrix: Tensor, rope: Rope | None, place: float | Tensor) -> Tensor:
-    """X·Rᵀ, at every offset."""
-    unturned = rope is None or (isinstance(place, float) and rope.factor == 1)
-    return matrix if rope is None or unturned else rope.rotate(matrix, place)
+def _in_planes(matrix: Float[Tensor, "*batch r r"], rope: Rope) -> tuple[Tensor, Tensor]:
+    """P and N of every pair of planes, (..., planes, planes), complex; dimensions that are not rotated by twos."""
+    odd = matrix.shape[-1] % 2
+    matrix = nn.functional.pad(matrix, (0, odd, 0, odd))
+    rotated, rest = torch.arange(matrix.shape[-1], device=matrix.device).tensor_split([rope.dims])
+    rotated = rotated.reshape(-1, 2) if rope.interleaved else rotated.reshape(2, -1).mT
+    first, second = torch.cat((rotated, rest.reshape(-1, 2))).unbind(1)
+    rows = matrix[..., first, :], matrix[..., second, :]
+    (a, b), (c, d) = ((row[..., first], row[..., second]) for row in rows)
+    return torch.complex((a + d) / 2, (c - b) / 2), torch.complex((a - d) / 2, (c + b) / 2)
 
 
-def _rows(matrix: Tensor, rope: Rope | None, place: float | Tensor) -> Tensor:
-    """R·X, at every offset."""
-    return _columns(matrix.mT, rope, place).mT
+def _traced(parts: tuple[Tensor, Tensor], phases: list[Tensor]) -> Float[Tensor, offsets * batch]:
+    """Re Σ coefficient·phase of both parts, for every offset."""
+    flat = [torch.view_as_real(part.conj().resolve_conj()).flatten(-3) for part in parts]
+    turned = [torch.view_as_real(phase.resolve_conj()).flatten(1) for phase in phases]
+    traces = sum(phase @ part.reshape(-1, part.shape[-1]).mT for part, phase in zip(flat, turned, strict=True))
+    return torch.as_tensor(traces).reshape(-1, *parts[0].shape[:-2])
 
 
 def rotations(rope: Rope | None, offsets: Tensor, rank: int) -> Float[Tensor, "offsets r r"]:

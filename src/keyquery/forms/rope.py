@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -146,6 +146,16 @@ class Layout:
     patch: int | None = None
     cut: int | None = None
 
+    def merged(self, inputs: Mapping[str, Any]) -> Layout:
+        """The layout with the `merge` that a model's inputs state, if they do, as those of VideoLLaMA 3 do."""
+        stated = inputs.get("merge_sizes", inputs.get("image_merge_sizes"))
+        if not isinstance(stated, Tensor):
+            return self
+        sizes = stated.unique().tolist()
+        if len(sizes) > 1:
+            raise ValueError(f"images whose tokens are merged by different sizes, {sizes}, are not read")
+        return replace(self, merge=int(sizes[0]))
+
     def sizes(self, inputs: Mapping[str, Any]) -> list[Size] | None:
         """Frames, rows and columns of the images in a model's inputs; None if they are not known.
 
@@ -157,6 +167,8 @@ class Layout:
         for name in ("image_grid_thw", "grid_thw"):
             if isinstance(grids := inputs.get(name), Tensor):
                 return [(int(frames), int(rows), int(columns)) for frames, rows, columns in grids.tolist()]
+        if isinstance(places := inputs.get("pixel_position_ids"), Tensor):
+            return _whole_grid(places)
         pixels = inputs.get("pixel_values")
         if not isinstance(pixels, Tensor) or pixels.ndim != 4 or not self.patch:
             return None
@@ -184,6 +196,15 @@ class Layout:
         return (places + self.start) * (self.span / columns if self.span else 1)
 
 
+def _whole_grid(places: Int[Tensor, "images tokens 2"]) -> list[Size] | None:
+    """The size of a grid whose tokens stand row by row, by their columns and rows; None if they do not."""
+    columns, rows = (int(size) + 1 for size in places[0].amax(0))
+    tokens = torch.arange(rows * columns, device=places.device)
+    grid = torch.stack((tokens % columns, tokens // columns), -1)
+    whole = places.shape[1] == len(grid) and bool((places == grid).all())
+    return [(1, rows, columns)] if whole else None
+
+
 def _windows(blocks: Int[Tensor, "frames rows columns tokens"], size: int) -> Sequence[Int[Tensor, " n"]]:
     """The tokens of each window; windows at the edges may be smaller."""
     frames, rows, columns, _ = blocks.shape
@@ -200,10 +221,20 @@ class PlacedRope(Rope):
     """RoPE of tokens whose angles are known one by one; positions are numbers of tokens."""
 
     table: Float[Tensor, "tokens pairs"] = field(default_factory=lambda: torch.zeros(0, 0))
+    parts: int = 1  # see AxialRope
 
     def angles(self, position: float | Tensor) -> Float[Tensor, "*positions pairs"]:
         """The angles of tokens."""
         return self.table.to(position.device)[position] if isinstance(position, Tensor) else self.table[int(position)]
+
+    def _turned(self, x: Tensor, angles: Tensor) -> Tensor:
+        if self.parts == 1:
+            return super()._turned(x, angles)
+        if x.shape[-1] != self.dims:
+            raise ValueError(f"rope rotates {self.dims} dimensions, but the head has {x.shape[-1]}")
+        part = replace(self, dims=self.dims // self.parts, frequencies=None, parts=1)
+        both = zip(x.chunk(self.parts, -1), angles.chunk(self.parts, -1), strict=True)
+        return torch.cat([part._turned(own, turned) for own, turned in both], -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,6 +254,8 @@ class AxialRope:
         Order and coordinates of the tokens.
     before, after
         Angles of tokens that have no place, which stand before or behind the others. Default: none.
+    parts
+        A head is cut into so many parts, and the pairs of dimensions are those of each part. Default: 1.
 
     Examples
     --------
@@ -236,6 +269,7 @@ class AxialRope:
     layout: Layout = field(default_factory=Layout)
     before: Float[Tensor, "tokens pairs"] | None = None
     after: Float[Tensor, "others pairs"] | None = None
+    parts: int = 1
 
     def on(self, sizes: Sequence[Size]) -> PlacedRope:
         """The rotation of the tokens of some images, of frames × rows × columns each."""
@@ -243,4 +277,4 @@ class AxialRope:
         angles = self.layout.coordinates(sizes)[:, self.axes] * self.rope.frequencies.double()
         table = torch.cat([part.double() for part in (self.before, angles, self.after) if part is not None])
         rope = self.rope
-        return PlacedRope(rope.dims, rope.base, rope.interleaved, rope.frequencies, rope.factor, table=table)
+        return PlacedRope(rope.dims, rope.base, rope.interleaved, rope.frequencies, rope.factor, table, self.parts)

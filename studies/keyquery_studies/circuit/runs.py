@@ -38,7 +38,8 @@ def checkpoint(
     late: Late,
     *,
     half: int = 16,
-    sequences: int = 8,
+    bos: bool = False,
+    sequences: int = 24,
     of_role: int = 1,
     also: Sequence[tuple[int, int]] = (),
     by_both: Sequence[tuple[int, int]] = (),
@@ -47,11 +48,13 @@ def checkpoint(
 ) -> None:
     """Every result of one model, each in a file of its own; those that exist are not computed again.
 
-    The heads of highest role scores are estimated, after those of `also`; those of `by_both` also about global means.
+    With `bos`, sequences begin with that token where the tokenizer adds none. The heads of highest role scores are
+    estimated, after those of `also`; those of `by_both` also about global means.
     """
     model, name = subject.model, subject.facts["name"]
     material = Material(texts, subject.tokenizer, True, subject.facts["vocabulary"] or 0)
-    task = copying(material.pool, material.before, sequences, half, 1)
+    before = [subject.tokenizer.bos_token_id] if bos and not material.before else material.before
+    task = copying(material.pool, before, sequences, half, 1)
 
     def once(what: str, compute: Callable[[], Any]) -> Any:
         file = f"{name}-{what}.json"

@@ -153,16 +153,19 @@ def run(
     text: str | Path | None = None,
     out: str | Path | None = None,
     *,
-    heads: Sequence[tuple[int, int]] = (),
-    by_both: Sequence[tuple[int, int]] = (),
-    sequences: int = 8,
+    heads: Sequence[tuple[str, int, int]] = (),
+    by_both: Sequence[tuple[str, int, int]] = (),
+    bos: bool = False,
+    training: bool = True,
+    sequences: int = 24,
     plan: Plan | None = None,
     seconds: float = float("inf"),
 ) -> Circuit:
-    """Measure checkpoints, on random tokens of a text's vocabulary, or without any train and follow small models.
+    """Measure checkpoints, on random tokens of a text's vocabulary, and with `training` train and follow small models.
 
-    With `out` every result is kept as soon as it is there, and an interrupted study is resumed. After `seconds` no
-    further result is computed.
+    Besides the highest of each role, `heads` are measured, each with the beginning of its model's name. With `out`
+    every result is kept as soon as it is there, and an interrupted study is resumed. After `seconds` no further result
+    is computed.
     """
     late, size, plan = deadline(seconds), Size(), plan or Plan()
     if models and text is None:
@@ -172,11 +175,13 @@ def run(
         for source in models:
             subject = Subject.load(source, "cpu")
             facts.append({**subject.facts, "seed": None, "step": None})
-            contents = {"text": read_corpus(text)} if text is not None else {}
-            checkpoint(subject, contents, Store(folder, list), late, sequences=sequences, also=heads, by_both=by_both)
-        if not models:
+            name = subject.facts["name"].lower()
+            also, both = ([tuple(p) for own, *p in group if name.startswith(own)] for group in (heads, by_both))
+            options: dict[str, Any] = {"sequences": sequences, "also": also, "by_both": both, "bos": bos}
+            checkpoint(subject, {"text": read_corpus(text or "")}, Store(folder, list), late, **options)
+        if training:
             trained(Store(folder), size, plan, late)
-        return collected(folder, facts, {"sequences": sequences, "heads": list(heads), "plan": repr(plan)})
+        return collected(folder, facts, {"sequences": sequences, "bos": bos, "heads": list(heads), "plan": repr(plan)})
 
 
 def collected(folder: Path, facts: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> Circuit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -102,8 +103,10 @@ def rotation(layer: Layer, batches: Sequence[Batch]) -> Rope | None:
     """
     if layer.axial is None:
         return layer.rope
-    sizes = {tuple(layer.axial.layout.sizes(batch) or ()) for batch in batches}
-    return layer.axial.on(sizes.pop()) if len(sizes) == 1 and sizes != {()} else None
+    layout = layer.axial.layout
+    seen = {(layout.merged(batch), tuple(layout.sizes(batch) or ())) for batch in batches}
+    layout, sizes = seen.pop()
+    return replace(layer.axial, layout=layout).on(sizes) if sizes and not seen else None
 
 
 def _terms(heads: Heads, layer: Layer) -> Terms:

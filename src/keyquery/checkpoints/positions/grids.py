@@ -32,17 +32,24 @@ def axial_of(place: Place, source: Source, config: Config, head_dim: int) -> Axi
         own = [base ** -(torch.arange(0, dims, 2, dtype=torch.float64) / dims)] * count
     frequencies = torch.cat(own)
     axes = torch.cat([torch.full((len(f),), AXES.index(axis)) for f, axis in zip(own, attention.axes, strict=True)])
+    if attention.axes_alternate:
+        frequencies, axes = (t.reshape(count, -1).mT.flatten() for t in (frequencies, axes))
     rope = Rope(2 * len(frequencies), base, attention.rope == "interleaved", frequencies)
-    return AxialRope(rope, axes, _layout(place, config), *_unplaced(place, source, config, len(frequencies)))
+    unplaced = _unplaced(place, source, config, len(frequencies))
+    parts = count if attention.rope == "half of axis" else 1
+    return AxialRope(rope, axes, _layout(place, config), *unplaced, parts=parts)
 
 
 def _layout(place: Place, config: Config) -> Layout:
-    """See Layout; "window" is in pixels, and "window_but" lists the layers that are not cut into windows."""
+    """See Layout; "window" is in pixels, and "window_but" lists the layers that are not cut into windows.
+
+    "tiles" is the same as "window", in patches.
+    """
     facts = {key: _number(value, config) for key, value in place.attention.grid.items()}
     merge, patch = int(facts.get("merge") or 1), _number("patch_size", config)
     return Layout(
         merge=merge,
-        window=int(facts["window"]) // merge // patch if facts.get("window") else None,
+        window=int(facts["window"]) // merge // patch if facts.get("window") else facts.get("tiles"),
         start=int(facts.get("start", 0)),
         span=facts.get("span"),
         centred=bool(facts.get("centred")),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
+from keyquery.support.extras import optional
+
 JUMP = 3.0  # standard deviations that a jump between layers must gain: pruned and stacked models jump, others do not
 
 
@@ -16,18 +18,30 @@ def best_path(z: Float[np.ndarray, "ours theirs"], jump: float = JUMP) -> tuple[
     >>> best_path(np.array([[9.0, 0, 0, 0], [0, 9, 0, 9], [0, 0, 9, 0]]))  # layer 1 stands there twice
     (33.0, [0, 1, 2, 1])
     """
-    ours, theirs = z.shape
-    total, came_from = z[:, 0].copy(), np.zeros((theirs, ours), dtype=int)
-    for layer in range(1, theirs):
-        best = int(total.argmax())
-        follow = np.concatenate(([-np.inf], total[:-1]))
-        jumps = total[best] - jump
-        came_from[layer] = np.where(follow >= jumps, np.arange(ours) - 1, best)
-        total = np.maximum(follow, jumps) + z[:, layer]
+    total, steps = z[:, 0], []
+    for column in z.T[1:]:
+        steps.append(total)
+        total = _extended(total, column, jump)
     path = [int(total.argmax())]
-    for layer in range(theirs - 1, 0, -1):
-        path.append(int(came_from[layer, path[-1]]))
+    for before in reversed(steps):
+        source = path[-1]
+        follows = source > 0 and before[source - 1] >= before.max() - jump
+        path.append(source - 1 if follows else int(before.argmax()))
     return float(total.max()), path[::-1]
+
+
+def best_totals(z: Float[np.ndarray, "tables ours theirs"], jump: float = JUMP) -> Float[np.ndarray, " tables"]:
+    """The sums of `best_path` for many tables at once."""
+    total = z[:, :, 0]
+    for layer in range(1, z.shape[2]):
+        total = _extended(total, z[:, :, layer], jump)
+    return total.max(-1)
+
+
+def _extended(total: np.ndarray, column: np.ndarray, jump: float) -> np.ndarray:
+    """The best sums of paths that end at each of our layers, one of their layers further."""
+    follow = np.concatenate((np.full_like(total[..., :1], -np.inf), total[..., :-1]), -1)
+    return np.maximum(follow, total.max(-1, keepdims=True) - jump) + column
 
 
 def matched(similarity: Float[np.ndarray, "ours theirs"]) -> list[int]:
@@ -37,32 +51,6 @@ def matched(similarity: Float[np.ndarray, "ours theirs"]) -> list[int]:
     [1, 0]
     """
     ours, theirs = similarity.shape
-    tiled = np.tile(similarity, (-(-theirs // ours), 1)) if theirs > ours else similarity
-    return [row % ours for row in _assignment(-tiled.T)]
-
-
-def _assignment(cost: Float[np.ndarray, "rows columns"]) -> list[int]:
-    """The column of each row in the cheapest assignment, by shortest augmenting paths; columns ≥ rows."""
-    rows, columns = cost.shape
-    row_price, column_price = np.zeros(rows + 1), np.zeros(columns + 1)
-    owner = np.zeros(columns + 1, dtype=int)  # row of each column, from 1; 0: none
-    for row in range(1, rows + 1):
-        owner[0], column = row, 0
-        slack, way = np.full(columns + 1, np.inf), np.zeros(columns + 1, dtype=int)
-        seen = np.zeros(columns + 1, dtype=bool)
-        while owner[column]:
-            seen[column] = True
-            now = owner[column]
-            reduced = cost[now - 1] - row_price[now] - column_price[1:]
-            closer = ~seen[1:] & (reduced < slack[1:])
-            slack[1:][closer], way[1:][closer] = reduced[closer], column
-            nearest = int(np.where(seen, np.inf, slack)[1:].argmin()) + 1
-            step = slack[nearest]
-            row_price[owner[seen]] += step
-            column_price[seen] -= step
-            slack[~seen] -= step
-            column = nearest
-        while column:
-            owner[column] = owner[way[column]]
-            column = way[column]
-    return [int(np.flatnonzero(owner[1:] == row)[0]) for row in range(1, rows + 1)]
+    tiled = np.tile(similarity, (-(-theirs // ours), 1))
+    _, rows = optional("scipy.optimize", "matching heads").linear_sum_assignment(tiled.T, maximize=True)
+    return [int(row) % ours for row in rows]

@@ -12,7 +12,7 @@ residual stream in random orders, to which training from another seed is indiffe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.instruments.lineage.alignment import best_path, matched
+from keyquery.instruments.lineage.alignment import best_path, best_totals, matched
 from keyquery.instruments.lineage.fingerprint import Fingerprint, LayerPrint
+from keyquery.support.statistics import student_tail
 
 SMOOTH = 7  # neighbouring gaps whose mean is the local mean
 # Mean and spread of the statistic over 496 pairs of models of one config, trained from different seeds; its tails are
 # those of Student's t, since the null has few replicates. See `bench/lineage.py`.
 UNRELATED = {"basis-free": (0.66, 1.2), "shared basis": (0.0, 1.1)}
 FREEDOM = 10
+SHIFTS = 32  # of the gaps, in either direction, at most
 LARGEST = 3.0  # gaps are clipped there, relative to the local mean
 
 
@@ -58,22 +60,17 @@ def basis_free(ours: Fingerprint, theirs: Fingerprint) -> Evidence | None:
     planes = all(layer.planes is not None for side in (ours, theirs) for layer in side.layers)
     planes = planes and len({layer.planes.shape[-1] for side in (ours, theirs) for layer in side.layers}) == 1  # type: ignore[union-attr]
     mine, other = (_centred([_blocks(layer, planes) for layer in side.layers]) for side in (ours, theirs))
-    tables = [_similarities(mine, other)]
-    for shifted in _shifts(other):
-        tables.append(_similarities(mine, shifted))
-    return _result("basis-free", tables)
+    return _result("basis-free", _joined(mine), _joined(other), map(_joined, _shifts(other)))
 
 
 def shared_basis(ours: Fingerprint, theirs: Fingerprint) -> Evidence | None:
     """The test on the forms themselves; None where the models have different widths. `theirs` has permuted sketches."""
     if len({layer.dim for side in (ours, theirs) for layer in side.layers}) > 1:
         return None
-    mine = [[_unit(layer.sketch)] for layer in ours.layers]
-    tables = [_similarities(mine, [[_unit(layer.sketch)] for layer in theirs.layers])]
-    for number in range(len(theirs.layers[0].permuted)):  # type: ignore[arg-type]
-        permuted = [[_unit(layer.permuted[number])] for layer in theirs.layers]  # type: ignore[index]
-        tables.append(_similarities(mine, permuted))
-    return _result("shared basis", tables)
+    mine, other = ([_unit(layer.sketch) for layer in side.layers] for side in (ours, theirs))
+    numbers = range(len(theirs.layers[0].permuted))  # type: ignore[arg-type]
+    null = ([_unit(layer.permuted[number]) for layer in theirs.layers] for number in numbers)  # type: ignore[index]
+    return _result("shared basis", mine, other, null)
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -109,8 +106,9 @@ def _centred(layers: list[list[Tensor]]) -> list[list[Tensor]]:
 
 
 def _shifts(layers: Sequence[Sequence[Tensor]]) -> Iterator[list[list[Tensor]]]:
+    """The null: sequences shifted cyclically, forwards and reversed."""
     longest = max(block.shape[-1] for block in layers[0])
-    for shift in range(2, longest - 1):
+    for shift in np.unique(np.linspace(2, longest - 2, min(SHIFTS, longest - 3)).round().astype(int)).tolist():
         for backwards in (False, True):
             yield [
                 [(b.flip(-1) if backwards else b).roll(shift % b.shape[-1] or 1, -1) for b in blocks]
@@ -118,60 +116,54 @@ def _shifts(layers: Sequence[Sequence[Tensor]]) -> Iterator[list[list[Tensor]]]:
             ]
 
 
-def _similarities(
-    ours: Sequence[Sequence[Tensor]], theirs: Sequence[Sequence[Tensor]]
-) -> list[list[Float[Tensor, "ours theirs"]]]:
-    """Similarities of all pairs of heads, for all pairs of layers."""
-    mine, other = ([_joined(blocks) for blocks in side] for side in (ours, theirs))
-    rows = torch.cat(mine) @ torch.cat(other).T
-    sizes = [len(part) for part in other]
-    return [list(block.split(sizes, 1)) for block in rows.split([len(part) for part in mine])]
+def _joined(layers: Sequence[Sequence[Tensor]]) -> list[Float[Tensor, "heads features"]]:
+    """One vector of length 1 per head."""
+    return [_unit(torch.cat([block.flatten(1) for block in blocks], -1).float()) for blocks in layers]
 
 
-def _joined(blocks: Sequence[Tensor]) -> Tensor:
-    return _unit(torch.cat([block.flatten(1) for block in blocks], -1))
+def _result(test: str, mine: Sequence[Tensor], other: Sequence[Tensor], null: Iterable[Sequence[Tensor]]) -> Evidence:
+    """Standardise every pair of layers by its null, find the best path, and compare it with the paths of the null.
 
-
-def _result(test: str, tables: list[list[list[Tensor]]]) -> Evidence:
-    """Standardise every pair of layers by its null, find the best path, and compare it with the paths of the null."""
-    scores = np.array([[[_score(cell) for cell in row] for row in table] for table in tables])
-    null = scores[1:]
-    spread = math.sqrt(float(null.var(0).mean())) or 1e-12  # one for all pairs: few shifts each
-    z = (scores - null.mean(0)) / spread
+    Each layer is a matrix of unit vectors, one per head; `null` repeats `other` with its features made unrelated.
+    """
+    similarity = _similarity(mine, other)
+    scores = np.stack([_scores(table, mine, other) for table in (similarity, *(_similarity(mine, n) for n in null))])
+    spread = math.sqrt(float(scores[1:].var(0).mean())) or 1e-12  # one for all pairs: few shifts each
+    z = (scores - scores[1:].mean(0)) / spread
     total, path = best_path(z[0])
-    others = np.array([best_path(table)[0] for table in z[1:]])
-    statistic = (total - others.mean()) / max(float(others.std(ddof=1)), 1e-12)
-    pairs = [tables[0][source][layer].double().cpu().numpy() for layer, source in enumerate(path)]
+    others = best_totals(z[1:])
+    statistic = (total - float(others.mean())) / max(float(others.std(ddof=1)), 1e-12)
+    blocks = [rows.split([len(part) for part in other], 1) for rows in similarity.split([len(part) for part in mine])]
+    pairs = [blocks[source][layer].double().cpu().numpy() for layer, source in enumerate(path)]
     heads = [matched(pair) for pair in pairs]
-    similarity = [
-        [float(pair[own, head]) for head, own in enumerate(row)] for pair, row in zip(pairs, heads, strict=True)
-    ]
+    found = [[float(pair[own, head]) for head, own in enumerate(row)] for pair, row in zip(pairs, heads, strict=True)]
     of_path = [float(z[0][source, layer]) for layer, source in enumerate(path)]
-    return Evidence(
-        test, float(statistic), _p_value(test, float(statistic)), path, of_path, heads, similarity, z[0].tolist()
-    )
+    return Evidence(test, statistic, p_value(test, statistic), path, of_path, heads, found, z[0].tolist())
 
 
-def _score(similarity: Tensor) -> float:
-    """The mean of the best similarities of each head, on both sides."""
-    return float(similarity.amax(0).mean() + similarity.amax(1).mean()) / 2
+def _similarity(mine: Sequence[Tensor], other: Sequence[Tensor]) -> Float[Tensor, "ours theirs"]:
+    """Cosines of all pairs of heads."""
+    return torch.cat(list(mine)) @ torch.cat(list(other)).T
 
 
-def _p_value(test: str, statistic: float) -> float:
-    """The upper tail of Student's t with an even number ν of degrees of freedom, in closed form.
+def _scores(
+    similarity: Float[Tensor, "ours theirs"], mine: Sequence[Tensor], other: Sequence[Tensor]
+) -> Float[np.ndarray, "our_layers their_layers"]:
+    """The mean of the best similarities of each head, on both sides, for all pairs of layers."""
 
-    >>> round(_p_value("shared basis", 1.1 * 2.228), 3)  # the 97.5 % quantile for ν = 10
+    def one_side(cosines: Tensor, own: Sequence[Tensor], partners: Sequence[Tensor]) -> Tensor:
+        best = torch.stack([part.amax(1) for part in cosines.split([len(part) for part in partners], 1)], 1)
+        return torch.stack([part.mean(0) for part in best.split([len(part) for part in own])])
+
+    both = one_side(similarity, mine, other) + one_side(similarity.T, other, mine).T
+    return both.double().cpu().numpy() / 2
+
+
+def p_value(test: str, statistic: float) -> float:
+    """The probability of so large a statistic between unrelated models.
+
+    >>> round(p_value("shared basis", 1.1 * 2.228), 3)  # the 97.5 % quantile of Student's t for ν = 10
     0.025
     """
     mean, spread = UNRELATED[test]
-    t = (statistic - mean) / spread
-    # With θ = atan(t/√ν): P(|T| ≤ t) = sin θ · Σ_k c_k cos^{2k} θ, c_0 = 1, c_k = c_{k−1}·(2k − 1)/(2k), k < ν/2.
-    cosine, sine = math.sqrt(FREEDOM / (FREEDOM + t * t)), t / math.sqrt(FREEDOM + t * t)
-    if t > 12:  # the closed form cancels; the tail is its first term
-        last = math.exp(math.lgamma((FREEDOM + 1) / 2) - math.lgamma(FREEDOM / 2)) / math.sqrt(math.pi * FREEDOM)
-        return last * math.sqrt(FREEDOM) * cosine**FREEDOM / FREEDOM
-    term, total = 1.0, 1.0
-    for k in range(1, FREEDOM // 2):
-        term *= cosine * cosine * (2 * k - 1) / (2 * k)
-        total += term
-    return (1 - sine * total) / 2
+    return student_tail((statistic - mean) / spread, FREEDOM)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -27,13 +26,13 @@ PERMUTATIONS = 24  # of the model's dimensions, for the null of shared-basis sim
 class LayerPrint:
     """The heads of one layer: spectra relative to ‖M‖, energies of RoPE planes, and sketches of M/‖M‖."""
 
-    label: str
+    index: int  # among all attention layers of the checkpoint
     dim: int
     spectra: Float[Tensor, "heads 4 r"]  # σ(M), λ₊(S), λ₋(S), σ(A): each descending, filled with zeros
     planes: Float[Tensor, "heads planes"] | None
     sketch: Float[Tensor, "heads cells"]
     permuted: Float[Tensor, "permutations heads cells"] | None = None  # sketches with the dimensions permuted
-    weights: Float[Tensor, cells] | None = None  # sketch of Wq and Wk themselves, linear in the weights
+    weights: Float[Tensor, " entries"] | None = None  # sketch of Wq and Wk themselves, linear in the weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +73,7 @@ def _print(layer: Layer, permutations: int) -> LayerPrint:
     norm = form.norm().clamp(min=1e-300)
     spectra = (spectra_of(form) / norm[:, None, None]).float()
     sketch, permuted = _sketches(form, norm, permutations)
-    return LayerPrint(layer.label, form.dim, spectra, _planes(layer, form, norm), sketch, permuted, _linear(layer))
+    return LayerPrint(layer.index, form.dim, spectra, _planes(layer, form, norm), sketch, permuted, _linear(layer))
 
 
 def spectra_of(form: Form) -> Float[Tensor, "heads 4 r"]:
@@ -123,7 +122,17 @@ def _sketches(form: Form, norm: Tensor, permutations: int) -> tuple[Tensor, Tens
     return cells[0], cells[1:] if permutations else None
 
 
-def _linear(layer: Layer) -> Float[Tensor, " cells"]:
+def _linear(layer: Layer) -> Float[Tensor, " entries"]:
     """A sketch of the weights, in which merged weights are sums: each projected on `SKETCH` random directions."""
-    sides: list[Any] = [layer.weights.query, layer.weights.key]
+    sides = in_halves(layer)
     return torch.cat([(side.float() @ _projections(side.shape[-1], 1)[0]).flatten() for side in sides])
+
+
+def in_halves(layer: Layer) -> tuple[Float[Tensor, "groups shared r d"], Float[Tensor, "groups 1 r d"]]:
+    """Wq and Wk with the planes of RoPE in the order of halves: files that interleave them (GGUF) become comparable."""
+    query, key = layer.weights.query, layer.weights.key
+    if layer.rope is None or not layer.rope.interleaved:
+        return query, key
+    order = torch.arange(query.shape[2])
+    order[: layer.rope.dims] = torch.arange(layer.rope.dims).reshape(-1, 2).T.flatten()
+    return query[:, :, order], key[:, :, order]

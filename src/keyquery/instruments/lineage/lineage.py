@@ -12,13 +12,15 @@ import torch
 from keyquery.checkpoints import Heads, read
 from keyquery.instruments.lineage.evidence import Evidence, basis_free, shared_basis
 from keyquery.instruments.lineage.fingerprint import PERMUTATIONS, Fingerprint, fingerprint
+from keyquery.instruments.lineage.weight_change import WeightChange, weight_change
 from keyquery.instruments.look.difference import difference
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress
 
 LEVEL = 1e-4  # p-values below it count as evidence
 ROUNDING = 1e-5  # relative change of M that rounding in float32 explains
-WHITE = 2.5  # times the largest singular value of random noise, up to which a change is called noise
+ROUNDED = 0.1  # of the inversions that a random change of equal size makes, below which a change is rounding
+ROTATED = 5.0  # times the change of the forms, above which a change of the weights is one of basis
 FEW = 12  # heads below which nothing found is not evidence that there is nothing
 
 
@@ -36,22 +38,23 @@ class Lineage(Reading, kind="lineage"):
     label: str  # the relation, in words
     reasons: Sequence[str]  # sentences
     tests: Sequence[Mapping[str, Any]]  # per test: statistic, p-value, matched layers and heads
+    layers: Mapping[str, Sequence[int]]  # "ours" and "theirs": which layers of each checkpoint the tests number from 0
     changes: Sequence[Mapping[str, Any]] = field(default_factory=list)  # per head, where layers correspond one to one
     merge: Sequence[Mapping[str, Any]] = field(default_factory=list)  # weight of each model in a merge, if asked for
 
     def records(self) -> list[dict[str, Any]]:
-        """One row per head of the second model: its source, similarity, and change."""
+        """One row per head of the second model: its source, similarity, and change; layers as in the checkpoints."""
+        ours, theirs = self.layers["ours"], self.layers["theirs"]
         moved = {(row["layer"], row["head"]): row for row in self.changes}
         rows = []
         for test in self.tests:
-            for layer, (source, heads, similarity) in enumerate(
-                zip(test["path"], test["heads"], test["similarity"], strict=True)
-            ):
+            columns = (theirs, test["path"], test["heads"], test["similarity"])
+            for layer, source, heads, similarity in zip(*columns, strict=True):
                 for head, (own, value) in enumerate(zip(heads, similarity, strict=True)):
                     place = {"test": test["test"], "layer": layer, "head": head}
                     change = moved.get((layer, head), {}).get("change")
                     rows.append(
-                        {**place, "from_layer": source, "from_head": own, "similarity": value, "change": change}
+                        {**place, "from_layer": ours[source], "from_head": own, "similarity": value, "change": change}
                     )
         return rows
 
@@ -97,13 +100,14 @@ def lineage(ours: Any, theirs: Any, others: Sequence[Any] = (), progress: Progre
     in_order = _in_order(tests, mine, other)
     changes = (difference(first, second, progress)["rows"] or []) if in_order else []
     merge = _merge([mine, *(fingerprint(model, progress=progress) for model in rest)], other) if rest else []
-    label, reasons = _label(mine, other, tests, changes, merge, _whiteness(first, second) if changes else None)
+    label, reasons = _label(mine, other, tests, changes, merge, weight_change(first, second) if changes else None)
     return Lineage(
         ours=mine.name,
         theirs=other.name,
         label=label,
         reasons=reasons,
         tests=[test.to_dict() for test in tests],
+        layers={"ours": [layer.index for layer in mine.layers], "theirs": [layer.index for layer in other.layers]},
         changes=changes,
         merge=merge,
         provenance=provenance(ours=dict(first.model), theirs=dict(second.model), level=LEVEL),
@@ -123,7 +127,7 @@ def _label(
     tests: Sequence[Evidence],
     changes: Sequence[Mapping[str, Any]],
     merge: Sequence[Mapping[str, Any]],
-    whiteness: float | None,
+    moved: WeightChange | None,
 ) -> tuple[str, list[str]]:
     """The label, and the reasons for it in words."""
     if mine.digests and sorted(mine.digests.values()) == sorted(other.digests.values()):
@@ -144,41 +148,30 @@ def _label(
         return "disguised", [*reasons, "equal spectra in another basis: the residual stream was rotated or permuted"]
     if best.heads != [list(range(len(row))) for row in best.heads]:
         return "disguised", [*reasons, "heads stand in another order"]
-    return _degree(changes, merge, whiteness, reasons)
+    return _degree(changes, merge, moved, reasons)
 
 
 def _degree(
     changes: Sequence[Mapping[str, Any]],
     merge: Sequence[Mapping[str, Any]],
-    whiteness: float | None,
+    moved: WeightChange | None,
     reasons: list[str],
 ) -> tuple[str, list[str]]:
     """The label of models whose layers and heads correspond in one basis, by how they differ."""
-    moved = [row["change"] for row in changes if row["change"] is not None]
-    if not moved:
+    sizes = [row["change"] for row in changes if row["change"] is not None]
+    if not sizes or moved is None:
         return "fine-tuned", reasons
-    reasons.append(f"median change of a head: {statistics.median(moved):.2g} of ‖M‖")
-    if max(moved) <= ROUNDING:
-        return "disguised", [*reasons, "the same forms of other weights: rotated or rescaled inside heads"]
+    reasons.append(f"median change of a head: {statistics.median(sizes):.2g} of ‖M‖, of Wq: {moved.size:.2g}")
+    if max(sizes) <= ROUNDING and moved.size <= ROUNDING:
+        return "identical", [*reasons, "equal weights, stored otherwise"]
+    if moved.size > ROTATED * max(statistics.median(sizes), ROUNDING):
+        return "disguised", [*reasons, "nearly the same forms of other weights: rotated or rescaled inside heads"]
     if sum(row["weight"] > 0.1 for row in merge) > 1:
         parts = ", ".join(f"{row['weight']:.2f} × {row['model']}" for row in merge)
         return "merged", [*reasons, parts]
-    if whiteness is not None and whiteness < WHITE:
-        return "requantised", [*reasons, "the change of the weights is noise: rounding, or noise added"]
-    return "fine-tuned", [*reasons, "the change of the weights has structure"]
-
-
-@torch.no_grad()
-def _whiteness(first: Heads, second: Heads) -> float | None:
-    """The largest singular value of ΔWq over that of noise of equal norm: the median over layers."""
-    ratios = []
-    for before, after in zip(first, second, strict=True):
-        change = (after.weights.query.float() - before.weights.query.float()).flatten(0, -2)
-        if (norm := float(change.norm())) > 0:
-            rows, columns = change.shape
-            noise = norm * (rows**0.5 + columns**0.5) / (rows * columns) ** 0.5
-            ratios.append(float(torch.linalg.matrix_norm(change, 2)) / noise)
-    return statistics.median(ratios) if ratios else None
+    if moved.inversions < ROUNDED:
+        return "requantised", [*reasons, "the change of the weights is rounding: it keeps their order"]
+    return "fine-tuned", [*reasons, "the change of the weights is not rounding"]
 
 
 def _merge(models: Sequence[Fingerprint], target: Fingerprint) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from keyquery.capture import text_batches
@@ -35,8 +36,12 @@ class Data:
     pairs: str = PAIRS[0]
     sample: int = 0
     roles: bool = False
+    device: Any = None
+    dtype: str | torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        if self.dtype is not None and self.text is None and self.inputs is None and not self.roles:
+            raise ValueError("dtype is that of the model that runs: pass text, inputs or roles as well")
         check_count("sample", self.sample, least=0)
         check_count("length", self.length, least=2)
         check_count("tokens", self.tokens, least=2)
@@ -56,8 +61,12 @@ class Data:
         lines = None if self.text is None else read_lines(self.text)
         batches = None if self.inputs is None else checked_batches(self.inputs)
         live = isinstance(source, nn.Module)
+        if live and (self.device, self.dtype) != (None, None):
+            raise ValueError("a live model runs where it is: move it with model.to(device, dtype), and omit both here")
         [(model, own_tokenizer)] = [
-            (path, None) if live else load_model(path, self.roles and has_lm_head(path), adapter)
+            (path, None)
+            if live
+            else load_model(path, self.roles and has_lm_head(path), adapter, self.device, self.dtype)
             for path in watching([source], "building the model", 1)
         ]
         tokenizer = self.tokenizer or own_tokenizer

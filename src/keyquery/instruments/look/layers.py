@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from keyquery.checkpoints import Heads, Layer
+from keyquery.forms import Form
 from keyquery.instruments.look.embeddings import Embedded, joined
 from keyquery.instruments.look.labels import Thresholds, label_head, properties
 from keyquery.instruments.look.metrics import metrics_of, of_whole_layer
@@ -43,13 +46,13 @@ def _place(layer: Layer) -> dict[str, Any]:
 
 def measure_layer(layer: Layer, heads: Heads, seen: OnData, thresholds: Thresholds) -> Measured:
     """Metrics of the whole layer, and of each head."""
-    cells = _of_heads(layer, heads, seen, thresholds)
-    return {**_place(layer), "causal": layer.causal, "raw": of_whole_layer(layer.form)}, cells
+    form = layer.form.to(torch.promote_types(layer.form.dtype, torch.float32))  # once for all that follows
+    cells = _of_heads(layer, form, heads, seen, thresholds)
+    return {**_place(layer), "causal": layer.causal, "raw": of_whole_layer(form)}, cells
 
 
-def _of_heads(layer: Layer, heads: Heads, seen: OnData, thresholds: Thresholds) -> list[dict[str, Any]]:
+def _of_heads(layer: Layer, form: Form, heads: Heads, seen: OnData, thresholds: Thresholds) -> list[dict[str, Any]]:
     """Metrics of each head."""
-    form = layer.form
     raw, folded = metrics_of(form, layer.rope), metrics_of(layer.folded)
     rows = []
     for head, on_data in enumerate(seen.of_layer(layer, heads)):

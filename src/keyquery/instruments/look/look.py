@@ -33,6 +33,7 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count, checked_integers
 from keyquery.support.progress import Progress, silent
 
+STREAMS = 4  # threads that feed a GPU with layers
 # Names of schema 1.
 FORMER = {
     "directionality": "column_directionality",
@@ -139,6 +140,8 @@ def look(
     roles: bool = False,
     name: str | None = None,
     thresholds: Thresholds | None = None,
+    device: Any = None,
+    dtype: str | torch.dtype | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Look:
@@ -181,8 +184,11 @@ def look(
         Name of the model. Default: that of its file.
     thresholds
         Decision thresholds for labels. Default: `Thresholds()`.
+    device, dtype
+        Where layers are measured and the model runs, such as "cuda", and the dtype in which it runs. Metrics of the
+        weights are in float64 on any device. Default: the CPU, or where a live model is; as the weights are stored.
     workers, progress
-        Layers measured in parallel, one thread each, and progress bars. Default: 1, and none.
+        Layers measured in parallel, one thread each, and progress bars. Default: 1 (4 on a GPU), and none.
 
     Returns
     -------
@@ -216,6 +222,8 @@ def look(
         pairs=pairs,
         sample=sample,
         roles=roles,
+        device=device,
+        dtype=dtype,
     )
     how: dict[str, Any] = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
     source, name = opened(source, name or adapted_name(source, adapter), text=text, corpus=corpus, **how)
@@ -226,14 +234,18 @@ def look(
     with unchanged(source):
         prepared = data.prepare(source, watching, adapter)
         running = {} if prepared is None else {"source": prepared.model, "adapter": None}  # the adapter is in the model
-        checkpoint = read(**{"source": source, "layout": layout, "partial": partial, **how, **running})
+        checkpoint = read(
+            **{"source": source, "layout": layout, "partial": partial, "device": device, **how, **running}
+        )
         chosen = _chosen(checkpoint, layers)
         tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)  # the last check before the model runs
         ran = RunResult() if prepared is None else prepared.run(checkpoint, watching)
         tensors = checkpoint.recorded()
         embedded = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
         metrics = Metrics(checkpoint, ran.on_data, ran.lengths, embedded, thresholds or Thresholds(), ran.roles)
-        measured = list(watching(_in_turn(metrics.of, chosen, workers), "reading layers", len(chosen)))
+        measured = list(
+            watching(_in_turn(metrics.of, chosen, workers, checkpoint.device), "reading layers", len(chosen))
+        )
     label = {"name": name or Path(stored or "").name} if name or stored else {}
     facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim, **label}
     return _whole(facts, measured, tensors, ran.facts, sample=ran.sample, corpus=embedded.facts)
@@ -278,8 +290,15 @@ def _whole(
     return Look(model=model, layers=rows, heads=cells, **more, provenance=facts_of_run)
 
 
-def _in_turn(measure: Callable[[int], Any], chosen: list[int], workers: int) -> Iterator[Any]:
-    """Layers in order, several at a time: on small matrices one thread per layer beats many threads per matrix."""
+def _in_turn(
+    measure: Callable[[int], Any], chosen: list[int], workers: int, device: torch.device | None
+) -> Iterator[Any]:
+    """Layers in order, several at a time: on small matrices one thread per layer beats many threads per matrix.
+
+    A GPU solves one layer while other threads read the next ones.
+    """
+    if device is not None and device.type == "cuda":
+        workers = max(workers, STREAMS)
     if workers == 1:
         yield from map(measure, chosen)
         return

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from keyquery.forms import Form, Rope
+from keyquery.forms.core import symmetric_product
 from keyquery.forms.measures import column_directionality
 from keyquery.forms.offsets import energies
 from keyquery.instruments.look.on_data import by_head
 
 OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
 PIECE = 2**21  # entries of a factor processed at a time: fits the cache
+PIECE_GPU = 2**26  # half a gigabyte in float64
 
 
 def metrics_of(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
@@ -29,7 +34,7 @@ def metrics_of(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
 def _pieces(form: Form) -> Iterator[Form]:
     """Some heads at a time, in at least float32, to bound memory."""
     each = math.prod(form.batch[1:]) * form.rank * form.dim
-    count = max(PIECE // each, 1)
+    count = max((PIECE if form.device.type == "cpu" else PIECE_GPU) // each, 1)
     dtype = torch.promote_types(form.dtype, torch.float32)
     return (form[start : start + count].to(dtype) for start in range(0, len(form), count))
 
@@ -64,26 +69,38 @@ def _metrics(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
 def of_whole_layer(form: Form) -> dict[str, float]:
     """Metrics of M = Σ_h M_h, the sum over the heads of a layer, as published for whole layers.
 
-    Query heads that share a key (GQA) are summed first. Row and column norms come from blocks of M in the dtype of the
-    weights (rounding of single entries averages out), tr(M²) from KQᵀ.
+    Query heads that share a key (GQA) are summed first. Norms of rows and columns are in float32 on a CPU, in float64
+    on a GPU; tr(M²) is that of (KQᵀ)².
 
     >>> round(of_whole_layer(Form(torch.eye(2)[None], torch.eye(2)[None]))["symmetry"], 6)
     1.0
     """
+    least = torch.float32 if form.device.type == "cpu" else torch.float64
+    form = form.to(torch.promote_types(form.dtype, least))
     while form.batch:
         form = form.sum()
     query, key = form.query, form.key
-    if form.dtype != torch.bfloat16:  # bfloat16 matmul is native; float16 is slow on CPUs
-        query, key = form.working("query"), form.working("key")
-    wide = torch.promote_types(form.dtype, torch.float32)
-    rows, columns = [], torch.zeros(form.dim, dtype=torch.float64, device=form.device)
-    for block in query.split(512, dim=1):
-        squares = (block.mT @ key).to(wide).square()
-        rows.append(squares.sum(1).double())
-        columns += squares.sum(0)
-    cross = (key @ query.mT).to(wide)
+    rows, columns = _square_norms(query, key), _square_norms(key, query)
+    cross = key @ query.mT
     energy, trace = columns.sum(), (cross * cross.mT).sum(1).double().sum()
-    norms = torch.cat(rows).sqrt(), columns.sqrt()
+    norms = rows.sqrt(), columns.sqrt()
     kinds = {"column_directionality": "excess", "column_directionality_norms": "norms"}
     ways = {name: column_directionality(*norms, kind=kind).item() for name, kind in kinds.items()}
     return {"symmetry": (trace / torch.where(energy > 0, energy, 1.0)).item(), **ways}
+
+
+def _square_norms(factor: Float[Tensor, "r d"], other: Float[Tensor, "r e"]) -> Float[Tensor, " d"]:
+    """Squared norms of the rows of factorᵀ·other, float64: from other = L·(orthonormal), or from blocks of the product.
+
+    L is lower triangular, so that the first needs 5/8 of the products of L and the factor; it pays where r is small
+    against e.
+    """
+    if 2 * len(other) <= other.shape[1]:
+        lower, failed = torch.linalg.cholesky_ex(symmetric_product(other))
+        pivots = lower.diagonal()
+        if not failed and pivots.amin() > 1e-2 * pivots.amax():  # else rounding may show
+            parts = lower.split(max(len(lower) // 4, 1), dim=1)
+            starts = accumulate((part.shape[1] for part in parts), initial=0)
+            products = (part[start:].mT @ factor[start:] for part, start in zip(parts, starts, strict=False))
+            return sum((product.square().sum(0).double() for product in products), torch.zeros(()))
+    return torch.cat([(block.mT @ other).square().sum(1).double() for block in factor.split(512, dim=1)])

@@ -39,11 +39,11 @@ def fused(
     return out, energy, grams
 
 
-def choose(impl: str, x: Tensor, widest: int) -> str:
-    """The implementation to run; raises if an explicit one cannot."""
+def choose(impl: str, x: Tensor, widest: int, dtype: torch.dtype | None = None) -> str:
+    """The implementation to run in `dtype` (default: that of x); raises if an explicit one cannot."""
     if impl == "reference" or (impl == "auto" and not x.is_cuda):
         return "reference"
-    why = _refusal(x, widest)
+    why = _refusal(x, x.dtype if dtype is None else dtype, widest)
     if why is None:
         return "triton"
     if impl == "auto":
@@ -51,14 +51,14 @@ def choose(impl: str, x: Tensor, widest: int) -> str:
     raise RuntimeError(f'impl="triton" {why}; impl="auto" uses the reference there')
 
 
-def _refusal(x: Tensor, widest: int) -> str | None:
+def _refusal(x: Tensor, dtype: torch.dtype, widest: int) -> str | None:
     """Why the Triton kernels cannot run on this input; None if they can."""
     if (why := no_kernels(x)) is not None:
         return why
-    if x.dtype not in WIDEST:
-        return f"computes in float16, bfloat16 or float32, but x is {x.dtype}"
-    if widest > WIDEST[x.dtype]:
-        return f"supports heads of up to {WIDEST[x.dtype]} features in {x.dtype}, not {widest}"
+    if dtype not in WIDEST:
+        return f"computes in float16, bfloat16 or float32, but x is {dtype}"
+    if widest > WIDEST[dtype]:
+        return f"supports heads of up to {WIDEST[dtype]} features in {dtype}, not {widest}"
     return None
 
 

@@ -59,8 +59,10 @@ def untouched(part: nn.Module) -> bool:
 
 def as_autocast(*tensors: Any) -> tuple[Any, ...]:
     """Tensors in the dtype of autocast, if it is on."""
-    if not has_autocast(tensors[0]):
-        return tensors
-    kind = tensors[0].device.type
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = working_dtype(tensors[0])
     return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of products with x: that of autocast, if it is on."""
+    return torch.get_autocast_dtype(x.device.type) if has_autocast(x) else x.dtype

@@ -33,6 +33,8 @@ class Batch(NamedTuple):
     sample: Float[Tensor, "batch rows heads p"] | None = None
     rows: int | None = None
     numbers: Int[Tensor, " batch"] | None = None  # indices of packed samples
+    loss: Float[Tensor, ""] | None = None  # the regularizer for this eta, where one kernel computes all
+    eta: float = 1.0
 
 
 def mean_over_samples(batches: tuple[Batch, ...], each: list[Float[Tensor, "_ heads"]]) -> Float[Tensor, ""]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from keyquery.forms import ksvd
 from keyquery.layers.primal.dispatch import fused
 from keyquery.layers.primal.objective import Batch, kkt, objective
-from keyquery.layers.primal.sample import sampled
+from keyquery.layers.primal.sample import evenly, sampled, take
 from keyquery.reading import Reading
 
 
@@ -47,9 +47,15 @@ def with_grams(batch: Batch, heads: int, feature: str, impl: str) -> Batch:
     if batch.grams is not None:
         return batch
     try:
-        qk, weights, mix, real = batch.energy.grad_fn.saved_tensors  # type: ignore[union-attr]
-        assert batch.weights is not None
-        sample = None if batch.rows is None else sampled(batch.weights).unflatten(-1, (heads, -1))
+        if batch.loss is not None:
+            x, qk, weights, concat, *_ = batch.loss.grad_fn.saved_tensors  # type: ignore[union-attr]
+            qk, mix, real = qk.unflatten(-1, (2, heads, -1)), concat.unflatten(1, (2, -1)).permute(1, 2, 0), None
+            sample = take(x, evenly(x.shape[1], batch.rows, None, x.device)[0])
+        else:
+            qk, weights, mix, real = batch.energy.grad_fn.saved_tensors  # type: ignore[union-attr]
+            assert batch.weights is not None
+            sample = None if batch.rows is None else sampled(batch.weights)
+        sample = None if sample is None else sample.unflatten(-1, (heads, -1))
     except (RuntimeError, AttributeError):
         raise RuntimeError(
             "ksvd needs the queries and keys of the last forward pass, which backward or a compiled forward pass has "

@@ -72,12 +72,12 @@ def _gram(gram, z, scale, DOT: tl.constexpr, PRECISION: tl.constexpr):
 
 @kernel
 def _forward(
-    qk, weights, mix, real, out, energy, grams,
+    qk, weights, mix, bias, real, out, energy, grams,
     n, splits, heads, batch,
     qk_b, qk_n, qk_side, qk_h, w_side, w_b, w_h, w_p, mix_side, mix_s, mix_v,
     p: tl.constexpr, s: tl.constexpr, v: tl.constexpr, P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
     TILES: tl.constexpr, BLOCK: tl.constexpr, FEATURE: tl.constexpr, MASKED: tl.constexpr, GRAM: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BIASED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     h, split, b = program % heads, (program // heads) % splits, (program // (heads * splits)).to(tl.int64)
@@ -87,6 +87,8 @@ def _forward(
     right = small(own + w_side, feature, score, w_p, 1, p, s, S).to(DOT)
     mix_left = small(mix, score, value, mix_s, mix_v, s, v, V).to(DOT)
     mix_right = small(mix + mix_side, score, value, mix_s, mix_v, s, v, V).to(DOT)
+    if BIASED:
+        shift = tl.load(bias + value, mask=value < v, other=0.0).to(tl.float32)
     energy_left = tl.zeros((BLOCK, S), dtype=tl.float32)
     energy_right = tl.zeros((BLOCK, S), dtype=tl.float32)
     if GRAM:
@@ -110,6 +112,8 @@ def _forward(
         if GRAM:
             gram_right = _gram(gram_right, z, scale, DOT, PRECISION)
         result = tl.dot(e.to(DOT), mix_right, result, input_precision=PRECISION)
+        if BIASED:
+            result += shift[None, :]
         store(out + ((b * n + at) * heads + h) * v, result, row, value, heads * v, left_over, v, V)
     place = ((split * 2) * batch + b) * heads + h
     other = place + batch * heads
@@ -122,12 +126,13 @@ def _forward(
 
 @kernel
 def _backward(
-    qk, weights, mix, real, grad, bend, curve, grad_qk, grad_weights, grad_mix,
+    qk, weights, mix, real, grad, bend, gain, curve, grad_qk, grad_weights, grad_mix, grad_bias,
     n, splits, heads, batch,
-    qk_b, qk_n, qk_side, qk_h, w_side, w_b, w_h, w_p, mix_side, mix_s, mix_v, grad_b, grad_n, grad_h,
+    qk_b, qk_n, qk_side, qk_h, w_side, w_b, w_h, w_p, mix_side, mix_s, mix_v, grad_b, grad_n, grad_h, bend_side,
     p: tl.constexpr, s: tl.constexpr, v: tl.constexpr, P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
     TILES: tl.constexpr, BLOCK: tl.constexpr, FEATURE: tl.constexpr, MASKED: tl.constexpr,
-    BENT: tl.constexpr, CURVED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    BENT: tl.constexpr, GAINED: tl.constexpr, CURVED: tl.constexpr, BIASED: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     side, program = tl.program_id(0) % 2, tl.program_id(0) // 2
     h, split, b = program % heads, (program // heads) % splits, (program // (heads * splits)).to(tl.int64)
@@ -138,11 +143,15 @@ def _backward(
     # In float16, small gradients of the loss would underflow.
     curved = tl.bfloat16 if tl.float16 == DOT else DOT
     if BENT:
-        bent = tl.load(bend + place * s + score, mask=score < s, other=0.0)
+        bent = tl.load(bend + side * bend_side + (b * heads + h) * s + score, mask=score < s, other=0.0)
+        if GAINED:
+            bent *= tl.load(gain)
     if CURVED:
         turned = small(curve + place * p * p, feature, feature, p, 1, p, p, P).to(curved)
     sum_weights = tl.zeros((P, S), dtype=tl.float32)
     sum_mix = tl.zeros((V, S), dtype=tl.float32)
+    if BIASED:
+        sum_bias = tl.zeros((BLOCK, P), dtype=tl.float32)
     for tile in tl.range(0, TILES, num_stages=STAGES):
         start = (split * TILES + tile) * BLOCK
         left_over, at = n - start, start.to(tl.int64)
@@ -166,10 +175,15 @@ def _backward(
             back -= z.to(tl.float32) * (along * scale * scale)[:, None]
         elif FEATURE == 1:
             back *= tl.minimum(z.to(tl.float32), 1.0)
+        if BIASED:
+            sum_bias += back
         store(grad_qk + (((b * n + at) * 2 + side) * heads + h) * p, back, row, feature, 2 * heads * p, left_over, p, P)
+    store(grad_mix + ((((split * batch + b) * heads + h) * v * 2) + side) * s, sum_mix, value, score, 2 * s, v, s, S)
+    if BIASED:
+        at = grad_bias + (((split * batch + b) * 2 + side) * heads + h) * p
+        tl.store(at + feature, tl.sum(sum_bias, 0), mask=feature < p)
     place += split * 2 * batch * heads
     store(grad_weights + place * p * s, sum_weights, feature, score, s, p, s, S)
-    store(grad_mix + place * v * s, sum_mix, value, score, s, v, s, S)
 
 
 def forward(
@@ -201,9 +215,10 @@ def backward(
     return run(qk, weights, mix, real, feature, grad, grad_energy, grad_grams)
 
 
-def _run_forward(
-    qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, feature: str, gram: bool
+def launch_forward(
+    qk: Tensor, weights: Tensor, mix: Tensor, bias: Tensor | None, real: Tensor | None, feature: str, gram: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """o + bias, and the programs' partial sums of energies and Gram matrices, (splits, 2, batch, heads, ...)."""
     batch, n, _, heads, p = qk.shape
     s, v = mix.shape[1:]
     launch = _launches(qk, s, v)[0]
@@ -213,11 +228,58 @@ def _run_forward(
     grams = torch.empty(splits, 2, batch, heads, *((p, p) if gram else (0, 0)), dtype=torch.float32, device=qk.device)
     if splits and batch:
         _forward[(splits * batch * heads,)](
-            qk, _lined(weights), mix, flags(real, qk), out, energy, grams,
-            n, splits, heads, batch, *_strides(_lined(qk)), *_strides(weights), *mix.stride(), GRAM=gram,
+            qk, _lined(weights), mix, qk if bias is None else bias, flags(real, qk), out, energy, grams,
+            n, splits, heads, batch, *_strides(_lined(qk)), *_strides(weights), *mix.stride(),
+            GRAM=gram, BIASED=bias is not None, **_shared(qk, s, v, feature, real), **_sizes(launch, tiles),
+        )  # fmt: skip
+    return out, energy, grams
+
+
+def launch_backward(
+    qk: Tensor,
+    weights: Tensor,
+    mix: Tensor,
+    real: Tensor | None,
+    feature: str,
+    grad: Tensor,
+    bend: Tensor | None,
+    gain: Tensor | None,
+    curve: Tensor | None,
+    biased: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradient of qk, and partial sums over tokens of those of weights, mix and, if `biased`, the bias of qk.
+
+    `bend` is the gradient of the loss by the scores over the scores, (2, batch, heads, s), times the number `gain`;
+    without the first dimension it is the same for e and r. Partial sums are (splits, 2, batch, heads, p, s),
+    (splits, batch, heads, v, 2, s) and (splits, batch, 2, heads, p).
+    """
+    batch, n, _, heads, p = qk.shape
+    s, v = mix.shape[1:]
+    launch = _launches(qk, s, v)[1]
+    tiles, splits = _runs(qk, launch)
+    grad_qk = torch.empty(batch, n, 2, heads, p, dtype=qk.dtype, device=qk.device)
+    grad_weights = torch.empty(splits, 2, batch, heads, p, s, dtype=torch.float32, device=qk.device)
+    grad_mix = torch.empty(splits, batch, heads, v, 2, s, dtype=torch.float32, device=qk.device)
+    rows = splits if biased else 0
+    grad_bias = torch.empty(rows, batch, 2, heads, p, dtype=torch.float32, device=qk.device)
+    if splits and batch:
+        _backward[(2 * splits * batch * heads,)](
+            _lined(qk), _lined(weights), mix, flags(real, qk), grad if grad.stride(-1) == 1 else grad.contiguous(),
+            qk if bend is None else bend, qk if gain is None else gain, qk if curve is None else curve,
+            grad_qk, grad_weights, grad_mix, grad_bias,
+            n, splits, heads, batch, *_strides(qk), *_strides(weights), *mix.stride(), *grad.stride()[:3],
+            bend.stride(0) if bend is not None and bend.ndim == 4 else 0,
+            BENT=bend is not None, GAINED=gain is not None, CURVED=curve is not None, BIASED=biased,
             **_shared(qk, s, v, feature, real), **_sizes(launch, tiles),
         )  # fmt: skip
-    return out, _added(energy), _added(grams)
+    return grad_qk, grad_weights, grad_mix, grad_bias
+
+
+def _run_forward(
+    qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, feature: str, gram: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, energy, grams = launch_forward(qk, weights, mix, None, real, feature, gram)
+    return out, added(energy), added(grams)
 
 
 def _run_backward(
@@ -230,25 +292,10 @@ def _run_backward(
     grad_energy: Tensor | None,
     grad_grams: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    batch, n, _, heads, p = qk.shape
-    s, v = mix.shape[1:]
-    launch = _launches(qk, s, v)[1]
-    tiles, splits = _runs(qk, launch)
-    grad_qk = torch.empty(batch, n, 2, heads, p, dtype=qk.dtype, device=qk.device)
-    grad_weights = torch.empty(splits, 2, batch, heads, p, s, dtype=torch.float32, device=qk.device)
-    grad_mix = torch.empty(splits, 2, batch, heads, v, s, dtype=torch.float32, device=qk.device)
-    if splits and batch:
-        bend = None if grad_energy is None else (2 * grad_energy).float().contiguous()
-        curve = None if grad_grams is None else (grad_grams + grad_grams.mT).contiguous()
-        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-        _backward[(2 * splits * batch * heads,)](
-            _lined(qk), _lined(weights), mix, flags(real, qk), grad,
-            qk if bend is None else bend, qk if curve is None else curve, grad_qk, grad_weights, grad_mix,
-            n, splits, heads, batch, *_strides(qk), *_strides(weights), *mix.stride(), *grad.stride()[:3],
-            BENT=bend is not None, CURVED=curve is not None,
-            **_shared(qk, s, v, feature, real), **_sizes(launch, tiles),
-        )  # fmt: skip
-    return grad_qk, _added(grad_weights), grad_mix.sum((0, 2, 3)).mT
+    bend = None if grad_energy is None else (2 * grad_energy).float().contiguous()
+    curve = None if grad_grams is None else (grad_grams + grad_grams.mT).contiguous()
+    grads = launch_backward(qk, weights, mix, real, feature, grad, bend, None, curve, False)
+    return grads[0], added(grads[1]), grads[2].sum((0, 1, 2)).permute(1, 2, 0)
 
 
 def _shared(qk: Tensor, s: int, v: int, feature: str, real: Tensor | None) -> dict[str, Any]:
@@ -276,7 +323,7 @@ def _runs(qk: Tensor, launch: Launch) -> tuple[int, int]:
     return tiles, triton.cdiv(n, tiles * launch.block)
 
 
-def _added(parts: Tensor) -> Tensor:
+def added(parts: Tensor) -> Tensor:
     """The total of the programs' partial sums."""
     return parts[0] if len(parts) == 1 else parts.sum(0)
 
@@ -327,4 +374,5 @@ def _shape_backward(
     grad_grams: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_weights = weights.new_empty(weights.shape, dtype=torch.float32)
-    return qk.new_empty(qk.shape), grad_weights, mix.new_empty(mix.mT.shape, dtype=torch.float32).mT
+    s, v = mix.shape[1:]
+    return qk.new_empty(qk.shape), grad_weights, mix.new_empty(v, 2, s, dtype=torch.float32).permute(1, 2, 0)

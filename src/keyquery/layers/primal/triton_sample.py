@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from keyquery.layers.primal.triton_tiles import flags, load, products, small, store, widths
+from keyquery.layers.primal.triton_tiles import flags, load, products, small, store, turns, widths
 from keyquery.layers.triton_support import kernel
 
 BLOCK = 64  # sampled tokens at a time
@@ -21,10 +21,13 @@ SHARES = 8  # programs among which the samples of a batch are divided, when grad
 
 
 @kernel
-def _tokens(x, place, used, row, feature, rows, x_n, p: tl.constexpr, P: tl.constexpr, USED: tl.constexpr):
+def _tokens(x, place, used, row, feature, rows, n, x_n, p: tl.constexpr, USED: tl.constexpr, EVEN: tl.constexpr):
     """Pointers to the sampled tokens of a head (BLOCK, P), and which of them are used."""
     here = row < rows
-    at = tl.load(place + row, mask=here, other=0).to(tl.int64) * x_n
+    if EVEN:  # as `sample.evenly` without padding
+        at = row.to(tl.int64) * (n - 1) // tl.maximum(rows - 1, 1) * x_n
+    else:
+        at = tl.load(place + row, mask=here, other=0).to(tl.int64) * x_n
     if USED:
         here = here & (tl.load(used + row, mask=here, other=0) != 0)
     places = x + at[:, None] + feature[None, :]
@@ -35,9 +38,9 @@ def _tokens(x, place, used, row, feature, rows, x_n, p: tl.constexpr, P: tl.cons
 @kernel
 def _combine(
     x, place, used, directions, weights,
-    rows, heads, batch, x_b, x_n, place_b, d_side, d_h, d_row, w_side, w_b, w_h, w_p,
+    rows, heads, batch, n, x_b, x_n, place_b, d_side, d_h, d_row, w_side, w_b, w_h, w_p,
     p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
-    USED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    USED: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     h, b = tl.program_id(0) % heads, (tl.program_id(0) // heads).to(tl.int64)
     feature, score = tl.arange(0, P), tl.arange(0, S)
@@ -46,7 +49,7 @@ def _combine(
     for tile in tl.range(0, TILES):
         row = tile * BLOCK + tl.arange(0, BLOCK)
         places, within = _tokens(
-            x + b * x_b + h * p, place + b * place_b, used + b * rows, row, feature, rows, x_n, p, P, USED
+            x + b * x_b + h * p, place + b * place_b, used + b * rows, row, feature, rows, n, x_n, p, USED, EVEN
         )
         tokens = tl.trans(tl.load(places, mask=within, other=0.0).to(DOT))
         own = load(directions + h * d_h, row, score, d_row, rows, s, S).to(DOT)
@@ -61,37 +64,36 @@ def _combine(
 @kernel
 def _to_tokens(
     grad_x, place, used, directions, grad_weights,
-    rows, heads, batch, x_b, x_n, place_b, d_side, d_h, d_row,
-    p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
-    USED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    rows, heads, batch, n, x_b, x_n, place_b, d_side, d_h, d_row,
+    p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
+    USED: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Adds to the gradient of x, at the sampled tokens: no two programs write to the same entry."""
     h, b = tl.program_id(0) % heads, (tl.program_id(0) // heads).to(tl.int64)
-    feature, score = tl.arange(0, P), tl.arange(0, S)
+    feature, score, row = tl.arange(0, P), tl.arange(0, S), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     own = grad_weights + (b * heads + h) * p * s
-    left = tl.trans(small(own, feature, score, s, 1, p, s, S).to(DOT))
-    right = tl.trans(small(own + batch * heads * p * s, feature, score, s, 1, p, s, S).to(DOT))
-    for tile in tl.range(0, TILES):
-        row = tile * BLOCK + tl.arange(0, BLOCK)
-        table = load(directions + h * d_h, row, score, d_row, rows, s, S).to(DOT)
-        more = tl.dot(table, left, input_precision=PRECISION)
-        table = load(directions + h * d_h + d_side, row, score, d_row, rows, s, S).to(DOT)
-        more = tl.dot(table, right, more, input_precision=PRECISION)
-        places, within = _tokens(
-            grad_x + b * x_b + h * p, place + b * place_b, used + b * rows, row, feature, rows, x_n, p, P, USED
-        )
-        old = tl.load(places, mask=within, other=0.0)
-        tl.store(places, (old.to(tl.float32) + more).to(old.dtype), mask=within)
+    gradient = tl.trans(small(own, feature, score, s, 1, p, s, S).to(DOT))
+    table = load(directions + h * d_h, row, score, d_row, rows, s, S).to(DOT)
+    more = tl.dot(table, gradient, input_precision=PRECISION)
+    gradient = tl.trans(small(own + batch * heads * p * s, feature, score, s, 1, p, s, S).to(DOT))
+    table = load(directions + h * d_h + d_side, row, score, d_row, rows, s, S).to(DOT)
+    more = tl.dot(table, gradient, more, input_precision=PRECISION)
+    places, within = _tokens(
+        grad_x + b * x_b + h * p, place + b * place_b, used + b * rows, row, feature, rows, n, x_n, p, USED, EVEN
+    )
+    old = tl.load(places, mask=within, other=0.0)
+    tl.store(places, (old.to(tl.float32) + more).to(old.dtype), mask=within)
 
 
 @kernel
 def _to_directions(
-    x, place, used, grad_weights, grad_directions,
-    rows, heads, batch, tiles, x_b, x_n, place_b,
+    x, place, used, grad_weights, directions, log_lambda, energy, pull, gain, grad_directions, grad_lambda,
+    rows, heads, batch, tiles, n, x_b, x_n, place_b, d_side, d_h, d_row, total,
     p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
-    USED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHARES: tl.constexpr,
-    TURNS: tl.constexpr,
+    USED: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHARES: tl.constexpr,
+    TURNS: tl.constexpr, LOSS: tl.constexpr, BATCHES: tl.constexpr,
 ):  # fmt: skip
+    """Sums over samples of sampled tokens and gradients; with `LOSS`, the first share adds the gradient of the loss."""
     program = tl.program_id(0)
     h, tile, share = program % heads, (program // heads) % tiles, program // (heads * tiles)
     feature, score, row = tl.arange(0, P), tl.arange(0, S), tile * BLOCK + tl.arange(0, BLOCK)
@@ -101,7 +103,7 @@ def _to_directions(
         b = (turn * SHARES + share).to(tl.int64)
         shown = tl.where(b < batch, rows, 0)
         places, within = _tokens(
-            x + b * x_b + h * p, place + b * place_b, used + b * rows, row, feature, shown, x_n, p, P, USED
+            x + b * x_b + h * p, place + b * place_b, used + b * rows, row, feature, shown, n, x_n, p, USED, EVEN
         )
         tokens = tl.load(places, mask=within, other=0.0).to(DOT)
         own, all_of_it = grad_weights + (b * heads + h) * p * s, tl.where(b < batch, p, 0)
@@ -109,19 +111,44 @@ def _to_directions(
         left = tl.dot(tokens, gradient, left, input_precision=PRECISION)
         gradient = small(own + batch * heads * p * s, feature, score, s, 1, all_of_it, s, S).to(DOT)
         right = tl.dot(tokens, gradient, right, input_precision=PRECISION)
-    at = grad_directions + (share * 2 * heads + h) * rows * s
-    store(at, left, row, score, s, rows, s, S)
-    store(at + heads * rows * s, right, row, score, s, rows, s, S)
+    if LOSS and share == 0:
+        pulled, slope = _pulls(energy, pull, h, heads, batch, score, s, S, BATCHES)
+        factor = tl.load(gain)
+        first = load(directions + h * d_h, row, score, d_row, rows, s, S).to(tl.float32)
+        second = load(directions + h * d_h + d_side, row, score, d_row, rows, s, S).to(tl.float32)
+        left -= factor * pulled * second
+        right -= factor * pulled * first
+        if tile == 0:
+            scale = tl.exp(tl.load(log_lambda + h * s + score, mask=score < s, other=0.0).to(tl.float32))
+            tl.store(grad_lambda + h * s + score, factor * slope * scale / (2 * n), mask=score < s)
+    at = grad_directions + (share * 2 * heads + h) * total * s
+    store(at, left, row, score, s, total, s, S)
+    store(at + heads * total * s, right, row, score, s, total, s, S)
+
+
+@kernel
+def _pulls(energy, pull, h, heads, batch, score, s: tl.constexpr, S: tl.constexpr, BATCHES: tl.constexpr):
+    """Sums over samples of ∂loss/∂J, and of ∂loss/∂J times the energies of the scores, for one head."""
+    pulled = 0.0
+    slope = tl.zeros((S,), dtype=tl.float32)
+    for turn in tl.range(0, BATCHES):
+        b = turn * 16 + tl.arange(0, 16)
+        own = tl.load(pull + b * heads + h, mask=b < batch, other=0.0)
+        both = load(energy + h * s, b, score, heads * s, batch, s, S)
+        both += load(energy + (batch * heads + h) * s, b, score, heads * s, batch, s, S)
+        pulled += tl.sum(own, 0)
+        slope += tl.sum(own[:, None] * both, 0)
+    return pulled, slope
 
 
 def combine(
     x: Float[Tensor, "batch n d"],
-    place: Int[Tensor, "*batch rows"],
+    place: Int[Tensor, "*batch rows"] | None,
     directions: Float[Tensor, "2 heads rows s"],
     used: Bool[Tensor, "batch rows"] | None,
 ) -> Float[Tensor, "2 batch heads p s"]:
-    """As `sample.combine`."""
-    return (_COMBINE if torch.compiler.is_compiling() else _run_combine)(x, place, directions, used)
+    """As `sample.combine`; evenly spaced tokens if `place` is None."""
+    return (_COMBINE if torch.compiler.is_compiling() else launch_combine)(x, place, directions, used)
 
 
 def uncombine(
@@ -137,56 +164,87 @@ def uncombine(
     return run(x, place, directions, used, grad_weights, grad_x)
 
 
-def _run_combine(x: Tensor, place: Tensor, directions: Tensor, used: Tensor | None) -> Tensor:
+def launch_combine(x: Tensor, place: Tensor | None, directions: Tensor, used: Tensor | None) -> Tensor:
+    """As `combine`; the compiler looks into it."""
     _, heads, rows, s = directions.shape
     batch, p = len(x), x.shape[-1] // heads
     # Rows are padded to a multiple of 8, for aligned loads.
     weights = torch.empty(2, batch, heads, p, -(-s // 8) * 8, dtype=x.dtype, device=x.device)[..., :s]
     if batch:
         _combine[(batch * heads,)](
-            x, place, flags(used, x), directions, weights,
-            rows, heads, batch, *_strides(x, place, directions), *weights.stride()[:4], TILES=triton.cdiv(rows, BLOCK),
-            **_shared(x, p, s, used),
+            x, x if place is None else place, flags(used, x), directions, weights,
+            rows, heads, batch, x.shape[1], *_strides(x, place, directions), *weights.stride()[:4],
+            TILES=triton.cdiv(rows, BLOCK), **_shared(x, p, s, place, used),
         )  # fmt: skip
     return weights
+
+
+def add_to_tokens(
+    grad_x: Tensor, place: Tensor | None, directions: Tensor, used: Tensor | None, grad_weights: Tensor, like: Tensor
+) -> None:
+    """Add the gradient of the sampled tokens to that of all; products in the dtype of `like`."""
+    _, heads, rows, s = directions.shape
+    p = grad_x.shape[-1] // heads
+    _to_tokens[(len(grad_x) * heads, triton.cdiv(rows, BLOCK))](
+        grad_x, grad_x if place is None else place, flags(used, grad_x), directions, grad_weights,
+        rows, heads, len(grad_x), grad_x.shape[1], *_strides(grad_x, place, directions),
+        **_shared(like, p, s, place, used),
+    )  # fmt: skip
+
+
+def sum_directions(
+    x: Tensor,
+    place: Tensor | None,
+    directions: Tensor,
+    used: Tensor | None,
+    grad_weights: Tensor,
+    total: int,
+    loss: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Gradient of `total` rows of the directions, and that of log Λ by the `loss`.
+
+    The latter has log Λ, the energies, ∂loss/∂J (batch, heads) and the number that multiplies it.
+    """
+    _, heads, rows, s = directions.shape
+    batch, p = len(x), x.shape[-1] // heads
+    shares, tiles = max(1, min(batch, SHARES)), triton.cdiv(total, BLOCK)
+    grad_directions = torch.empty(shares, 2, heads, total, s, dtype=torch.float32, device=x.device)
+    grad_lambda = torch.empty(heads, s, dtype=torch.float32, device=x.device)
+    _to_directions[(shares * tiles * heads,)](
+        x, x if place is None else place, flags(used, x), grad_weights, directions,
+        *((x,) * 4 if loss is None else loss), grad_directions, grad_lambda,
+        rows, heads, batch, tiles, x.shape[1], *_strides(x, place, directions), total,
+        SHARES=shares, TURNS=triton.cdiv(batch, shares), LOSS=loss is not None,
+        BATCHES=turns(batch, 16), **_shared(x, p, s, place, used),
+    )  # fmt: skip
+    return grad_directions[0] if shares == 1 else grad_directions.sum(0), grad_lambda
 
 
 def _run_uncombine(
     x: Tensor, place: Tensor, directions: Tensor, used: Tensor | None, grad_weights: Tensor, grad_x: Tensor
 ) -> Tensor:
-    _, heads, rows, s = directions.shape
-    batch, p = len(x), x.shape[-1] // heads
-    shares, tiles = max(1, min(batch, SHARES)), triton.cdiv(rows, BLOCK)
-    grad_directions = torch.empty(shares, 2, heads, rows, s, dtype=torch.float32, device=x.device)
-    if batch == 0:
-        return grad_directions.zero_()[0]
-    grad_weights, shared = grad_weights.contiguous(), _shared(x, p, s, used)
-    _to_tokens[(batch * heads,)](
-        grad_x, place, flags(used, x), directions, grad_weights,
-        rows, heads, batch, *_strides(grad_x, place, directions), TILES=tiles, **shared,
-    )  # fmt: skip
-    _to_directions[(shares * tiles * heads,)](
-        x, place, flags(used, x), grad_weights, grad_directions,
-        rows, heads, batch, tiles, *_strides(x, place, directions)[:3],
-        SHARES=shares, TURNS=triton.cdiv(batch, shares), **shared,
-    )  # fmt: skip
-    return grad_directions[0] if shares == 1 else grad_directions.sum(0)
+    if len(x) == 0:
+        return torch.zeros(directions.shape, dtype=torch.float32, device=x.device)
+    grad_weights = grad_weights.contiguous()
+    add_to_tokens(grad_x, place, directions, used, grad_weights, x)
+    return sum_directions(x, place, directions, used, grad_weights, directions.shape[2])[0]
 
 
-def _shared(x: Tensor, p: int, s: int, used: Tensor | None) -> dict[str, Any]:
-    return {**widths(p=p, s=s), **products(x), "BLOCK": BLOCK, "USED": used is not None}
+def _shared(x: Tensor, p: int, s: int, place: Tensor | None, used: Tensor | None) -> dict[str, Any]:
+    return {**widths(p=p, s=s), **products(x), "BLOCK": BLOCK, "USED": used is not None, "EVEN": place is None}
 
 
-def _strides(x: Tensor, place: Tensor, directions: Tensor) -> tuple[int, ...]:
+def _strides(x: Tensor, place: Tensor | None, directions: Tensor) -> tuple[int, ...]:
     assert x.stride(-1) == directions.stride(-1) == 1, "the last dimension must be contiguous"
-    return *x.stride()[:2], place.stride(0) if place.ndim == 2 else 0, *directions.stride()[:3]
+    own = 0 if place is None or place.ndim == 1 else place.stride(0)
+    return *x.stride()[:2], own, *directions.stride()[:3]
 
 
 _COMBINE: Any = torch.library.custom_op(
     "keyquery::primal_combine",
-    _run_combine,
+    launch_combine,
     mutates_args=(),
-    schema="(Tensor x, Tensor place, Tensor directions, Tensor? used) -> Tensor",
+    schema="(Tensor x, Tensor? place, Tensor directions, Tensor? used) -> Tensor",
 )
 _UNCOMBINE: Any = torch.library.custom_op(
     "keyquery::primal_uncombine",
@@ -198,7 +256,7 @@ _UNCOMBINE: Any = torch.library.custom_op(
 
 
 @_COMBINE.register_fake
-def _shape_combine(x: Tensor, place: Tensor, directions: Tensor, used: Tensor | None) -> Tensor:
+def _shape_combine(x: Tensor, place: Tensor | None, directions: Tensor, used: Tensor | None) -> Tensor:
     _, heads, _, s = directions.shape
     return x.new_empty(2, len(x), heads, x.shape[-1] // heads, -(-s // 8) * 8)[..., :s]
 

@@ -49,6 +49,11 @@ def widths(**sizes: int) -> dict[str, int]:
     return sizes | {name.upper(): max(16, triton.next_power_of_2(size)) for name, size in sizes.items()}
 
 
+def turns(count: int, block: int) -> int:
+    """Turns of a loop over blocks, rounded up to a power of two, so that few kernels are compiled."""
+    return triton.next_power_of_2(triton.cdiv(count, block))
+
+
 def products(x: Tensor) -> dict[str, Any]:
     """Dtype and precision of a kernel's products."""
     exact = torch.get_float32_matmul_precision() == "highest"

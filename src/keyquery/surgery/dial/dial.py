@@ -34,7 +34,7 @@ from keyquery.surgery.dial.directions import (
     direction_gains,
 )
 from keyquery.surgery.dial.means import MEANS, Means, SiteMeans
-from keyquery.surgery.dial.widen import widen
+from keyquery.surgery.dial.widen import HalfTurn, widen
 from keyquery.surgery.handle import Handle, check_model, lasting
 from keyquery.surgery.rewriting.attach import rewrite, sites_of
 from keyquery.surgery.rewriting.sites import Call, Site, labels_of
@@ -48,7 +48,8 @@ class Gains:
 
     def __init__(self, heads: Sequence[int], gains: Tensor, means: SiteMeans | None) -> None:
         self.heads, self._means = list(heads), means
-        self._kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by sign: places, and the means rotated to them
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # places, and the means rotated to them
+        self._turned: tuple[Tensor, HalfTurn] | None = None  # places, and their rotation of swapped contents
         self.set(gains)
 
     def set(self, gains: Float[Tensor, "5 heads"]) -> None:
@@ -61,31 +62,36 @@ class Gains:
         queries, keys = self._own(call.queries), self._own(call.keys)
         if self._idle:  # unchanged heads keep their original path
             return queries[..., -call.new :, :], keys
-        self._near = self._near.to(keys.device)  # moved once
+        if self._near.device != keys.device:  # moved once; kernels take float32
+            self._near = self._near.to(keys.device, torch.promote_types(keys.dtype, torch.float32))
         by_position = self._means is not None and self._means.by_position
         # Otherwise constant per query, and softmax is invariant to it.
         placed = call.turn.rope is not None or call.constants or by_position
         at_query, at_key = self._at(call)
-        swapped = self._swapped(call, queries, keys) if self._across and call.turn.rope is not None else None
-        return widen(queries, keys, at_query, at_key, self._near, call.new, self._across, placed, swapped)
+        turn = self._half_turn(call) if self._across else None
+        return widen(queries, keys, at_query, at_key, self._near, call.new, self._across, placed, turn)
 
-    def _swapped(self, call: Call, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Contents q̂′ and k̂′, rotated by the negative angle."""
-        at_query, at_key = self._at(call, -1)
-        places = call.places.unsqueeze(1)
-        query, key = (call.turn.rotate(call.turn.back(x, places), -places) for x in (queries, keys))
-        return query - at_query, key - at_key
+    def _half_turn(self, call: Call) -> HalfTurn | None:
+        """The rotation R(−2t) of swapped contents; cached while positions stay the same."""
+        rope, dtype = call.turn.rope, torch.promote_types(call.keys.dtype, torch.float32)
+        if rope is None:
+            return None
+        if self._turned is None or self._turned[0] is not call.places or self._turned[1].cos.dtype != dtype:
+            angles = 2 * rope.angles(call.places).to(call.keys.device)
+            turn = HalfTurn(angles.cos().to(dtype), angles.sin().to(dtype), call.turn.start, rope.interleaved)
+            self._turned = call.places, turn
+        return self._turned[1]
 
-    def _at(self, call: Call, sign: int = 1) -> tuple[Tensor, Tensor]:
+    def _at(self, call: Call) -> tuple[Tensor, Tensor]:
         """Means of its heads at every position; cached while positions stay the same."""
         if self._means is None:
             means = SiteMeans(*(mean[None] for mean in call.means()))
-            query, key = (self._own(mean) for mean in means.at(call, sign))
+            query, key = (self._own(mean) for mean in means.at(call))
             return query, key
-        kept = self._kept.get(sign)
+        kept = self._kept
         if kept is None or kept[0] is not call.places or kept[1].dtype != call.keys.dtype:
-            query, key = (self._own(mean) for mean in self._means.at(call, sign))
-            kept = self._kept[sign] = call.places, query, key
+            query, key = (self._own(mean) for mean in self._means.at(call))
+            kept = self._kept = call.places, query, key
         return kept[1:]
 
     def _own(self, x: Tensor) -> Tensor:

@@ -27,10 +27,8 @@ class SiteMeans:
         self.by_position = len(query) > 1
         self._warned = False
 
-    def at(
-        self, call: Call, sign: int = 1
-    ) -> tuple[Float[Tensor, "#batch heads m r"], Float[Tensor, "#batch heads m r"]]:
-        """Both means at the position of every token, rotated to it; by the negative angle for `sign` −1."""
+    def at(self, call: Call) -> tuple[Float[Tensor, "#batch heads m r"], Float[Tensor, "#batch heads m r"]]:
+        """Both means at the position of every token, rotated to it."""
         if self.query.shape[-1] != call.keys.shape[-1]:
             raise ValueError("an rbf kernel uses the means of the current batch: omit data")
         places = call.places.long().clamp(min=0) if self.by_position else torch.zeros_like(call.places).long()
@@ -43,7 +41,7 @@ class SiteMeans:
             self._warned = True
         at = places.clamp(max=last)
         means = (mean.to(call.keys)[at.to(call.keys.device)].transpose(1, 2) for mean in (self.query, self.key))
-        query, key = (call.turn.rotate(mean, sign * call.places.unsqueeze(1)) for mean in means)
+        query, key = (call.turn.rotate(mean, call.places.unsqueeze(1)) for mean in means)
         return query, key
 
 

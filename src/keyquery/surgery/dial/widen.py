@@ -1,9 +1,11 @@
 """Wide queries and keys whose product is a score with gains on its parts; see `dial` for the equation.
 
-The reference and the Triton kernel have the same signature. With gradients, the reference is used.
+The reference and the Triton kernel have the same signature.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,6 +17,29 @@ from keyquery.support.checks import check_choice
 IMPLEMENTATIONS = ("auto", "reference", "triton")
 
 
+class HalfTurn(NamedTuple):
+    """R(−2t), which takes vectors rotated by t to those rotated by −t: cosines and sines of 2t per position and pair.
+
+    Pairs begin at dimension `start`.
+    """
+
+    cos: Float[Tensor, "#batch m pairs"]
+    sin: Float[Tensor, "#batch m pairs"]
+    start: int
+    interleaved: bool
+
+    def __call__(self, x: Float[Tensor, "batch heads m r"]) -> Float[Tensor, "batch heads m r"]:
+        """R(−2t)·x."""
+        cos, sin = (table.unsqueeze(1).to(x.dtype) for table in (self.cos, self.sin))
+        before, turned, after = x.split(
+            [self.start, 2 * cos.shape[-1], x.shape[-1] - self.start - 2 * cos.shape[-1]], -1
+        )
+        a, b = (turned[..., 0::2], turned[..., 1::2]) if self.interleaved else turned.chunk(2, -1)
+        pair = a * cos + b * sin, b * cos - a * sin
+        turned = torch.stack(pair, -1).flatten(-2) if self.interleaved else torch.cat(pair, -1)
+        return torch.cat((before, turned, after), -1)
+
+
 def widen(
     queries: Float[Tensor, "batch heads m r"],
     keys: Float[Tensor, "batch heads m r"],
@@ -24,14 +49,14 @@ def widen(
     new: int,
     across: bool,
     placed: bool,
-    swapped: tuple[Float[Tensor, "batch heads m r"], Float[Tensor, "batch heads m r"]] | None = None,
+    turn: HalfTurn | None = None,
     impl: str = "auto",
 ) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
     """q̃ of the last `new` tokens and k̃ of all m; `at_query` and `at_key` are the means, rotated to every position.
 
     The block of swapped contents is present if `across`, not needed if the gains on symmetric and skew are equal; that
-    of position if `placed`. `swapped` are the contents of queries and keys rotated by the negative angle. Default:
-    unrotated, which is right without RoPE. "auto" uses the kernel on a GPU without gradients, except for float64.
+    of position if `placed`. `turn` rotates swapped contents by the negative angle; None without RoPE. "auto" uses the
+    kernel on a GPU, except for float64 and gradients of the means.
 
     >>> q, k = torch.randn(2, 1, 1, 3, 4)
     >>> wide_q, wide_k = widen(q, k, 0 * q, 0 * k, torch.tensor([[1.0], [0.0], [1.0], [1.0], [1.0]]), 3, True, False)
@@ -41,19 +66,18 @@ def widen(
     """
     check_choice("impl", impl, IMPLEMENTATIONS)
     inputs = (queries, keys, at_query, at_key)
-    all_inputs = inputs if swapped is None else (*inputs, *swapped)
     why = no_kernels(queries)
     if queries.dtype == torch.float64:
         why = "is not for float64, since it sums in float32"
-    elif torch.is_grad_enabled() and any(t.requires_grad for t in all_inputs):
-        why = "has no backward"
+    elif torch.is_grad_enabled() and (at_query.requires_grad or at_key.requires_grad):
+        why = "has no gradient of the means"
     if impl == "triton" and why is not None:
         raise RuntimeError(f'impl="triton" {why}; impl="auto" uses the reference there')
     if impl == "triton" or (impl == "auto" and queries.is_cuda and why is None):
         from keyquery.surgery.dial.widen_triton import widen as fast  # imports triton, an optional dependency
 
-        return fast(*inputs, gains, new, across, placed, swapped)
-    return _reference(*inputs, gains, new, across, placed, swapped)
+        return fast(*inputs, gains, new, across, placed, turn)
+    return _reference(*inputs, gains, new, across, placed, turn)
 
 
 def _reference(
@@ -65,7 +89,7 @@ def _reference(
     new: int,
     across: bool,
     placed: bool,
-    swapped: tuple[Tensor, Tensor] | None,
+    turn: HalfTurn | None,
 ) -> tuple[Tensor, Tensor]:
     """Each block as gain·x + shift in one pass."""
     symmetric, skew, popularity, query_only, position = gains.to(keys)[:, :, None, None]
@@ -76,13 +100,13 @@ def _reference(
     mean = at_query[..., n, :]
     wide_query = [(both, own_query, (popularity - both) * mean)]
     wide_key = [(ones, keys, -at_key)]
-    if across and swapped is None:
+    if across and turn is None:
         wide_query.append((apart, keys[..., n, :], -apart * at_key[..., n, :]))
         wide_key.append((ones, queries, -at_query))
-    elif across and swapped is not None:
+    elif across and turn is not None:
         nothing = torch.zeros_like(own_query[:1, ..., :1])
-        wide_query.append((apart, swapped[1][..., n, :], nothing))
-        wide_key.append((ones, swapped[0], torch.zeros_like(keys[:1, ..., :1])))
+        wide_query.append((apart, turn(keys - at_key)[..., n, :], nothing))
+        wide_key.append((ones, turn(queries - at_query), torch.zeros_like(keys[:1, ..., :1])))
     if placed:
         wide_query.append((query_only, own_query, (position - query_only) * mean))
         wide_key.append((torch.zeros_like(ones), keys, at_key))

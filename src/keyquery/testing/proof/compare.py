@@ -217,7 +217,7 @@ def _on_grid(layer: Layer, capture: Capture) -> PlacedRope:
     sizes = layer.axial.layout.sizes(capture.inputs)
     if sizes is None:
         raise ValueError("the grid of its tokens is not known")
-    return layer.axial.on(sizes)
+    return replace(layer.axial, layout=layer.axial.layout.merged(capture.inputs)).on(sizes)
 
 
 def _in_pairs(event: Event, layer: Layer, x: Tensor) -> Event:

@@ -295,7 +295,7 @@ class _Maker:
         return self.randn(1, int(self.get(*WIDTHS)), self.length)
 
     def _pixel_position_ids(self) -> Tensor:
-        return torch.tensor([[[row, column] for row in range(6) for column in range(6)]])
+        return torch.tensor([[[column, row] for row in range(6) for column in range(6)]])
 
     def _target_sizes(self) -> Tensor:
         return torch.tensor([[4, 6]])

@@ -95,12 +95,14 @@ def _instance(cls: Any, config: Any) -> Any:
     return cls(config) if cls.__name__ != "AutoModel" else cls.from_config(config)
 
 
-def _set_attention(config: Any, kind: str) -> None:
-    config._attn_implementation = kind
+def _set_attention(config: Any, kind: str | Mapping[str, str]) -> None:
+    """Set the implementation of a config and its sections; a mapping names those of sections that are not eager."""
+    whole = kind if isinstance(kind, str) else "eager"
+    config._attn_implementation = whole
     config._experts_implementation = "eager"
     for name in getattr(config, "sub_configs", {}):
         if (part := getattr(config, name, None)) is not None and hasattr(part, "to_dict"):
-            _set_attention(part, kind)
+            _set_attention(part, whole if isinstance(kind, str) else kind.get(name, whole))
 
 
 def model_class(config: Any) -> Any:

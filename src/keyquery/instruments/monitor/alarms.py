@@ -1,0 +1,196 @@
+"""Alarms of a monitor: rules over the records of all heads, each with its reason in one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from keyquery.support.checks import check_count, check_number
+from keyquery.support.statistics import student
+
+History = Mapping[str, np.ndarray]  # by metric: (records, heads), NaN where not measured
+SHORT = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which alarms a monitor raises, and their thresholds.
+
+    Parameters
+    ----------
+    growth
+        The largest logit of a head is above `limit`, or will be within `horizon` steps: the lower end of the 95 %
+        interval of a straight line through its logarithm, over the last `window` records. Default: True.
+    entropy
+        The mean entropy of a layer's heads is below `collapse` times that of uniform attention. Default: True.
+    dead
+        A head's logits are all within `dead_range`, for 3 records: it attends alike to all keys. Default: True.
+    rank
+        A head's effective rank is below `rank_share` of what it was first. Default: True.
+    overflow
+        Logits before scaling, or entries of queries or keys, exceed `overflow_share` of the largest float of `dtype`,
+        or are not finite. Default: True.
+    limit, horizon, window, collapse, dead_range, rank_share, overflow_share
+        Thresholds, as above.
+    dtype
+        "fp16", "bf16", or for scaled FP8 "e4m3" or "e5m2". Default: that of the queries.
+
+    Examples
+    --------
+    >>> Rules(limit=50).check({"largest": np.full((1, 1), 60.0)}, [0])[0]["rule"]
+    'growth'
+    """
+
+    growth: bool = True
+    entropy: bool = True
+    dead: bool = True
+    rank: bool = True
+    overflow: bool = True
+    limit: float = 100.0
+    horizon: int = 500
+    window: int = 8
+    collapse: float = 0.05
+    dead_range: float = 1e-3
+    rank_share: float = 0.1
+    overflow_share: float = 0.5
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "collapse", "dead_range", "rank_share", "overflow_share"):
+            check_number(name, getattr(self, name))
+        check_count("horizon", self.horizon, least=0)
+        check_count("window", self.window, least=4)
+        if self.dtype is not None and self.dtype not in SHORT:
+            raise ValueError(f"dtype must be one of {', '.join(SHORT)}, got {self.dtype!r}")
+
+    def check(
+        self, history: History, steps: Sequence[int], layers: Sequence[int] = (), dtype: str = ""
+    ) -> list[dict[str, Any]]:
+        """Alarms of the last record: {rule, heads, head (the worst), value, reason}."""
+        found = []
+        for name in ("growth", "entropy", "dead", "rank", "overflow"):
+            if getattr(self, name):
+                alarm = getattr(self, f"_{name}")(history, steps, layers, dtype)
+                if alarm is not None:
+                    found.append({"rule": name, **alarm})
+        return found
+
+    def _growth(self, history: History, steps: Sequence[int], *_: Any) -> dict[str, Any] | None:
+        largest = history["largest"]
+        now = largest[-1]
+        above = now >= self.limit
+        low, slope = predicted(largest[-self.window :], steps[-self.window :], steps[-1] + self.horizon)
+        rising = (low >= math.log(self.limit)) & (slope > 0)
+        if not (above | rising).any():
+            return None
+        head = int(np.nanargmax(np.where(above | rising, np.where(np.isnan(now), -np.inf, now), -np.inf)))
+        value = float(now[head])
+        if above[head]:
+            why = f"its largest logit is {value:.4g}, above {self.limit:g}"
+        else:
+            within = math.log(self.limit / max(value, 1e-9)) / slope[head]
+            why = (
+                f"its largest logit, {value:.4g}, grows {100 * math.expm1(slope[head]):.2g} % a step and passes "
+                f"{self.limit:g} in about {within:.0f} steps"
+            )
+        return _alarm(above | rising, head, value, why)
+
+    def _entropy(self, history: History, steps: Sequence[int], layers: Sequence[int], *_: Any) -> dict[str, Any] | None:
+        if "relative_entropy" not in history:
+            return None
+        now = history["relative_entropy"][-1]
+        where = np.asarray(layers if len(layers) else np.zeros(len(now), int))
+        means = {
+            layer: float(np.nanmean(now[where == layer]))
+            for layer in np.unique(where)
+            if not np.isnan(now[where == layer]).all()
+        }
+        low = {layer: mean for layer, mean in means.items() if mean < self.collapse}
+        if not low:
+            return None
+        worst = min(low, key=low.__getitem__)
+        heads = np.isin(where, list(low))
+        head = int(np.nanargmin(np.where(where == worst, now, np.inf)))
+        why = f"the mean entropy of its layer is {100 * low[worst]:.2g} % of that of uniform attention"
+        return _alarm(heads, head, low[worst], why)
+
+    def _dead(self, history: History, *_: Any) -> dict[str, Any] | None:
+        if len(history["largest"]) < 4 or "smallest" not in history:
+            return None
+        spread = history["largest"][-3:] - history["smallest"][-3:]
+        flat = (spread < self.dead_range).all(0)
+        if not flat.any():
+            return None
+        head = int(np.nanargmin(np.where(flat, spread[-1], np.inf)))
+        value = float(spread[-1, head])
+        return _alarm(flat, head, value, f"its logits are all within {value:.2g}: it attends alike to all keys")
+
+    def _rank(self, history: History, *_: Any) -> dict[str, Any] | None:
+        ranks = history.get("effective_rank")
+        if ranks is None or np.isnan(ranks[-1]).all():
+            return None
+        measured = ranks[~np.isnan(ranks).all(1)]
+        share = measured[-1] / np.maximum(measured[0], 1e-9)
+        low = share < self.rank_share
+        if not low.any():
+            return None
+        head = int(np.nanargmin(share))
+        why = f"its effective rank fell from {measured[0, head]:.3g} to {measured[-1, head]:.3g}"
+        return _alarm(low, head, float(measured[-1, head]), why)
+
+    def _overflow(
+        self, history: History, steps: Sequence[int], layers: Sequence[int], dtype: str
+    ) -> dict[str, Any] | None:
+        now = history["largest"][-1]
+        broken = history["finite"][-1] == 0 if "finite" in history else np.zeros(len(now), bool)
+        if broken.any():
+            return _alarm(broken, int(broken.argmax()), math.nan, "its logits are NaN or infinite")
+        kind = SHORT[self.dtype] if self.dtype else getattr(torch, dtype or "float32")
+        most = self.overflow_share * torch.finfo(kind).max
+        eight_bit = torch.finfo(kind).bits == 8  # of which only queries and keys are made, not their products
+        sizes = history.get("entry" if eight_bit else "unscaled")
+        if sizes is None or not (sizes[-1] > most).any():
+            return None
+        large = sizes[-1] > most
+        head = int(np.nanargmax(sizes[-1]))
+        value = float(sizes[-1, head])
+        what = "an entry of its queries or keys" if eight_bit else "a score before scaling"
+        name = self.dtype or dtype
+        return _alarm(
+            large, head, value, f"{what} is {value:.4g}, near the largest {name}, {most / self.overflow_share:.4g}"
+        )
+
+
+def predicted(values: np.ndarray, steps: Sequence[int], at: float) -> tuple[np.ndarray, np.ndarray]:
+    """The lower end of the 95 % interval of ln(values) at a step, and the slope, of a straight line per column.
+
+    −inf where there are fewer than 4 records, or values that are not above 0.
+
+    >>> low, slope = predicted(np.exp(np.arange(5.0))[:, None], range(5), 10)
+    >>> round(float(low[0]), 6), round(float(slope[0]), 6)
+    (10.0, 1.0)
+    """
+    count, heads = values.shape
+    none = np.full(heads, -np.inf), np.zeros(heads)
+    if count < 4:
+        return none
+    good = (values > 0).all(0)
+    logs = np.log(np.where(good, values, 1.0))
+    x = np.asarray(steps, float)
+    centred = x - x.mean()
+    spread = float(centred @ centred)
+    slope = centred @ logs / spread
+    middle = logs.mean(0)
+    left = logs - middle - np.outer(centred, slope)
+    noise = np.sqrt(np.square(left).sum(0) / (count - 2))
+    half = student(count - 2) * noise * math.sqrt(1 / count + (at - x.mean()) ** 2 / spread)
+    return np.where(good, middle + slope * (at - x.mean()) - half, -np.inf), np.where(good, slope, 0.0)
+
+
+def _alarm(heads: np.ndarray, head: int, value: float, why: str) -> dict[str, Any]:
+    return {"heads": np.flatnonzero(heads).tolist(), "head": head, "value": value, "why": why}

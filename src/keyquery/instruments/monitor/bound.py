@@ -1,0 +1,128 @@
+"""An upper bound on the logits of a head, from its weights and the largest norm of its inputs.
+
+Without rotation, q·k = xᵀMy + b_qᵀK y + (Qᵀb_k)ᵀx + b_q·b_k ≤ σ₁(M)‖x‖‖y‖ + ‖Kᵀb_q‖‖y‖ + ‖Qᵀb_k‖‖x‖ + b_q·b_k.
+RoPE rotates queries and keys against each other, which only ‖R q‖ = ‖q‖ ≤ σ₁(Q)‖x‖ + ‖b_q‖ bounds at every offset.
+A norm of queries or keys bounds them whatever the weights are: ‖γ ∘ z/rms(z)‖ ≤ max|γ|·√r.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from keyquery.checkpoints.layer import LatentLayer, Layer, Norm
+
+SQUARINGS = 24  # λ₁ ≤ tr(Aᵖ)^(1/p) ≤ λ₁·r^(1/p), p = 2²⁴
+POSITIONS = ("none", "rope", "alibi", "scaled alibi")  # whose terms are rotations, or at most 0
+
+
+class Bound(NamedTuple):
+    """σ₁(M) of every head, and the bound of its logits; NaN where positions or latents are not covered."""
+
+    sigma: Float[Tensor, " heads"]
+    bound: Float[Tensor, " heads"]
+
+
+@torch.no_grad()
+def logit_bound(layer: Layer, norm: Tensor | float) -> Bound:
+    """The bound scale·max q·k of every head of a layer whose inputs have at most this norm.
+
+    >>> layer = kq.read(torch.nn.MultiheadAttention(8, 2))[0]
+    >>> x = torch.randn(5, 8)
+    >>> queries, keys = layer.project(x)
+    >>> largest = layer.scale * (queries @ keys.mT).amax((1, 2, 3))
+    >>> bool((largest <= logit_bound(layer, x.norm(dim=-1).max()).bound).all())
+    True
+    """
+    weights = layer.weights
+    query, key = weights.query.double(), weights.key.double()
+    sigma = product_norm(query, key)
+    norm = torch.as_tensor(norm, dtype=torch.float64, device=query.device)
+    if isinstance(layer, LatentLayer) or layer.position not in POSITIONS or layer.learned or layer.pool:
+        return Bound(sigma.flatten(), torch.full_like(sigma, math.nan).flatten())
+    query_bias, key_bias = (None if b is None else b.double() for b in (weights.query_bias, weights.key_bias))
+    normed = layer.query_norm is not None or layer.key_norm is not None
+    rank = query.shape[2]
+    rope = layer.rope if layer.early_rope is None else layer.early_rope
+    rope = rope if layer.axial is None else layer.axial.rope
+    turned = rank if normed or layer.axial is not None else 0 if rope is None else rope.dims
+    factor = 1.0 if rope is None else float(rope.factor) ** 2
+    sides = (
+        _length(query[:, :, :turned], _part(query_bias, turned), layer.query_norm, norm),
+        _length(key[:, :, :turned], _part(key_bias, turned), layer.key_norm, norm),
+    )
+    bound = factor * sides[0] * sides[1] if turned else torch.zeros_like(sigma)
+    if turned < rank:
+        rest_query, rest_key = query[:, :, turned:], key[:, :, turned:]
+        bound = bound + (sigma if turned == 0 else product_norm(rest_query, rest_key)) * norm**2
+        bound = bound + _bias_terms(rest_query, rest_key, query_bias, key_bias, turned, norm)
+    bound = layer.scale * bound
+    return Bound(sigma.flatten(), (bound if layer.softcap is None else bound.clamp(max=layer.softcap)).flatten())
+
+
+def _part(bias: Tensor | None, turned: int) -> Tensor | None:
+    return None if bias is None else bias[..., :turned]
+
+
+def _length(weight: Tensor, bias: Tensor | None, norm: Norm | None, size: Tensor) -> Float[Tensor, "groups shared"]:
+    """The largest ‖q‖ for inputs of at most this norm."""
+    if weight.shape[2] == 0:
+        return torch.zeros(weight.shape[:2], dtype=weight.dtype, device=weight.device)
+    if norm is not None:
+        over_all = norm.gain.shape[:2] != (1, 1) and not norm.by_head
+        dims = math.prod(norm.gain.shape) if over_all else weight.shape[2]
+        largest = norm.gain.double().abs().amax(-1) * math.sqrt(dims)
+        if norm.shift is not None:
+            largest = largest + torch.linalg.vector_norm(norm.shift.double(), dim=-1)
+        return largest.to(weight.device).expand(weight.shape[:2])
+    length = largest_eigenvalue(weight @ weight.mT).sqrt() * size
+    return length if bias is None else length + torch.linalg.vector_norm(bias, dim=-1)
+
+
+def _bias_terms(
+    query: Tensor, key: Tensor, query_bias: Tensor | None, key_bias: Tensor | None, turned: int, norm: Tensor
+) -> Tensor:
+    total = torch.zeros(query.shape[:2], dtype=query.dtype, device=query.device)
+    if query_bias is not None:
+        total = total + torch.linalg.vector_norm((query_bias[..., None, turned:] @ key).squeeze(-2), dim=-1) * norm
+    if key_bias is not None:
+        total = total + torch.linalg.vector_norm((key_bias[..., None, turned:] @ query).squeeze(-2), dim=-1) * norm
+    if query_bias is not None and key_bias is not None:
+        total = total + (query_bias[..., turned:] * key_bias[..., turned:]).sum(-1)
+    return total
+
+
+def product_norm(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch r d"]) -> Float[Tensor, "*batch"]:
+    """σ₁(QᵀK), from r × r matrices: σ₁² is the largest eigenvalue of LᵀKKᵀL, with LLᵀ = QQᵀ.
+
+    >>> product_norm(torch.diag(torch.tensor([3.0, 1.0])).double(), torch.eye(2).double())
+    tensor(3.0000, dtype=torch.float64)
+    """
+    gram, other = query @ query.mT, key @ key.mT
+    size = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    shift = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device) * (size * 1e-13 + 1e-300)
+    factor, failed = torch.linalg.cholesky_ex(gram + shift)
+    factor = torch.where((failed == 0)[..., None, None], factor, torch.nan)
+    return largest_eigenvalue(factor.mT @ other @ factor).clamp(min=0).sqrt()
+
+
+def largest_eigenvalue(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+    """λ₁ of positive semi-definite matrices; on a GPU by repeated squaring, from above to 1e-6.
+
+    Batched eigenvalue solvers run matrix by matrix there, which takes a hundred times as long.
+    """
+    return _by_squaring(matrix) if matrix.is_cuda else torch.linalg.eigvalsh(matrix.nan_to_num())[..., -1]
+
+
+def _by_squaring(matrix: Tensor) -> Tensor:
+    logarithm = torch.zeros(matrix.shape[:-2], dtype=matrix.dtype, device=matrix.device)
+    for power in range(SQUARINGS + 1):
+        trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+        logarithm = logarithm + trace.log() * 0.5**power
+        matrix = matrix / torch.where(trace > 0, trace, 1.0)[..., None, None]
+        matrix = matrix @ matrix
+    return logarithm.exp()

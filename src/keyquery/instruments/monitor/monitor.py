@@ -1,0 +1,293 @@
+"""`Monitor`: attention logits, entropy, sinks and the QK form of every head, recorded while a model trains."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from keyquery.capture.probe import device_of, untouched
+from keyquery.checkpoints import Heads, read
+from keyquery.checkpoints.sources import bare, first_line
+from keyquery.instruments.monitor.alarms import Rules
+from keyquery.instruments.monitor.interception import Interception, looks_like_attention
+from keyquery.instruments.monitor.records import Recorder, module_of
+from keyquery.support.checks import check_count, check_number
+
+
+class Monitor:
+    """Record every head's attention logits while a model trains, and warn before they explode.
+
+    Every `every` optimiser steps, the forward of that step is read where queries and keys enter torch's attention
+    kernels: the kernels stay in use, and training is bit-identical with and without the monitor. In compiled models the
+    batch of that step is run once more, uncompiled, without gradients or dropout.
+
+    `with monitor:` counts the steps of the model's optimiser; `monitor.step()` after each `optimiser.step()` does it by
+    hand; `monitor.callback()` and `monitor.lightning()` are callbacks of the transformers Trainer and of Lightning.
+
+    Parameters
+    ----------
+    model
+        The model that is trained, as it is called: wrapped by torch.compile, DDP, or sharded by `fully_shard`.
+    every
+        Optimiser steps between records. Default: 50.
+    structure
+        Records between measurements of effective ranks and of the symmetric, skew, popularity and position shares.
+        Default: 10.
+    rules
+        Which alarms, and their thresholds (`Rules`). Default: all.
+    on_alarm
+        Called with each alarm, a dict. Default: one line on standard error.
+    folder
+        Where records are written as they are made (`monitor.jsonl`), for `keyquery monitor` and for resuming.
+        Default: none.
+    board
+        A folder for TensorBoard (the extra `board`). Default: none.
+    strict
+        Whether an exception in the monitor stops training; otherwise it becomes a warning. Default: False.
+    name
+        Name of the model. Default: that of its class.
+
+    Raises
+    ------
+    ValueError
+        If the model has no attention module.
+
+    Examples
+    --------
+    >>> model = kq.Decoder(16, depth=1, heads=2)
+    >>> optimiser = torch.optim.AdamW(model.parameters())
+    >>> with kq.Monitor(model, every=2) as monitor:
+    ...     for step in range(4):
+    ...         model(torch.randn(2, 8, 16)).square().mean().backward()
+    ...         optimiser.step()
+    >>> monitor.reading().steps
+    [0, 2]
+
+    See Also
+    --------
+    TransportLens : the path of a module's outputs during training.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int = 50,
+        *,
+        structure: int = 10,
+        rules: Rules | None = None,
+        on_alarm: Callable[[dict[str, Any]], Any] | None = None,
+        folder: str | Path | None = None,
+        board: str | Path | None = None,
+        strict: bool = False,
+        name: str | None = None,
+    ) -> None:
+        check_count("every", every)
+        check_count("structure", structure)
+        self.model, self._outer = bare(model), model
+        self.every, self.structure, self.strict = every, structure, strict
+        self.heads, self.unread = _heads_of(self.model)
+        self.name = name or type(self.model).__name__
+        modules = dict(self.model.named_modules())
+        self._head_counts = {module_of(layer.name, modules): layer.heads for layer in self.heads or ()}
+        self.recorder = Recorder(self.name, every, rules or Rules(), on_alarm or _print, folder, board)
+        self.count = 0  # optimiser steps so far
+        self._interception: Interception | None = None  # of the forward that is running
+        self._call: tuple[Any, Any] | None = None  # arguments of a compiled forward
+        self._optimiser: Optimizer | None = None
+        self._warned: set[str] = set()
+        self._hooks = ExitStack()
+        self._attach()
+
+    def step(self) -> None:
+        """Signal the end of an optimiser step; before gradients are zeroed, if their norms are to be recorded."""
+        if self._optimiser is not None:
+            raise ValueError("inside `with monitor` steps are counted by the optimiser: omit monitor.step()")
+        self._safely(self._gradients)
+        self._stepped()
+
+    def clip(self, tau: float = 100.0) -> list[dict[str, Any]]:
+        """QK-Clip: scale down query and key weights of the heads whose largest recorded logit exceeds `tau`.
+
+        Call it after an optimiser step. It uses the latest record, once: with `every=1` no head stays above `tau`.
+        Heads that share keys (GQA) have their queries scaled alone; latent attention (MLA) as published.
+
+        Parameters
+        ----------
+        tau
+            Largest logit that is allowed. Default: 100.
+
+        Returns
+        -------
+        list of dict
+            The clipped heads: step, head, name, largest logit and factor of its scores. Also logged.
+        """
+        check_number("tau", tau)
+        if tau <= 0:
+            raise ValueError(f"tau must be above 0, got {tau}")
+        if self.heads is None:
+            raise ValueError(f"{self.name} cannot be clipped, its weights are not read: {self.unread}")
+        return self.recorder.clip(self.model, self.heads, float(tau))
+
+    def reading(self) -> Any:
+        """All records so far, as a Reading."""
+        return self.recorder.reading(self._facts())
+
+    def resume(self, step: int) -> None:
+        """Continue at an optimiser step: later records, of a run that was interrupted, are dropped."""
+        check_count("step", step, least=0)
+        self.count = step
+        self.recorder.drop(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to store in the run's checkpoint."""
+        return {"count": self.count, "records": self.recorder.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.recorder.load(state["records"])
+        self.resume(int(state["count"]))
+
+    def close(self) -> None:
+        """Remove all hooks; the records stay."""
+        self._hooks.close()
+        self.recorder.close()
+
+    def __enter__(self) -> Monitor:
+        self._attach()
+        self._hooks.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._hooks.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._optimiser = None
+        self.close()
+
+    @property
+    def due(self) -> bool:
+        """Whether the current step is recorded."""
+        return self.count % self.every == 0
+
+    def _attach(self) -> None:
+        self._hooks.close()
+        before = self._outer.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
+        after = self._outer.register_forward_hook(self._after, always_call=True)
+        self._hooks.callback(before.remove)
+        self._hooks.callback(after.remove)
+
+    # The forward of a recorded step
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self.due or not self._outer.training or self._interception is not None:
+            return
+        if _compiled(self._outer):
+            self._call = args, kwargs
+        else:
+            self._safely(self._intercept, args, kwargs)
+
+    def _intercept(self, args: Any, kwargs: Any) -> None:
+        tokens = self.recorder.count % self.structure == 0
+        interception = Interception(self.model, self._head_counts, tokens)
+        interception.__enter__()
+        interception.begin("", self.model, args, kwargs)
+        self._interception = interception
+
+    def _after(self, module: nn.Module, args: Any, out: Any) -> None:
+        interception, self._interception = self._interception, None
+        if interception is not None:
+            interception.__exit__(None, None, None)
+            self._safely(self._read, interception)
+        elif self._call is not None:
+            (args, kwargs), self._call = self._call, None
+            self._safely(self._replay, args, kwargs)
+
+    def _replay(self, args: Any, kwargs: Any) -> None:
+        """Run the batch of a compiled model once more, uncompiled."""
+        device = device_of(self.model).type
+        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        with untouched(self.model), torch.autocast(device, dtype, enabled), torch.compiler.set_stance("force_eager"):
+            self._intercept(args, kwargs)
+            interception, self._interception = self._interception, None
+            assert interception is not None
+            try:
+                self.model(*args, **kwargs)
+            finally:
+                interception.__exit__(None, None, None)
+        self._read(interception)
+
+    def _read(self, interception: Interception) -> None:
+        if interception.error is not None:
+            raise interception.error
+        if not any(seen.statistics for seen in interception.seen.values()):
+            raise ValueError(f"no attention call of {self.name} went through torch: nothing is recorded")
+        self.recorder.add(self.count, interception.seen, self.heads, interception.keep_tokens)
+
+    # Steps
+
+    def _before_step(self, optimiser: Optimizer, *arguments: Any) -> None:
+        if self._optimiser is None:
+            own = {id(weight) for weight in self.model.parameters()}
+            if any(id(weight) in own for group in optimiser.param_groups for weight in group["params"]):
+                self._optimiser = optimiser
+        if optimiser is self._optimiser:
+            self._safely(self._gradients)
+
+    def _after_step(self, optimiser: Optimizer, *arguments: Any) -> None:
+        if optimiser is self._optimiser:
+            self._stepped()
+
+    def _gradients(self) -> None:
+        if self.due and self.heads is not None:
+            self.recorder.add_gradients(self.heads, self.model)
+
+    def _stepped(self) -> None:
+        if self.due:
+            self._safely(self.recorder.finish, self.count)
+        self.count += 1
+
+    def _safely(self, work: Callable[..., Any], *args: Any) -> None:
+        """Do some of the monitor's work; an exception becomes a warning, once, unless `strict`."""
+        try:
+            work(*args)
+        except Exception as error:
+            if self.strict:
+                raise
+            message = f"the monitor failed at step {self.count}, training goes on: {first_line(error)}"
+            if first_line(error) not in self._warned:
+                self._warned.add(first_line(error))
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    def _facts(self) -> dict[str, Any]:
+        return {"every": self.every, "unread": self.unread}
+
+
+def _heads_of(model: nn.Module) -> tuple[Heads | None, str]:
+    """The heads of a model, or None and why they cannot be read."""
+    try:
+        return read(model), ""
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if not any(looks_like_attention(module) for module in model.modules()):
+            raise ValueError(f"{type(model).__name__} has no attention module: there is nothing to monitor") from None
+        return None, first_line(error)
+
+
+def _compiled(model: nn.Module) -> bool:
+    return any(
+        getattr(module, "_orig_mod", None) is not None or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def _print(alarm: dict[str, Any]) -> None:
+    print(f"keyquery: step {alarm['step']}: {alarm['reason']}", file=sys.stderr)

@@ -1,0 +1,52 @@
+"""The reading of a monitor: curves of every head over training steps, alarms and clips."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keyquery.reading import Reading
+
+METRICS = {
+    "largest": "logit",
+    "smallest": "logit",
+    "entropy": "nats",
+    "relative_entropy": "share of uniform attention",
+    "sink": "share of attention",
+    "sigma": "σ₁(M)",
+    "bound": "logit",
+    "input_norm": "‖x‖",
+    "entry": "|q| or |k|",
+    "unscaled": "|q·k|",
+    "query_gradient": "‖∂L/∂Wq‖",
+    "key_gradient": "‖∂L/∂Wk‖",
+    "effective_rank": "dimensions",
+    "symmetric": "share of score variance",
+    "skew": "share of score variance",
+    "popularity": "share of score variance",
+    "position": "share of score variance",
+    "finite": "1 if all logits are finite",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitored(Reading, kind="monitor"):
+    """What a monitor recorded: `curves[metric][head][record]`, None where not measured."""
+
+    units = METRICS
+
+    model: Mapping[str, Any]
+    steps: Sequence[int]
+    heads: Sequence[Mapping[str, Any]]  # {layer, head, name}
+    curves: Mapping[str, Sequence[Sequence[float | None]]]
+    alarms: Sequence[Mapping[str, Any]] = ()  # {step, rule, heads, head, value, reason}
+    clips: Sequence[Mapping[str, Any]] = ()  # {step, name, largest, factor}
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per step and head."""
+        return [
+            {"step": step, **head, **{metric: curve[at][record] for metric, curve in self.curves.items()}}
+            for record, step in enumerate(self.steps)
+            for at, head in enumerate(self.heads)
+        ]

@@ -1,0 +1,155 @@
+"""Statistics of attention logits, streamed: the queries × keys matrix is never held, only blocks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from keyquery.layers.triton_support import no_kernels
+from keyquery.support.checks import check_choice
+
+# Rows of the result: what each holds per head. Sums are over queries, so that batches can be merged.
+LARGEST, SMALLEST, ENTROPY, SINK, UNIFORM, QUERIES = range(6)
+BUDGET = 2**21  # logits per block of the reference
+IMPLS = ("auto", "reference", "triton")
+
+
+def logit_statistics(
+    query: Float[Tensor, "batch heads n r"],
+    key: Float[Tensor, "batch kv m r"],
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    impl: str = "auto",
+) -> Float[Tensor, "6 heads"]:
+    """Largest and smallest logit of every head, and sums over its queries of entropy and attention-sink mass.
+
+    Parameters
+    ----------
+    query, key
+        As fused attention takes them; under GQA, `kv` divides `heads`.
+    scale
+        Factor of the scores.
+    mask
+        Of `torch.nn.functional.scaled_dot_product_attention`: boolean (True: visible) or additive, broadcast to
+        (batch, heads, n, m). What is added counts as part of the logit. Default: none.
+    causal
+        Query i sees keys up to i. Default: False.
+    impl
+        "reference" (blocks of torch operations), "triton" (one pass on a GPU), or "auto" by device.
+
+    Returns
+    -------
+    Tensor
+        Rows, by the constants of this module: the largest and the smallest visible logit; sums over queries of the
+        entropy (nats), of the mass on the first visible key, and of the entropy of uniform attention; and the number of
+        queries that see any key. float64 for float64 inputs, else float32.
+
+    Examples
+    --------
+    >>> x = torch.eye(2)[None, None]
+    >>> logit_statistics(x, x, 1.0, causal=True)[:2].flatten().tolist()
+    [1.0, 0.0]
+    """
+    check_choice("impl", impl, IMPLS)
+    reason = no_kernels(query)
+    if impl == "triton" and reason:
+        raise ValueError(f"impl 'triton' {reason}")
+    if impl == "triton" or (impl == "auto" and reason is None and query.is_cuda and query.dtype != torch.float64):
+        from keyquery.instruments.monitor.kernels import triton_statistics
+
+        return triton_statistics(query, key, scale, mask, causal, first_visible(query, mask))
+    return _reference(query, key, scale, mask, causal)
+
+
+def merged(parts: list[Float[Tensor, "6 heads"]]) -> Float[Tensor, "6 heads"]:
+    """Statistics of several batches as one.
+
+    >>> merged([torch.tensor([[2.0], [0], [1], [0], [1], [1]]), torch.tensor([[1.0], [-1], [1], [0], [1], [1]])])[:, 0]
+    tensor([ 2., -1.,  2.,  0.,  2.,  2.])
+    """
+    stack = torch.stack(parts)
+    return torch.cat((stack[:, :1].amax(0), stack[:, 1:2].amin(0), stack[:, 2:].sum(0)))
+
+
+def hidden_below(dtype: torch.dtype, scale: float) -> float:
+    """Logits below this are of masked keys; `kq.Attention` and others hide padding by a huge negative term."""
+    return float(torch.finfo(dtype).min) * min(scale, 1.0) / 8
+
+
+def first_visible(query: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The first key that any query sees, (#batch, #heads): where sinks form, also behind left padding; None: key 0."""
+    if mask is None:
+        return None
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    seen = seen.reshape((1,) * (4 - seen.ndim) + tuple(seen.shape))
+    return seen.any(-2).to(torch.uint8).argmax(-1)
+
+
+def statistics_of_logits(logits: Float[Tensor, "batch heads n m"]) -> Float[Tensor, "6 heads"]:
+    """The same of logits that a model has computed itself; masked ones are −inf or near the smallest float."""
+    low = hidden_below(logits.dtype, 1.0)
+    batch, heads, n, m = logits.shape
+    first = (logits[:, :, -1] > low).to(torch.uint8).argmax(-1).flatten()
+    flat = logits.flatten(0, 1)
+    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    parts = [_block(flat[rows, part].to(wide), low, first[rows]) for rows, part in _blocks(batch * heads, n, m)]
+    return _joined(parts, list(_blocks(batch * heads, n, m)), heads)
+
+
+def _reference(query: Tensor, key: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:
+    batch, heads, n, _ = query.shape
+    m, shared = key.shape[-2], heads // key.shape[1]
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    low = hidden_below(query.dtype, scale)
+    first = first_visible(query, mask)
+    blocks, parts = list(_blocks(batch * heads, n, m)), []
+    every = torch.arange(batch * heads, device=query.device)
+    for rows, part in blocks:
+        sequence, head = every[rows] // heads, every[rows] % heads
+        logits = query[sequence, head, part].to(wide) * scale @ key[sequence, head // shared].to(wide).mT
+        at = torch.arange(n, device=query.device)[part]
+        if mask is not None:
+            seen = mask.expand(batch, heads, n, m)[sequence, head, part]
+            logits = logits.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else logits + seen.to(wide)
+        if causal:
+            logits = logits.masked_fill(torch.arange(m, device=query.device) > at[:, None], -torch.inf)
+        start = torch.zeros_like(head) if first is None else first.expand(batch, heads)[sequence, head]
+        parts.append(_block(logits, low, start))
+    return _joined(parts, blocks, heads)
+
+
+def _blocks(count: int, n: int, m: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of heads and of queries, of at most BUDGET logits each."""
+    many = max(BUDGET // (n * m), 1)
+    rows = n if many > 1 else max(BUDGET // m, 1)
+    for first in range(0, count, many):
+        for start in range(0, n, rows):
+            yield slice(first, first + many), slice(start, start + rows)
+
+
+def _block(logits: Float[Tensor, "c rows m"], low: float, first: Tensor) -> Float[Tensor, "6 c"]:
+    visible = logits > low
+    visible |= logits.isnan()  # a NaN must not be taken for a masked key
+    shown = logits.masked_fill(~visible, -torch.inf)
+    any_visible = visible.any(-1)
+    total = shown.logsumexp(-1)
+    weights = (shown - total.unsqueeze(-1)).exp().masked_fill(~visible, 0.0)
+    entropy = total - (weights * logits.masked_fill(~visible, 0.0)).sum(-1)
+    sink = weights.gather(-1, first[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(-1)
+    uniform = visible.sum(-1).clamp(min=1).to(logits.dtype).log()
+    sums = [each.masked_fill(~any_visible, 0.0).sum(-1) for each in (entropy, sink, uniform)]
+    smallest = logits.masked_fill(~visible, torch.inf)
+    return torch.stack([shown.amax((-2, -1)), smallest.amin((-2, -1)), *sums, any_visible.sum(-1).to(logits.dtype)])
+
+
+def _joined(parts: list[Tensor], blocks: list[tuple[slice, slice]], heads: int) -> Tensor:
+    """Blocks of flattened (batch, heads) rows, merged per head."""
+    by_rows: dict[int, list[Tensor]] = {}
+    for part, (rows, _) in zip(parts, blocks, strict=True):
+        by_rows.setdefault(rows.start, []).append(part)
+    flat = torch.cat([merged(each) for each in by_rows.values()], -1)
+    return merged(list(flat.unflatten(-1, (-1, heads)).unbind(1)))

@@ -1,0 +1,159 @@
+"""What a record holds of the weights: σ₁ and bounds of all heads, gradient norms, ranks and shares."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints.has_form import FormedHeads, formed
+from keyquery.checkpoints.layer import LatentLayer, Norm, Projections
+from keyquery.forms.shares import Visible, shares
+from keyquery.instruments.monitor.bound import logit_bound
+from keyquery.instruments.monitor.interception import Seen
+
+SHARES = ("symmetric", "skew", "popularity", "position")
+LONGEST = 256  # tokens over which shares are computed: offsets cost their square
+
+
+def bounds(layers: Sequence[Layer], norms: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """σ₁(M) and the bound of every head, by layer name; layers alike are computed as one, to save kernel launches."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    groups: dict[Any, list[Layer]] = {}
+    for layer in layers:
+        groups.setdefault(_likeness(layer), []).append(layer)
+    for alike in groups.values():
+        size = torch.stack([norms[layer.name].double() for layer in alike])
+        counts = [layer.weights.query.shape[0] for layer in alike]
+        sizes = size.repeat_interleave(torch.tensor(counts, device=size.device))[:, None]
+        joined = logit_bound(_joined(alike), sizes.to(alike[0].weights.query.device))
+        splits = [layer.heads for layer in alike]
+        for layer, sigma, bound in zip(alike, joined.sigma.split(splits), joined.bound.split(splits), strict=True):
+            found[layer.name] = sigma, bound
+    return found
+
+
+def _likeness(layer: Layer) -> Any:
+    """Layers with the same are bounded together: all but their weights and gains is equal."""
+    weights, rope = layer.weights, layer.rope
+    alone = isinstance(layer, LatentLayer) or layer.early_rope or layer.axial or layer.learned or layer.pool
+    norms = tuple(
+        None if norm is None else (norm.kind, tuple(norm.gain.shape), norm.by_head, norm.shift is None)
+        for norm in (layer.query_norm, layer.key_norm)
+    )
+    over_all = any(norm is not None and norm[1][:2] != (1, 1) for norm in norms)
+    if alone or over_all:
+        return layer.name
+    turned = None if rope is None else (rope.dims, float(rope.factor))
+    biased = weights.query_bias is None, weights.key_bias is None
+    shape = tuple(weights.query.shape[1:])
+    return shape, turned, biased, norms, layer.scale, layer.position, layer.softcap, weights.query.device
+
+
+def _joined(layers: Sequence[Layer]) -> Layer:
+    if len(layers) == 1:
+        return layers[0]
+
+    def cat(name: str) -> Any:
+        parts = [getattr(layer.weights, name) for layer in layers]
+        return None if parts[0] is None else torch.cat([part.double() for part in parts])
+
+    def norm(name: str) -> Norm | None:
+        norms = [getattr(layer, name) for layer in layers]
+        if norms[0] is None:
+            return None
+        wide = [
+            each.gain.expand(layer.weights.query.shape[0], 1, -1) for each, layer in zip(norms, layers, strict=True)
+        ]
+        return replace(norms[0], gain=torch.cat(wide), shift=None, by_head=True)
+
+    weights = Projections(*map(cat, ("query", "key", "query_bias", "key_bias")))
+    shifted = any(getattr(layers[0], name) is not None and getattr(layers[0], name).shift is not None
+                  for name in ("query_norm", "key_norm"))  # fmt: skip
+    if shifted:
+        raise ValueError("norms with shifts are bounded layer by layer")
+    return replace(layers[0], weights=weights, query_norm=norm("query_norm"), key_norm=norm("key_norm"))
+
+
+class Gradients:
+    """A source of weights that gives their gradients instead; zero where a weight has none."""
+
+    def __init__(self, source: Any, model: nn.Module) -> None:
+        self._source, self._weights = source, dict(model.named_parameters())
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows of the gradient of a weight."""
+        rows: Tensor = self._source.rows(name, start, stop)
+        weight = self._weights.get(name)
+        if weight is None or weight.grad is None:
+            return torch.zeros_like(rows)
+        gradient = whole(weight.grad.detach())
+        return (gradient[start:stop] if gradient.ndim else gradient).to(rows.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def whole(tensor: Any) -> Tensor:
+    """A tensor gathered from the processes that share it (FSDP2); any other as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def gradient_norms(heads: Heads, model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+    """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head, by layer name; empty if no weight has a gradient.
+
+    Heads that share keys have the gradient of the shared ones.
+    """
+    if all(weight.grad is None for weight in model.parameters()):
+        return {}
+    if isinstance(heads, FormedHeads):
+        return {name or "attention": _own_gradients(model.get_submodule(name)) for name in formed(model)}
+    shown = copy.copy(heads)
+    shown.source = Gradients(heads.source, model)
+    found = {}
+    for layer in shown:
+        weights = layer.weights
+        shape = weights.query.shape[:2]
+        query, key = (torch.linalg.vector_norm(w.float(), dim=(-2, -1)) for w in (weights.query, weights.key))
+        found[layer.name] = query.flatten(), key.expand(shape).flatten()
+    return found
+
+
+def _own_gradients(module: Any) -> tuple[Tensor, Tensor]:
+    """Of `kq.Attention`, whose structured kernels have no query weights of their own: those of the shared ones."""
+
+    def norms(projection: Any) -> Tensor:
+        gradient = None if projection is None else projection.weight.grad
+        if gradient is None:
+            return torch.zeros(module.heads)
+        per_head = whole(gradient).float().unflatten(0, (-1, module.head_dim))
+        return torch.linalg.vector_norm(per_head, dim=(-2, -1)).repeat_interleave(module.heads // len(per_head))
+
+    key, query = norms(getattr(module, "key", None)), getattr(module, "query", None)
+    return (key if query is None else norms(query)), key
+
+
+@torch.no_grad()
+def structure(layer: Layer, seen: Seen) -> dict[str, Tensor]:
+    """Effective rank of every head, and the shares of its score variance on a sample of its inputs.
+
+    Shares are those of `kq.look(pairs="independent")`: in closed form, for independent tokens.
+    """
+    form = layer.form
+    found = {"effective_rank": form.to(torch.promote_types(form.dtype, torch.float32)).effective_rank().flatten()}
+    if seen.tokens is None or len(seen.tokens) < 2 or not layer.on_data or not layer.by_offset:
+        return found
+    if seen.tokens.shape[-1] != layer.weights.query.shape[-1]:
+        return found
+    query, key = layer.project(seen.tokens.double())
+    joint = torch.cat((query, key.expand(query.shape)), -1).flatten(0, 1).cpu()
+    mean = joint.mean(1)
+    centred = joint - mean.unsqueeze(1)
+    visible = Visible(min(seen.length, LONGEST), layer.causal, layer.window)
+    parts = shares(mean, centred.mT @ centred / joint.shape[1], layer.scale, visible, layer.rope)
+    return found | {name: parts[name] for name in SHARES if name in parts}

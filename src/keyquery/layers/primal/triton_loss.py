@@ -1,0 +1,68 @@
+"""The loss J² of a primal layer and its gradient by J, in one Triton kernel."""
+
+from __future__ import annotations
+
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from keyquery.layers.primal.triton_tiles import load, turns, widths
+from keyquery.layers.triton_support import kernel
+
+BLOCK = 64  # rows of directions at a time
+SPLITS = 32  # partial sums at a time
+
+
+@kernel
+def _objective(
+    parts, directions, log_lambda, energy, loss, pull, bend,
+    splits, batch, heads, rows, d_side, d_h, d_row, scale, per_token,
+    s: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, SPLITS: tl.constexpr,
+    TURNS: tl.constexpr,
+):  # fmt: skip
+    """J of one head of one sample: its energies are added up, and scale·J² and its derivatives stored."""
+    h, score, place = tl.program_id(0) % heads, tl.arange(0, S), tl.program_id(0) * s
+    left = tl.zeros((S,), dtype=tl.float32)
+    right = tl.zeros((S,), dtype=tl.float32)
+    for turn in tl.range(0, TURNS):
+        split = turn * SPLITS + tl.arange(0, SPLITS)
+        left += tl.sum(load(parts + place, split, score, 2 * batch * heads * s, splits, s, S), 0)
+        right += tl.sum(load(parts + place + batch * heads * s, split, score, 2 * batch * heads * s, splits, s, S), 0)
+    tl.store(energy + place + score, left, mask=score < s)
+    tl.store(energy + batch * heads * s + place + score, right, mask=score < s)
+    trace = tl.zeros((S,), dtype=tl.float32)
+    for tile in tl.range(0, TILES):
+        row = tile * BLOCK + tl.arange(0, BLOCK)
+        product = load(directions + h * d_h, row, score, d_row, rows, s, S).to(tl.float32)
+        product *= load(directions + h * d_h + d_side, row, score, d_row, rows, s, S).to(tl.float32)
+        trace += tl.sum(product, 0)
+    weight = tl.exp(tl.load(log_lambda + h * s + score, mask=score < s, other=0.0).to(tl.float32)) * per_token
+    value = tl.sum(tl.where(score < s, (left + right) * weight / 2 - trace, 0.0), 0)
+    tl.store(loss + tl.program_id(0), scale * value * value)
+    tl.store(pull + tl.program_id(0), 2 * scale * value)
+    tl.store(bend + place + score, 2 * scale * value * weight, mask=score < s)
+
+
+def objective(
+    parts: Float[Tensor, "splits 2 batch heads s"],
+    directions: Float[Tensor, "2 heads rows s"],
+    log_lambda: Float[Tensor, "heads s"],
+    tokens: int,
+    eta: float,
+) -> tuple[
+    Float[Tensor, "batch heads"],
+    Float[Tensor, "2 batch heads s"],
+    Float[Tensor, "batch heads"],
+    Float[Tensor, "batch heads s"],
+]:
+    """eta·J² over the number of samples and heads, the energies, ∂loss/∂J, and the gradient by scores over scores."""
+    splits, _, batch, heads, s = parts.shape
+    rows = directions.shape[2]
+    energy, bend = parts.new_empty(2, batch, heads, s), parts.new_empty(batch, heads, s)
+    loss, pull = parts.new_empty(batch, heads), parts.new_empty(batch, heads)
+    _objective[(batch * heads,)](
+        parts, directions, log_lambda, energy, loss, pull, bend,
+        splits, batch, heads, rows, *directions.stride()[:3], eta / (batch * heads), 1 / tokens,
+        **widths(s=s), BLOCK=BLOCK, TILES=turns(rows, BLOCK), SPLITS=SPLITS, TURNS=turns(splits, SPLITS),
+    )  # fmt: skip
+    return loss, energy, pull, bend

@@ -1,0 +1,163 @@
+"""Several arena models as one batched computation: every weight has a leading dimension of models.
+
+The layers are stated in plain torch, so that many small models share each kernel launch. `primal` and `general` equal
+`Classifier`; the two others are the layer as released: it ignores padding, samples tokens among all positions, has
+√Λ as its parameter, and averages J over samples and heads before squaring it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Integer
+from torch import Tensor, nn
+from torch.nn.functional import (
+    cross_entropy,
+    dropout,
+    embedding,
+    gelu,
+    layer_norm,
+    normalize,
+    relu,
+    scaled_dot_product_attention,
+)
+
+from keyquery.layers.primal.sample import evenly, take
+from keyquery_studies.primal.arena.model import DEPTH, DROPOUT, HEADS, WIDTH, Classifier
+from keyquery_studies.primal.released_code import start_as_published
+
+Weights = dict[str, Tensor]
+# "released": the released layer in our model; "released, all positions": pooled over padding as well, as it was.
+STACKED = ("general", "primal", "released", "released, all positions")
+
+
+def released(attention: str) -> bool:
+    """Whether an attention is the layer as released."""
+    return attention.startswith("released")
+
+
+def initial(attention: str, seed: int, sizes: tuple[int, int, int], primal: Mapping[str, Any] | None) -> Weights:
+    """The weights of one model; `sizes` are vocabulary, length and classes."""
+    torch.manual_seed(seed)
+    model = Classifier("general" if attention == "general" else "primal", *sizes, primal)
+    start_as_published(model)
+    weights = {name: weight.detach() for name, weight in model.state_dict().items()}
+    if released(attention):
+        for name, weight in weights.items():
+            if name.endswith("directions"):  # orthogonal heads, not columns, whose length is 1/√rank
+                weights[name] = torch.stack([nn.init.orthogonal_(torch.empty(weight.shape[1:])) for _ in range(2)])
+            elif name.endswith("log_lambda"):
+                weights[name] = torch.rand(weight.shape)  # √Λ
+    return weights
+
+
+def losses(
+    weights: Weights,
+    attention: str,
+    eta: float,
+    tokens: Integer[Tensor, "models batch n"],
+    labels: Integer[Tensor, "models batch"],
+    training: bool = True,
+) -> tuple[Float[Tensor, " models"], Float[Tensor, "models batch classes"]]:
+    """Cross-entropy with the regularizer, and logits, of every model on its own sequences."""
+    models, batch, n = tokens.shape
+    mask = tokens > 0
+    offset = weights["tokens.weight"].shape[1] * torch.arange(models, device=tokens.device)[:, None, None]
+    x = embedding(tokens.int() + offset.int(), weights["tokens.weight"].flatten(0, 1))
+    x = dropout(x + weights["places"][:, None, :n], DROPOUT, training).flatten(1, 2)  # (models, batch · n, width)
+    penalty = x.new_zeros(models)
+    for block in range(DEPTH):
+        own = _within(weights, f"body.blocks.{block}.")
+        attend = _softmax if attention == "general" else _released if released(attention) else _primal
+        mixed, error = attend(_within(own, "attention."), _norm(own, "attention_norm", x), mask, training)
+        x = x + dropout(mixed, DROPOUT, training)
+        hidden = gelu(_linear(own, "mlp.0", _norm(own, "mlp_norm", x)))
+        x = x + dropout(_linear(own, "mlp.2", hidden), DROPOUT, training)
+        penalty = penalty + eta * error / DEPTH
+    x = _norm(weights, "body.norm", x).unflatten(1, (batch, n))
+    pooled = x.mean(2) if attention == STACKED[-1] else _mean(x, mask)
+    logits = _linear(weights, "head.2", relu(_linear(weights, "head.0", pooled))).float()
+    each = cross_entropy(logits.flatten(0, 1), labels.flatten().long(), reduction="none").unflatten(0, (models, batch))
+    return each.mean(1) + penalty, logits
+
+
+def _softmax(own: Weights, x: Tensor, mask: Bool[Tensor, "models batch n"], training: bool) -> tuple[Tensor, Tensor]:
+    query, key, value = (_heads(_linear(own, name, x), mask) for name in ("query", "key", "value"))
+    rate = DROPOUT if training else 0.0
+    mixed = scaled_dot_product_attention(query, key, value, mask.flatten(0, 1)[:, None, None], dropout_p=rate)
+    return _linear(own, "output", mixed.transpose(1, 2).reshape(x.shape)), x.new_zeros(len(mask))
+
+
+def _primal(own: Weights, x: Tensor, mask: Bool[Tensor, "models batch n"], training: bool) -> tuple[Tensor, Tensor]:
+    """As in `kq.PrimalAttention`: padding is 0, and J is squared per sample and head."""
+    real = mask.flatten(0, 1)
+    x = x * mask.flatten(1, 2).unsqueeze(-1)
+    place, used = evenly(mask.shape[-1], own["directions"].shape[3], real, x.device)
+    assert used is not None
+    sample = take(x.unflatten(1, mask.shape[1:]).flatten(0, 1), place) * used.unsqueeze(-1)
+    scores = [score * real[:, None, :, None] for score in _scores(own, x, sample, mask)]
+    energy = sum((score.square().sum(-2).unflatten(0, mask.shape[:2]) for score in scores), start=x.new_zeros(()))
+    counts = mask.sum(-1)[..., None].clamp(min=1)
+    halves = (energy * own["log_lambda"].exp()[:, None]).sum(-1) / counts / 2  # (models, batch, heads)
+    rows = own["directions"].prod(1).sum(-1)[..., : place.shape[-1]]  # (models, heads, rows)
+    trace = torch.einsum("mbr,mhr->mbh", used.unflatten(0, mask.shape[:2]).to(rows.dtype), rows)
+    out = _merged(own, scores, mask) * mask.flatten(1, 2).unsqueeze(-1)
+    return out, (halves - trace).square().mean((1, 2))
+
+
+def _released(own: Weights, x: Tensor, mask: Bool[Tensor, "models batch n"], training: bool) -> tuple[Tensor, Tensor]:
+    """As released: no padding, tokens sampled among all positions, J averaged over samples and heads, then squared."""
+    n = mask.shape[-1]
+    rows = min(own["directions"].shape[3], n)
+    place = torch.linspace(0, n - 1, rows, device=x.device).int()
+    sample = x.unflatten(1, mask.shape[1:]).flatten(0, 1)[:, place]
+    scores = _scores(own, x, sample, mask)
+    energy = torch.stack([score.square().mean(-2).unflatten(0, mask.shape[:2]).mean(1) for score in scores]).sum(0)
+    halves = (energy * own["log_lambda"].square()).sum(-1).mean(-1) / 2
+    trace = own["directions"][:, :, :, :rows].prod(1).sum((-2, -1)).mean(-1)
+    return _merged(own, scores, mask), (halves - trace).square()
+
+
+def _scores(own: Weights, x: Tensor, sample: Tensor, mask: Tensor) -> list[Tensor]:
+    """e = φ(q)f(X)ᵀWe and r = φ(k)f(X)ᵀWr, (models · batch, heads, n, rank), in float32."""
+    rows = sample.shape[1]
+    source = sample.unflatten(-1, (HEADS, -1)).unflatten(0, mask.shape[:2])
+    both = [_heads(part, mask) for part in _linear(own, "query_key", x).chunk(2, -1)]
+    scores = []
+    for part, directions in zip(both, own["directions"].unbind(1), strict=True):
+        weights = torch.einsum("mbrhp,mhrs->mbhps", source, directions[:, :, :rows]).flatten(0, 1)
+        scores.append((normalize(part.float(), dim=-1) @ weights).float())
+    return scores
+
+
+def _merged(own: Weights, scores: list[Tensor], mask: Tensor) -> Tensor:
+    """The linear map of [e; r] of every head, and the output projection."""
+    both = torch.cat(scores, -1).unflatten(0, mask.shape[:2]).permute(0, 1, 3, 2, 4).flatten(1, 3)
+    mixed = _linear(own, "concat", both).reshape(len(mask), -1, WIDTH)
+    return _linear(own, "output", mixed)
+
+
+def _heads(x: Tensor, mask: Tensor) -> Float[Tensor, "rows heads n p"]:
+    """(models, batch · n, width) as (models · batch, heads, n, width of a head)."""
+    return x.unflatten(1, mask.shape[1:]).flatten(0, 1).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+def _linear(own: Mapping[str, Tensor], name: str, x: Float[Tensor, "models rows d"]) -> Tensor:
+    return torch.baddbmm(own[f"{name}.bias"].unsqueeze(1), x, own[f"{name}.weight"].mT)
+
+
+def _norm(own: Mapping[str, Tensor], name: str, x: Float[Tensor, "models rows d"]) -> Tensor:
+    weight, bias = (own[f"{name}.{part}"].unsqueeze(1) for part in ("weight", "bias"))
+    return layer_norm(x, x.shape[-1:]) * weight + bias
+
+
+def _mean(x: Float[Tensor, "models batch n d"], mask: Bool[Tensor, "models batch n"]) -> Tensor:
+    """The mean over real tokens."""
+    real = mask.unsqueeze(-1)
+    return (x * real).sum(2) / real.sum(2)
+
+
+def _within(weights: Mapping[str, Tensor], prefix: str) -> Weights:
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}

@@ -1,0 +1,1 @@
+"""Study `stability`: do alarms on attention logits warn before a training diverges?"""

@@ -1,0 +1,93 @@
+"""Stacked arena models against single ones, and against the released layer's equations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from keyquery_studies.primal.arena.model import Classifier
+from keyquery_studies.primal.arena.side_by_side import _Adam
+from keyquery_studies.primal.arena.stacked import _released, initial, losses
+from keyquery_studies.primal.released_code import published_regularizer
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+LENGTHS = (30, 17, 3)
+
+
+def padded(seed: int) -> torch.Tensor:
+    tokens = torch.randint(1, 256, (3, 40), generator=torch.Generator().manual_seed(seed))
+    return tokens * (torch.arange(40) < torch.tensor(LENGTHS).unsqueeze(1))
+
+
+@pytest.mark.parametrize("attention", ["general", "primal"])
+def test_stacked_models_equal_single_ones(attention: str) -> None:
+    primal = None if attention == "general" else {"rank": 4, "eta": 0.05}
+    starts = [initial(attention, seed, (256, 40, 2), primal) for seed in range(2)]
+    weights = {name: torch.stack([own[name] for own in starts]).requires_grad_() for name in starts[0]}
+    tokens, labels = torch.stack([padded(seed) for seed in range(2)]), torch.tensor([[0, 1, 1], [1, 0, 1]])
+    values, logits = losses(weights, attention, 0.05, tokens, labels, training=False)
+    values.sum().backward()
+    for seed, start in enumerate(starts):
+        model = Classifier(attention, 256, 40, 2, primal)
+        model.load_state_dict(start)
+        for part in model.modules():  # in training mode, which the regularizer needs, but without dropout
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+            elif isinstance(getattr(part, "dropout", None), float):
+                part.dropout = 0.0
+        single = model(tokens[seed], tokens[seed] > 0)
+        value = cross_entropy(single, labels[seed]) + published_regularizer(model)
+        value.backward()
+        torch.testing.assert_close(logits[seed], single)
+        torch.testing.assert_close(values[seed], value)
+        for name, weight in model.named_parameters():
+            torch.testing.assert_close(weights[name].grad[seed], weight.grad)
+
+
+def test_released_layer_by_its_equations() -> None:
+    """Token by token, for one sequence and head after head; padding is not masked."""
+    torch.manual_seed(0)
+    whole = initial("released", 0, (256, 12, 2), {"rank": 3, "eta": 0.1})
+    prefix = "body.blocks.0.attention."
+    own = {name.removeprefix(prefix): weight for name, weight in whole.items() if name.startswith(prefix)}
+    x, mask = torch.randn(12, 64), torch.arange(12) < 5
+    out, error = _released({k: v.unsqueeze(0) for k, v in own.items()}, x.unsqueeze(0), mask[None, None], False)
+    query, key = (x @ own["query_key.weight"].T + own["query_key.bias"]).chunk(2, -1)
+    outputs, energies, traces = [], [], []
+    for head in range(2):
+        columns = slice(32 * head, 32 * head + 32)
+        pair = []
+        for vectors, directions in ((query, own["directions"][0]), (key, own["directions"][1])):
+            unit = vectors[:, columns] / vectors[:, columns].norm(dim=-1, keepdim=True)
+            kept = [int(i * 11 / 11) for i in range(12)]  # min(10 · rank, 12) tokens, evenly spaced
+            pair.append(unit @ (x[kept][:, columns].T @ directions[head, :12]))
+        outputs.append(torch.cat(pair, -1) @ own["concat.weight"].T + own["concat.bias"])
+        root = own["log_lambda"][head]
+        energies.append(sum((root**2 * score**2).sum(-1).mean() for score in pair))
+        traces.append((own["directions"][0, head, :12] * own["directions"][1, head, :12]).sum())
+    torch.testing.assert_close(out[0], torch.cat(outputs, -1) @ own["output.weight"].T + own["output.bias"])
+    expected = ((energies[0] + energies[1]) / 4 - (traces[0] + traces[1]) / 2) ** 2
+    torch.testing.assert_close(error[0], expected)
+
+
+def test_start_of_the_released_layer() -> None:
+    weights = initial("released", 0, (256, 40, 2), {"rank": 20, "eta": 0.1})
+    directions = weights["body.blocks.0.attention.directions"]
+    flat = directions.flatten(2)
+    torch.testing.assert_close(flat @ flat.mT, torch.eye(2).expand(2, 2, 2), atol=1e-5, rtol=0)  # heads are orthogonal
+    assert directions.norm(dim=2).mean().item() == pytest.approx(20**-0.5, rel=0.05)
+
+
+def test_adam_with_a_rate_per_model() -> None:
+    start, rates = torch.randn(2, 4), [1e-2, 0.1]
+    stacked, singles = start.clone().requires_grad_(), [row.clone().requires_grad_() for row in start]
+    ours = _Adam({"weight": stacked})
+    theirs = [torch.optim.Adam([row], rate, (0.9, 0.98)) for row, rate in zip(singles, rates, strict=True)]
+    for _ in range(5):
+        (stacked**3).sum().backward()
+        ours.step(torch.tensor(rates))
+        for row, optimiser in zip(singles, theirs, strict=True):
+            optimiser.zero_grad()
+            (row**3).sum().backward()
+            optimiser.step()
+    torch.testing.assert_close(stacked, torch.stack(singles))
