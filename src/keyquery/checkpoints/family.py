@@ -38,6 +38,7 @@ WHOLE |= {"content_bias", "distance_bias", "frequencies", "ssmax"}
 WHOLE.add("dim_scale")  # factors of a query's dimensions, before a softplus
 WHOLE.add("head_scale")  # the logarithm of a factor on the scores of each head
 WHOLE.add("query_shift")  # what is added to the queries of each head
+WHOLE.add("clip")  # a bound of what enters a projection
 WHOLE.add("second")  # a packed weight that queries and keys pass after their own
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
@@ -61,7 +62,8 @@ class Attention:
     names: list[dict[str, str | list[str]]]
     # Or "cross": queries and keys come from different sequences; "indexer": scores choose the keys that others see
     kind: str = "self"
-    causal: bool | str = False  # or the name of a config flag; "always": whatever the config says
+    # Or the name of a config flag; "always": whatever the config says; "context": where no keys to the right are seen
+    causal: bool | str = False
     # Separate tensors, also by "heads" (heads, r, d) or "columns" (d, heads, r); fused: "blocks", "groups", "quarters",
     # "stacked" (3, heads, r, d); "latent" (MLA), "query latent" (queries alone);
     # "learned": the query's tensor are tokens, which are queries as they are

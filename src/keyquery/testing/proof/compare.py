@@ -174,16 +174,14 @@ class Comparison:
             return Match(event.owner, name, bad, bad, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
 
     def _finished(self, layer: Layer, ours: Tensor, tokens: Tokens) -> Tensor:
-        """With soft-cap and position terms."""
-        cap = getattr(layer, "softcap", None)
-        ours = ours if not cap else cap * torch.tanh(ours / cap)
+        """With position terms and soft-cap."""
         places = [torch.arange(count) for count in ours.shape[-2:]]
         bias = self.heads.pair_bias(layer, *places)
         ours = ours if bias is None else ours + bias.to(ours)
         query, key = (t.expand(-1, -1, layer.weights.query.shape[1], -1, -1) for t in layer.project(tokens.x, tokens.y))
         for term in self.heads.relatives(layer, *places):
             ours = ours + term.scores((query if term.side == "query" else key).flatten(1, 2))
-        return ours
+        return ours if not layer.softcap else layer.softcap * torch.tanh(ours / layer.softcap)
 
 
 def scores(layer: Layer, tokens: Tokens, positions: Tensor | None, capture: Capture) -> Tensor:
