@@ -7,6 +7,7 @@ from typing import Any
 
 from keyquery.checkpoints.family import Place
 from keyquery.checkpoints.norms import token_width
+from keyquery.checkpoints.positions.given import GIVEN
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS
 from keyquery.checkpoints.sources import Source
 
@@ -55,6 +56,9 @@ def layer_notes(place: Place, source: Source, config: Config, part: str, shifted
         ),
         "positions are rows and columns: scores depend on no single offset": bool(attention.axes),
         "a term of positions is added to its scores and not read": attention.position == "unread",
+        f"{GIVEN.get(attention.position)} is added to its scores: it is read, and in no form": (
+            attention.position in GIVEN
+        ),
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
         f"queries and keys are clipped to ±{clip}, which no form has": clip is not None,
