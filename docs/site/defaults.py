@@ -37,7 +37,7 @@ KEYS |= {"attention_window", "local_radius", "attention_chunk_size", "conf_atten
 KEYS |= {f"{start}attention_context_{side}" for start in ("", "conf_") for side in ("left", "right")}
 KEYS |= {"rel_pos_bins", "max_rel_pos", "rel_2d_pos_bins", "max_rel_2d_pos", "has_spatial_attention_bias"}
 KEYS |= {"num_buckets", "max_bucket_distance", "position_bias_num_buckets", "position_bias_max_distance"}
-KEYS |= {"segment_types", "bbox_scale", "image_size", "crop_size", "frames_per_clip", "tubelet_size"}
+KEYS |= {"segment_types", "bbox_scale", "input_size", "crop_size", "frames_per_clip", "tubelet_size"}
 LONGEST = 12  # of a period of layer kinds
 
 

@@ -77,7 +77,7 @@ def _layout_boxes(layer: Layer, source: Source, config: Config, count: int, inpu
     boxes = _boxes(inputs, layer)
     places = torch.arange(len(boxes))
     if count > len(boxes):
-        patches = _patch_boxes(int(config["image_size"]) // int(config["patch_size"])).to(boxes)
+        patches = _patch_boxes(int(config.get("input_size", 224)) // int(config.get("patch_size", 16))).to(boxes)
         boxes, places = torch.cat((boxes, patches)), torch.cat((places, torch.arange(len(patches))))
     if count != len(boxes):
         raise ValueError(f"{layer.name}: {count} tokens, but boxes of {len(boxes)}")
