@@ -253,7 +253,7 @@ def measure(lengths, tokens, rounds, device):
 
 def tune():
     """Milliseconds of the two kernels alone, sums of their programs included, for sizes around those in use."""
-    import keyquery.layers.primal.triton as kernels
+    import keyquery.layers.primal.kernels.scores as kernels
 
     shapes = ((64, 4, 2), (64, 4, 3), (128, 8, 2))  # tokens, warps, stages
     sizes = [(*shape, waves, registers) for shape in shapes for waves in (3, 6, 12) for registers in (None, 128, 168)]

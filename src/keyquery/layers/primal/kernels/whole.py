@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from keyquery.layers.primal.triton import added, launch_backward, launch_forward
-from keyquery.layers.primal.triton_loss import objective
-from keyquery.layers.primal.triton_sample import add_to_tokens, launch_combine, sum_directions
+from keyquery.layers.primal.kernels.loss import objective
+from keyquery.layers.primal.kernels.sample import add_to_tokens, launch_combine, sum_directions
+from keyquery.layers.primal.kernels.scores import added, launch_backward, launch_forward
 
 WIDENING = hasattr(torch.ops.aten.mm, "dtype")  # products of half precision with float32 outputs
 OPAQUE = True
