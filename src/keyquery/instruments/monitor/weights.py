@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.checkpoints.has_form import FormedHeads
+from keyquery.checkpoints.has_form import FormedHeads, MixedHeads
 from keyquery.checkpoints.layer import LatentLayer, Norm, Projections
 from keyquery.forms.shares import Visible, shares
 from keyquery.instruments.monitor.bound import logit_bound
@@ -178,7 +178,7 @@ def gradient_norms(heads: Heads, model: nn.Module, names: Sequence[str]) -> dict
 
     Heads that share keys have the gradient of the shared ones.
     """
-    if all(weight.grad is None for weight in model.parameters()):
+    if isinstance(heads, MixedHeads) or all(weight.grad is None for weight in model.parameters()):
         return {}
     if isinstance(heads, FormedHeads):
         modules = dict(model.named_modules())
