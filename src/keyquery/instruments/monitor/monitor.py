@@ -19,6 +19,7 @@ from keyquery.capture.probe import device_of, untouched
 from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.sources import bare, first_line
 from keyquery.instruments.monitor.alarms import Rules
+from keyquery.instruments.monitor.callbacks import lightning_callback, trainer_callback
 from keyquery.instruments.monitor.interception import Interception, looks_like_attention
 from keyquery.instruments.monitor.records import Recorder
 from keyquery.instruments.monitor.weights import Layers
@@ -138,6 +139,18 @@ class Monitor:
         if self.heads is None:
             raise ValueError(f"{self.name} cannot be clipped, its weights are not read: {self.unread}")
         return self.recorder.clip(self.model, self.heads, float(tau))
+
+    def callback(self, tau: float | None = None) -> Any:
+        """A callback for the transformers Trainer (extra `hf`); with tau, heads are clipped after each record."""
+        return trainer_callback(self, tau)
+
+    def lightning(self, tau: float | None = None) -> Any:
+        """A callback for Lightning; the monitored model is the one that `training_step` calls."""
+        return lightning_callback(self, tau)
+
+    def gradients(self) -> None:
+        """Record gradient norms, if the step is recorded; before the optimiser's step, if by hand."""
+        self._safely(self._gradients)
 
     def reading(self) -> Any:
         """All records so far, as a Reading."""
