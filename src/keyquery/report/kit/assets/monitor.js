@@ -25,6 +25,7 @@ function drawMap() {
   const style = getComputedStyle(document.documentElement);
   canvas.width = 1200;
   canvas.height = Math.max(ROW * rows.length, 40);
+  canvas.style.setProperty("height", `${canvas.height}px`);
   const pen = canvas.getContext("2d");
   const [wide, tall] = [canvas.width / DATA.steps.length, canvas.height / rows.length];
   pen.fillStyle = style.getPropertyValue("--skew");
@@ -51,7 +52,7 @@ function drawMap() {
   });
   put("map", canvas);
   const back = (value) => figure3(isLog(metric) ? Math.exp(value) : value);
-  put("scale", `${DATA.units[metric] ?? ""}: light ${back(low)}, dark ${back(high)}${isLog(metric) ? ", logarithmic" : ""}`);
+  put("scale", `${DATA.units[metric] ?? ""}: faint ${back(low)}, strong ${back(high)}${isLog(metric) ? ", logarithmic; blank: not above 0" : ""}`);
   put("under", `Rows: heads from ${DATA.heads[0]} to ${DATA.heads[DATA.heads.length - 1]}. Columns: steps ${DATA.steps[0]} to ${DATA.steps[DATA.steps.length - 1]}. Crosses: alarms. Click a row for its curve.`);
 }
 
