@@ -34,9 +34,12 @@ def outcome(row: Mapping[str, Any]) -> dict[str, Any]:
         for at in range(len(high))
         if high[at : at + LASTING].all() and (at + LASTING <= len(high) or np.isinf(means[at]))
     ]
+    lost = np.flatnonzero(np.isinf(means))
+    runs = runs or lost[:1].tolist()  # lost from the first steps on
     spike = runs[0] * SMOOTH if runs else None
     final = float(means[-5:].mean()) if np.isfinite(means[-5:]).all() else None
     before = float(lowest[max(runs[0] - 1, 0)] if runs else lowest[-1])
+    before = before if math.isfinite(before) else math.log(row["vocabulary"])  # lost from the first steps on
     ended = "diverged" if final is None or final > before + SPIKE else "recovered"
     return {"outcome": "stable" if spike is None else ended, "spike": spike, "lowest": before, "final": final}
 

@@ -114,7 +114,7 @@ class _Run:
     def _clip(self, monitor: Monitor) -> None:
         largest = monitor.recorder.latest("largest").reshape(len(self.model.attention), len(self.trials), -1)
         for attention, values in zip(self.model.attention, torch.from_numpy(largest), strict=True):
-            gamma = (self.taus.cpu()[:, None] / values).nan_to_num(1.0).clamp(max=1.0)
+            gamma = torch.where(values > self.taus.cpu()[:, None], self.taus.cpu()[:, None] / values, 1.0)
             self.clips += (gamma < 1).sum(1).numpy()
             attention.clip(gamma.float().to(self.device))
 
