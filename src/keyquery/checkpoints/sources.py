@@ -72,8 +72,9 @@ class Loaded:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows of a tensor, not copied."""
+        """Rows of a tensor, not copied, unless it is sharded over processes (FSDP2): then it is gathered."""
         tensor = self._tensors[name].detach()
+        tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         return tensor[start:stop] if tensor.ndim else tensor
 
 

@@ -22,6 +22,7 @@ from keyquery.cli.discover import discover
 from keyquery.cli.flow import flow
 from keyquery.cli.lineage import lineage
 from keyquery.cli.look import compare, look
+from keyquery.cli.monitor import monitor
 from keyquery.cli.prove import prove
 from keyquery.cli.rerank import rerank
 from keyquery.cli.roles import roles
@@ -54,6 +55,7 @@ app.command()(discover)
 app.command()(flow)
 app.command()(rerank)
 app.command()(depth)
+app.command()(monitor)
 app.command()(prove)
 PLUGINS = commands()
 for name, command in PLUGINS.items():

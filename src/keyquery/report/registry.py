@@ -92,6 +92,11 @@ DISPLAYS: dict[str, Display] = {
         page=f"{REPORT}.rerank.page:moves_page",
     ),
     "lineage": Display(terminal=f"{REPORT}.lineage.terminal:lineage_lines"),
+    "monitor": Display(
+        terminal=f"{REPORT}.monitor.terminal:monitor_lines",
+        figures={"map": f"{REPORT}.monitor.figure:head_map"},
+        page=f"{REPORT}.monitor.page:monitor_page",
+    ),
     "roles": Display(
         terminal=f"{REPORT}.roles.terminal:roles_lines",
         figures={"map": f"{REPORT}.roles.figure:role_map"},

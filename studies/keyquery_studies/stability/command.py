@@ -33,7 +33,7 @@ def stability(
         typer.Option(metavar="<float>", help="A learning rate; repeatable. Default: six from 1e-3 to 0.3."),
     ] = None,
     seed: ThreeSeeds = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps per model.")] = 2500,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps per model.")] = 1500,
     vocabulary: Vocabulary = 1024,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after this many minutes; with --out, a later run resumes.")

@@ -34,16 +34,19 @@ def outcome(row: Mapping[str, Any]) -> dict[str, Any]:
         for at in range(len(high))
         if high[at : at + LASTING].all() and (at + LASTING <= len(high) or np.isinf(means[at]))
     ]
+    lost = np.flatnonzero(np.isinf(means))
+    runs = runs or lost[:1].tolist()  # lost from the first steps on
     spike = runs[0] * SMOOTH if runs else None
     final = float(means[-5:].mean()) if np.isfinite(means[-5:]).all() else None
     before = float(lowest[max(runs[0] - 1, 0)] if runs else lowest[-1])
+    before = before if math.isfinite(before) else math.log(row["vocabulary"])  # lost from the first steps on
     ended = "diverged" if final is None or final > before + SPIKE else "recovered"
     return {"outcome": "stable" if spike is None else ended, "spike": spike, "lowest": before, "final": final}
 
 
 def first_warning(row: Mapping[str, Any], spike: int | None) -> dict[str, int | None]:
     """The first step, from START to the spike, at which each rule warns; None if it never does."""
-    steps = row["steps_recorded"]
+    steps = row["recorded"]
     end = math.inf if spike is None else spike
     largest = np.array([[np.inf if v is None else v for v in values] for values in row["largest"]])
     top = largest.max(1)
@@ -55,7 +58,9 @@ def first_warning(row: Mapping[str, Any], spike: int | None) -> dict[str, int | 
         "bound > 1000": _first(steps, bound > 1000, end),
         "gradient norm": _first(range(len(gradients)), _jumps(gradients), end),
         "growth": _first(steps, grows(largest, steps), end),
-        "entropy": _first(steps, np.array(row["entropy"]).min(1) < Rules().collapse, end),
+        "entropy": _first(
+            steps, np.array([[v or 0.0 for v in layers] for layers in row["entropy"]]).min(1) < Rules().collapse, end
+        ),
     }
     ours = [step for step in (found["growth"], found["entropy"]) if step is not None]
     return {"monitor": min(ours) if ours else None, **{rule: found[rule] for rule in RULES[1:]}}

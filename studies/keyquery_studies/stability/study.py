@@ -22,7 +22,10 @@ from keyquery_studies.common.language_models import prepare
 from keyquery_studies.common.runner import run_jobs, study_folder
 from keyquery_studies.depth.study import text_in
 from keyquery_studies.stability.outcome import RULES, first_warning, outcome
+from keyquery_studies.stability.training import Stack
 from keyquery_studies.stability.trial import KERNELS, RECIPES, Trial
+
+LEAST = 50  # steps of an interrupted training that is shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,41 +114,28 @@ class Plan:
     recipes: tuple[str, ...] = RECIPES
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
     seeds: tuple[int, ...] = (0, 1, 2)
-    taus: tuple[float, ...] = (100.0,)
-    steps: int = 2500
+    tau: float = 100.0
+    steps: int = 1500
     width: int = 256
     depth: int = 4
     length: int = 128
-    batch: int = 32
+    batch: int = 16
     vocabulary: int = 1024
 
-    def first(self, **common: Any) -> list[Trial]:
-        """Every recipe and rate; with QK-norm for the first seed."""
-        return [
-            Trial(recipe=recipe, rate=rate, seed=seed, normed=normed, **self._same(), **common)
-            for seed in self.seeds
-            for rate in self.rates
-            for recipe in self.recipes
-            for normed in ((False, True) if seed == self.seeds[0] else (False,))
-        ]
+    def trials(self, text: str) -> list[list[Trial]]:
+        """Every recipe, rate and seed, free and under QK-Clip; for the first seed with QK-norm and other kernels."""
 
-    def then(self, rows: Sequence[Mapping[str, Any]], **common: Any) -> list[Trial]:
-        """What diverged without QK-norm, under QK-Clip; and with the other kernels, for the first two seeds."""
-        lost = [
-            row
-            for row in rows
-            if not row.get("partial") and not row["normed"] and outcome(row)["outcome"] == "diverged"
-        ]
-        again: list[Trial] = []
-        for row in lost:
-            same: dict[str, Any] = {name: row[name] for name in ("recipe", "rate", "seed")} | self._same() | common
-            again += [Trial(tau=tau, **{**same, "every": 2}) for tau in self.taus]
-        cells = dict.fromkeys((row["recipe"], row["rate"]) for row in lost)
-        for seed in self.seeds[:2]:
-            for recipe, rate in cells:
-                same = {"recipe": recipe, "rate": rate, "seed": seed} | self._same() | common
-                again += [Trial(kernel=kernel, **same) for kernel in KERNELS[1:]]
-        return again
+        def every(seeds: Sequence[int], **arm: Any) -> list[Trial]:
+            return [
+                Trial(recipe=recipe, rate=rate, seed=seed, text=text, **self._same(), **arm)
+                for seed in seeds
+                for rate in self.rates
+                for recipe in self.recipes
+            ]
+
+        whole = every(self.seeds) + every(self.seeds, tau=self.tau)
+        arms: list[dict[str, Any]] = [{"normed": True}, *({"kernel": kernel} for kernel in KERNELS[1:])]
+        return [whole, *(every(self.seeds[:1], **arm) for arm in arms)]
 
     def _same(self) -> dict[str, Any]:
         names = ("steps", "width", "depth", "length", "batch", "vocabulary")
@@ -175,18 +165,19 @@ def run(
     chosen = pick_device(device)
     with study_folder(out) as folder:
         facts = prepare(None if data is None else text_in(Path(data)), folder, plan.vocabulary, force)
-        common: dict[str, Any] = {"text": facts["digest"], "until": until}
-        rows = run_jobs(plan.first(**common), folder, chosen, workers, progress)
-        rows += run_jobs(plan.then(rows, **common), folder, chosen, workers, progress)
-    whole = [row for row in rows if not row.get("partial")]
-    facts = {"corpus": facts, "plan": asdict(plan), "devices": sorted({row["device"] for row in whole})}
-    return StabilityStudy(
-        rows=list(map(summary, whole)), provenance=provenance(**facts, missing=len(rows) - len(whole))
-    )
+        stacks = [Stack(tuple(trials), until) for trials in plan.trials(facts["digest"])]
+        results = run_jobs(stacks, folder, chosen, workers, progress)
+    rows = [row for result in results for row in result["rows"]]
+    missing = sum(row["done"] < row["steps"] for row in rows)
+    rows = [row for row in rows if row["done"] >= LEAST]
+    facts = {"corpus": facts, "plan": asdict(plan), "devices": sorted({row["device"] for row in rows})}
+    return StabilityStudy(rows=list(map(summary, rows)), provenance=provenance(**facts, missing=missing))
 
 
 def summary(row: Mapping[str, Any]) -> dict[str, Any]:
     """A training without its curves: settings, outcome, and the first warning of every rule."""
-    settings = {name: row[name] for name in ("recipe", "rate", "seed", "normed", "kernel", "tau", "steps", "clips")}
+    settings = {
+        name: row[name] for name in ("recipe", "rate", "seed", "normed", "kernel", "tau", "steps", "done", "clips")
+    }
     ended = outcome(row)
-    return {**settings, **ended, "validation": row["validation"], "first": first_warning(row, ended["spike"])}
+    return {**settings, **ended, "first": first_warning(row, ended["spike"])}

@@ -54,7 +54,7 @@ class Rules:
     rank: bool = True
     overflow: bool = True
     limit: float = 100.0
-    horizon: int = 500
+    horizon: int = 100
     window: int = 8
     collapse: float = 0.05
     dead_range: float = 1e-3
@@ -182,7 +182,7 @@ def predicted(values: np.ndarray, steps: Sequence[int], at: float) -> tuple[np.n
     none = np.full(heads, -np.inf), np.zeros(heads)
     if count < 4:
         return none
-    good = (values > 0).all(0)
+    good = ((values > 0) & np.isfinite(values)).all(0)
     logs = np.log(np.where(good, values, 1.0))
     x = np.asarray(steps, float)
     centred = x - x.mean()

@@ -6,12 +6,15 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import get_world_size, is_available, is_initialized
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -19,6 +22,7 @@ from keyquery.capture.probe import device_of, untouched
 from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.sources import bare, first_line
 from keyquery.instruments.monitor.alarms import Rules
+from keyquery.instruments.monitor.callbacks import lightning_callback, trainer_callback
 from keyquery.instruments.monitor.interception import Interception, looks_like_attention
 from keyquery.instruments.monitor.records import Recorder
 from keyquery.instruments.monitor.weights import Layers
@@ -101,6 +105,7 @@ class Monitor:
         self.layers = None if self.heads is None else Layers(self.heads, self.model)
         self._head_counts = {} if self.layers is None else self.layers.counts
         self.recorder = Recorder(self.name, every, rules or Rules(), on_alarm or _print, folder, board)
+        self.recorder.shared = _shared(model)
         self.count = 0  # optimiser steps so far
         self._interception: Interception | None = None  # of the forward that is running
         self._call: tuple[Any, Any] | None = None  # arguments of a compiled forward
@@ -138,6 +143,18 @@ class Monitor:
         if self.heads is None:
             raise ValueError(f"{self.name} cannot be clipped, its weights are not read: {self.unread}")
         return self.recorder.clip(self.model, self.heads, float(tau))
+
+    def callback(self, tau: float | None = None) -> Any:
+        """A callback for the transformers Trainer (extra `hf`); with tau, heads are clipped after each record."""
+        return trainer_callback(self, tau)
+
+    def lightning(self, tau: float | None = None) -> Any:
+        """A callback for Lightning; the monitored model is the one that `training_step` calls."""
+        return lightning_callback(self, tau)
+
+    def gradients(self) -> None:
+        """Record gradient norms, if the step is recorded; before the optimiser's step, if by hand."""
+        self._safely(self._gradients)
 
     def reading(self) -> Any:
         """All records so far, as a Reading."""
@@ -182,10 +199,21 @@ class Monitor:
 
     def _attach(self) -> None:
         self._hooks.close()
+        inner = getattr(self._outer, "_compiled_call_impl", None)
+        if inner is not None:  # model.compile(): hooks would be compiled, too
+            self._hooks.callback(setattr, self._outer, "_compiled_call_impl", inner)
+            self._outer._compiled_call_impl = partial(self._around, inner)
+            return
         before = self._outer.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
         after = self._outer.register_forward_hook(self._after, always_call=True)
         self._hooks.callback(before.remove)
         self._hooks.callback(after.remove)
+
+    def _around(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._before(self._outer, args, kwargs)
+        out = inner(*args, **kwargs)
+        self._after(self._outer, args, out)
+        return out
 
     # The forward of a recorded step
 
@@ -281,6 +309,14 @@ def _heads_of(model: nn.Module) -> tuple[Heads | None, str]:
         if not any(looks_like_attention(module) for module in model.modules()):
             raise ValueError(f"{type(model).__name__} has no attention module: there is nothing to monitor") from None
         return None, first_line(error)
+
+
+def _shared(model: nn.Module) -> bool:
+    """Whether several processes train this model: DDP, or parameters sharded by `fully_shard`."""
+    if not (is_available() and is_initialized()) or get_world_size() < 2:
+        return False
+    wrapped = any(isinstance(module, DistributedDataParallel) for module in model.modules())
+    return wrapped or any(hasattr(weight, "placements") for weight in model.parameters())
 
 
 def _compiled(model: nn.Module) -> bool:

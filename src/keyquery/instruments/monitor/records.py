@@ -145,6 +145,11 @@ class Recorder:
         none = np.full(len(self.heads), np.nan)
         return {metric: np.stack([columns.get(metric, none) for columns in recent]) for metric in WATCHED}
 
+    def latest(self, metric: str) -> np.ndarray:
+        """A metric of every head at the last record."""
+        self.settle()
+        return self._columns[-1][metric]
+
     def _first_process(self) -> bool:
         return not self.shared or get_rank() == 0
 

@@ -46,7 +46,7 @@ class Layers:
 
     def now(self, names: Iterable[str]) -> dict[str, Layer]:
         """Layers with their current weights, by module."""
-        places = {_place(weight) for weight in self._model.parameters()}
+        places = {_place(weight) for weight in self._model.parameters() if not hasattr(weight, "placements")}
         for index in (known := {name: self.index[name] for name in names if name in self.index}).values():
             if not self._live(self._kept[index], places):
                 self._kept[index] = self.heads[index]

@@ -1,0 +1,120 @@
+"""QK-Clip: only heads above tau change, their largest logit becomes tau, in every layout."""
+
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.instruments.monitor.clip import clip_heads
+from keyquery.layers import LanguageModel, Shape
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def llama(kv_heads):
+    config = transformers.LlamaConfig(**SIZES, intermediate_size=48, num_key_value_heads=kv_heads, attention_bias=True)
+    return transformers.LlamaForCausalLM(config)
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=60,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def neox():
+    config = transformers.GPTNeoXConfig(**SIZES, intermediate_size=48, bos_token_id=0, eos_token_id=0)
+    return transformers.GPTNeoXForCausalLM(config)
+
+
+def mla():
+    latent = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 2}
+    groups = {"n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+    config = transformers.DeepseekV3Config(
+        **SIZES, **latent, **experts, **groups, intermediate_size=48, num_key_value_heads=4
+    )
+    return transformers.DeepseekV3ForCausalLM(config)
+
+
+def own(kernel):
+    return LanguageModel(Shape(60, 32, 2, 4, 32, True, kernel, rope=True))
+
+
+MODELS = {
+    "MHA, packed": gpt2,
+    "MHA, interleaved": neox,
+    "MHA, biased": lambda: llama(4),
+    "GQA": lambda: llama(2),
+    "MLA": mla,
+    "kq general": lambda: own("general"),
+    "kq symmetric": lambda: own("symmetric"),
+    "kq split": lambda: own("split"),
+    "kq psd": lambda: own("psd"),
+}
+
+
+def record(model, ids):
+    """The largest logit of every head on a batch."""
+    monitor = kq.Monitor(model, every=1, strict=True, on_alarm=lambda alarm: None)
+    model(ids)
+    monitor.step()
+    monitor.close()
+    return monitor
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_clipped_heads_end_at_tau_and_all_others_keep_their_bits(name):
+    torch.manual_seed(0)
+    model = MODELS[name]().double().train()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3.0)
+    ids = torch.randint(60, (2, 12))
+    monitor = record(model, ids)
+    before = torch.tensor(monitor.recorder.records[-1]["values"]["largest"])
+    first = before[:4]  # a change in the first layer changes the inputs of the second
+    tau = float(first.sort().values[1:3].mean())
+    assert tau > 0
+    for head, row in enumerate(monitor.recorder.records[-1]["values"]["largest"]):
+        if head >= 4:
+            monitor.recorder.records[-1]["values"]["largest"][head] = min(row, tau)
+    clips = monitor.clip(tau)
+    assert len(clips) == 2
+    assert {clip["name"].rpartition(".")[2] for clip in clips} == {str(h) for h in range(4) if first[h] > tau}
+    after = torch.tensor(record(model, ids).recorder.records[-1]["values"]["largest"])[:4]
+    expected = first.clamp(max=tau)
+    assert torch.allclose(after, expected, rtol=1e-6)  # records have 7 digits
+    assert monitor.clip(tau) == [], "a record is used once"
+
+
+def test_queries_of_a_group_are_clipped_without_its_other_heads():
+    torch.manual_seed(0)
+    model = llama(2).double()
+    heads = kq.read(model)
+    key, query = (heads[0].weights.key.clone(), heads[0].weights.query.clone())
+    clip_heads(model, heads, {0: {1: 0.25}})
+    now = kq.read(model)[0].weights
+    assert torch.equal(now.key, key)
+    assert torch.equal(now.query[0, 0], query[0, 0])
+    assert torch.equal(now.query[1], query[1])
+    assert torch.equal(now.query[0, 1], 0.25 * query[0, 1])
+    assert torch.equal(kq.read(model)[1].weights.query, heads[1].weights.query)
+
+
+def test_qk_norm_is_refused():
+    config = transformers.Qwen3Config(**SIZES, intermediate_size=48, num_key_value_heads=2, head_dim=8)
+    model = transformers.Qwen3ForCausalLM(config).train()
+    monitor = record(model, torch.randint(60, (1, 8)))
+    with pytest.raises(ValueError, match="normalises its queries or keys"):
+        monitor.clip(0.01)

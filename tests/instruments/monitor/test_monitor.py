@@ -1,0 +1,223 @@
+"""The monitor in training: bit-identical, exact, resumable, and harmless when it fails."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
+
+import keyquery as kq
+from keyquery.cli import app
+from keyquery.instruments.monitor.alarms import Rules
+from keyquery.layers import LanguageModel, Shape
+
+transformers = pytest.importorskip("transformers")
+LLAMA = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+class Torch(torch.nn.Module):
+    """A model of torch's own attention, whose weights are returned or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = torch.nn.Embedding(60, 32)
+        self.first = torch.nn.MultiheadAttention(32, 4, dropout=0.1, batch_first=True)
+        self.second = torch.nn.TransformerEncoderLayer(32, 4, 48, dropout=0.1, batch_first=True)
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        return self.second(x + self.first(x, x, x)[0]) @ self.tokens.weight.mT
+
+
+def make(kind):
+    torch.manual_seed(0)
+    if kind == "kq":
+        return LanguageModel(Shape(60, 32, 2, 4, 32, True, "general", rope=True, dropout=0.1))
+    if kind == "torch":
+        return Torch()
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, num_key_value_heads=2))
+    model.set_attn_implementation(kind)
+    return model
+
+
+def train(model, monitor=None, steps=5, first=0):
+    torch.manual_seed(3)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model.train()
+    for step in range(first, first + steps):
+        ids = torch.randint(60, (2, 16), generator=torch.Generator().manual_seed(step))
+        out = model(ids)
+        logits = getattr(out, "logits", out)
+        cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+        optimiser.step()
+        if monitor is not None:
+            monitor.step()
+        optimiser.zero_grad()
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+@pytest.mark.parametrize("kind", ["kq", "torch", "sdpa", "eager"])
+def test_training_is_bit_identical(kind):
+    plain, watched = make(kind), make(kind)
+    monitor = kq.Monitor(watched, every=2, structure=2, strict=True, on_alarm=lambda alarm: None)
+    assert torch.equal(train(plain), train(watched, monitor))
+    reading = monitor.reading()
+    assert reading.steps == [0, 2, 4]
+    assert len(reading.heads) == 8
+    assert kq.Reading.load(reading.to_json()) == reading
+    for metric in ("largest", "bound", "sigma", "query_gradient", "entropy", "sink", "effective_rank"):
+        assert all(curve[0] is not None for curve in reading.curves[metric]), metric
+    assert all(
+        m <= b
+        for of, to in zip(reading.curves["largest"], reading.curves["bound"], strict=True)
+        for m, b in zip(of, to, strict=True)
+    )
+
+
+def test_eager_and_fused_attention_have_the_same_logits():
+    curves = []
+    for kind in ("sdpa", "eager"):
+        model = make(kind)
+        monitor = kq.Monitor(model, every=1, strict=True, on_alarm=lambda alarm: None)
+        train(model, monitor, steps=1)
+        curves.append(monitor.reading().curves)
+    for metric in ("largest", "smallest", "entropy", "sink"):
+        assert np.allclose(curves[0][metric], curves[1][metric], rtol=1e-4), metric
+
+
+COMPILED = """
+import sys, torch, keyquery as kq
+from keyquery.layers import LanguageModel, Shape
+
+def train(how, watched):
+    torch.manual_seed(0)
+    bare = model = LanguageModel(Shape(60, 32, 2, 4, 32, True, "general", rope=True, dropout=0.1)).train()
+    if how == "whole":
+        model = torch.compile(model, backend="eager")
+    for part in {"blocks": bare.body.blocks, "in place": [bare]}.get(how, ()):
+        part.compile(backend="eager")
+    monitor = kq.Monitor(model, every=2, strict=True) if watched else None
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(3):
+        ids = torch.randint(60, (2, 16), generator=torch.Generator().manual_seed(step))
+        model(ids).square().mean().backward()
+        optimiser.step()
+        if watched:
+            monitor.step()
+        optimiser.zero_grad()
+    assert not watched or monitor.reading().steps == [0, 2]
+    return torch.cat([weight.detach().flatten() for weight in bare.parameters()])
+
+assert torch.equal(train(sys.argv[1], False), train(sys.argv[1], True))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["whole", "blocks", "in place"])
+def test_compiled_models(how):
+    # In a process of its own: shape checks of tests would be compiled, too.
+    subprocess.run([sys.executable, "-c", COMPILED, how], check=True)
+
+
+def test_a_run_is_resumed_and_watched_from_its_file(tmp_path):
+    model = make("kq")
+    monitor = kq.Monitor(model, every=2, folder=tmp_path, on_alarm=lambda alarm: None)
+    train(model, monitor, steps=6)
+    monitor.close()
+    again = kq.Monitor(model, every=2, folder=tmp_path, on_alarm=lambda alarm: None)
+    again.resume(4)  # a checkpoint of step 4
+    train(model, again, steps=3, first=4)
+    assert again.reading().steps == [0, 2, 4, 6]
+    again.close()
+    with (tmp_path / "monitor.jsonl").open("a") as file:
+        file.write('{"step": 8, "val')  # killed while writing
+    out = tmp_path / "monitor.json"
+    done = CliRunner().invoke(app, ["monitor", str(tmp_path), "--json", str(out), "--html", str(tmp_path / "a.html")])
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text())["steps"] == [0, 2, 4, 6]
+    assert "<!doctype html>" in (tmp_path / "a.html").read_text()[:20]
+    state = again.state_dict()
+    other = kq.Monitor(model, every=2, on_alarm=lambda alarm: None)
+    other.load_state_dict(state)
+    assert (other.count, other.reading().steps) == (again.count, again.reading().steps)
+
+
+def test_trainer_callback(tmp_path):
+    model = make("sdpa")
+    monitor = kq.Monitor(model, every=2, strict=True, on_alarm=lambda alarm: None)
+    ids = torch.randint(60, (8, 12))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    options = {
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+        "report_to": [],
+        "save_strategy": "no",
+        "use_cpu": True,
+    }
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), gradient_accumulation_steps=2, disable_tqdm=True, **options
+    )
+    transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[monitor.callback()]).train()
+    reading = monitor.reading()
+    assert reading.steps == [0, 2]
+    assert all(curve[0] > 0 for curve in reading.curves["query_gradient"])
+
+
+def test_a_failure_of_the_monitor_does_not_stop_training(monkeypatch):
+    model = make("kq")
+    monitor = kq.Monitor(model, every=1)
+    monkeypatch.setattr(monitor.recorder, "add", lambda *args: 1 / 0)
+    with pytest.warns(RuntimeWarning, match="training goes on: division by zero"):
+        assert torch.equal(train(make("kq"), steps=2), train(model, monitor, steps=2))
+    monitor.strict = True
+    with pytest.raises(ZeroDivisionError):
+        train(model, monitor, steps=1)
+
+
+def test_bad_input_is_one_sentence():
+    with pytest.raises(ValueError, match="Linear has no attention module: there is nothing to monitor"):
+        kq.Monitor(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="the monitor has recorded nothing"):
+        kq.Monitor(make("kq")).reading()
+    model = make("kq")
+    with torch.no_grad():
+        model.body.blocks[0].attention.key.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        kq.Monitor(model)
+
+
+def history(**columns):
+    return {name: np.array(values, dtype=float) for name, values in columns.items()}
+
+
+def test_growth_is_predicted_and_flat_logits_are_not():
+    steps = list(range(0, 400, 50))
+    grows, flat = 20 * np.exp(0.004 * np.array(steps)), np.full(8, 60.0)
+    alarm = Rules().check(history(largest=np.stack((flat, grows), 1)), steps)
+    assert [(each["rule"], each["heads"]) for each in alarm] == [("growth", [1])]
+    assert "passes 100 in about" in alarm[0]["why"]
+    noise = 60 * np.exp(np.random.default_rng(0).normal(0, 0.3, (8, 1)))
+    assert Rules().check(history(largest=np.minimum(noise, 99)), steps) == []
+    assert Rules(growth=False).check(history(largest=[[200.0]]), [0]) == []
+
+
+def test_other_alarms():
+    four = {"largest": [[1.0, 1.0]] * 4, "smallest": [[-1.0, -1.0]] * 4}
+    rules = Rules(growth=False)
+    assert rules.check(history(**four), range(4)) == []
+    low = history(**four, relative_entropy=[[0.5, 0.5]] * 3 + [[0.01, 0.02]])
+    assert [alarm["rule"] for alarm in rules.check(low, range(4), [0, 0])] == ["entropy"]
+    dead = history(largest=[[1.0, 1.0]] * 4, smallest=[[-1.0, 0.99995]] * 4)
+    assert [(alarm["rule"], alarm["heads"]) for alarm in rules.check(dead, range(4))] == [("dead", [1])]
+    rank = history(**four, effective_rank=[[20.0, 20.0], [np.nan] * 2, [np.nan] * 2, [19.0, 1.2]])
+    assert [(alarm["rule"], alarm["heads"]) for alarm in rules.check(rank, range(4))] == [("rank", [1])]
+    wide = history(**four, unscaled=[[1.0, 4e4]] * 4, entry=[[1.0, 300.0]] * 4)
+    assert [alarm["rule"] for alarm in rules.check(wide, range(4), dtype="float16")] == ["overflow"]
+    assert rules.check(wide, range(4), dtype="bfloat16") == []
+    assert [alarm["rule"] for alarm in Rules(growth=False, dtype="e4m3").check(wide, range(4))] == ["overflow"]
+    broken = history(**four, finite=[[1.0, 1.0]] * 3 + [[1.0, 0.0]])
+    assert "NaN or infinite" in rules.check(broken, range(4))[0]["why"]
