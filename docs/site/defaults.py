@@ -33,7 +33,11 @@ KEYS |= {"attention_layers", "max_window_layers", "use_sliding_window", "relativ
 KEYS |= {"rope_theta", "patch_size", "num_kv_shared_layers", "attention_window_size", "attn_scale", "use_attn_scale"}
 KEYS |= {"temperature_length", "max_relative_positions", "position_buckets", "relative_attention", "norm_rel_ebd"}
 KEYS |= {"max_source_positions", "max_target_positions", "global_attn_every_n_layers", "position_embeddings_type"}
-KEYS |= {"attention_window", "local_radius"}
+KEYS |= {"attention_window", "local_radius", "attention_chunk_size", "conf_attention_chunk_size"}
+KEYS |= {f"{start}attention_context_{side}" for start in ("", "conf_") for side in ("left", "right")}
+KEYS |= {"rel_pos_bins", "max_rel_pos", "rel_2d_pos_bins", "max_rel_2d_pos", "has_spatial_attention_bias"}
+KEYS |= {"num_buckets", "max_bucket_distance", "position_bias_num_buckets", "position_bias_max_distance"}
+KEYS |= {"segment_types", "bbox_scale", "input_size", "crop_size", "frames_per_clip", "tubelet_size"}
 LONGEST = 12  # of a period of layer kinds
 
 

@@ -359,3 +359,15 @@ def test_on_data_only_rows_that_attend_to_themselves_are_split():
     assert [(head["kind"], head["on_data"] is None) for head in heads] == [("cross", True)] * 4 + [("self", False)] * 2
     with pytest.raises(ValueError, match="only self-attention is analysed on data"):
         kq.look(TableNetwork((0,) * 3, 8, 2, 2, published=True), inputs=[table])
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_hooked_projections_are_called_and_give_the_same(published):
+    """Keys, values and the residual are one product; with a hook on any of them, each is called."""
+    layer = kq.DatapointAttention(3, 8, heads=2, published=published).double()
+    x, heard = torch.randn(1, 20, 3, 8, dtype=torch.float64), []
+    expected = layer(x)
+    for part in (layer.block.attention.key, layer.block.residual):
+        part.register_forward_hook(lambda module, args, out: heard.append(module))
+    torch.testing.assert_close(layer(x), expected, atol=1e-12, rtol=1e-12)
+    assert set(heard) == {layer.block.attention.key, layer.block.residual}

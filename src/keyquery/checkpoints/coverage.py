@@ -68,7 +68,7 @@ def uncovered(
     leaves: dict[str, set[str]] = {}
     for name in shapes:
         stem = name.removesuffix(".weight")
-        module, _, leaf = stem.rpartition(".")
+        module, _, leaf = stem.removesuffix(".linear").rpartition(".")  # Gemma 4's are inside of what clips
         weight = leaf in QUERIES | KEYS | FUSED and (stem != name or leaf == "in_proj_weight")
         linear = bool(LINEAR.search(module)) or f"{module}.A_log" in shapes  # a decay of states, and no softmax
         linear = linear or (formless is not None and re.search(formless, name) is not None)

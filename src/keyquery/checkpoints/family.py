@@ -38,10 +38,13 @@ WHOLE |= {"content_bias", "distance_bias", "frequencies", "ssmax"}
 WHOLE.add("dim_scale")  # factors of a query's dimensions, before a softplus
 WHOLE.add("head_scale")  # the logarithm of a factor on the scores of each head
 WHOLE.add("query_shift")  # what is added to the queries of each head
+WHOLE |= {"gate_constant", "box_frequencies"}
+WHOLE.add("clip")  # a bound of what enters a projection
 WHOLE.add("second")  # a packed weight that queries and keys pass after their own
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
 SOMETIMES |= {"reduction", "memory_norm", "distances", "distance_norm", "distance_key", "distance_query"}
+SOMETIMES |= {"bias_tables", "column_bias", "row_bias", "gate", "box_projection"}
 SOMETIMES |= {"coordinates", "coordinate_biases"}
 # Required roles; one of each group.
 NEEDED: dict[str, list[tuple[str, ...]]] = {
@@ -61,7 +64,8 @@ class Attention:
     names: list[dict[str, str | list[str]]]
     # Or "cross": queries and keys come from different sequences; "indexer": scores choose the keys that others see
     kind: str = "self"
-    causal: bool | str = False  # or the name of a config flag; "always": whatever the config says
+    # Or the name of a config flag; "always": whatever the config says; "context": where no keys to the right are seen
+    causal: bool | str = False
     # Separate tensors, also by "heads" (heads, r, d) or "columns" (d, heads, r); fused: "blocks", "groups", "quarters",
     # "stacked" (3, heads, r, d); "latent" (MLA), "query latent" (queries alone);
     # "learned": the query's tensor are tokens, which are queries as they are
@@ -91,7 +95,7 @@ class Attention:
     pool: str | None = None
     part: str = ""  # what it is called where a module has several, such as "global"
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions/sequence.py
-    # Position term: "alibi", "t5", "clipped"; those of positions/relative.py; "unread": there is one that is not read
+    # Position term: "alibi", "t5", "clipped"; those of positions/relative.py and given.py; "unread": it is not read
     position: str = "none"
     # "half" or "interleaved" pairs; "half of axis": those of each axis; "unread": rotated in a way that is not read
     rope: str | None = None

@@ -17,8 +17,10 @@ from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Projections, moved
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, query_latent, read_rows, values
-from keyquery.checkpoints.norms import dim_scale, epsilon, read_norms, require_finite, token_width
+from keyquery.checkpoints.norms import dim_scale, epsilon, read_norms, require_finite
+from keyquery.checkpoints.positions.given import GIVEN, given_term
 from keyquery.checkpoints.positions.grids import axial_of
+from keyquery.checkpoints.positions.notes import layer_notes, position_of
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS, Relative, relatives, table_bias
 from keyquery.checkpoints.positions.sequence import (
     alibi,
@@ -216,6 +218,17 @@ class Heads:
             return []
         return relatives(layer, self.source, self._config_of(self._places[layer.index][0]), queries, keys)
 
+    def given_term(
+        self, layer: Layer, tokens: Float[Tensor, "batch n d"], inputs: Mapping[str, Any]
+    ) -> Float[Tensor, "#batch heads n n"] | None:
+        """The term of the scaled score that depends on the inputs of the model, such as boxes of words, if any.
+
+        `tokens` are what enters the layer, and `inputs` those of the model, by name.
+        """
+        if layer.position not in GIVEN:
+            return None
+        return given_term(layer, self.source, self._config_of(self._places[layer.index][0]), tokens, inputs)
+
     def _read(self, index: int) -> Layer:
         try:
             return self._layer(index)
@@ -266,7 +279,7 @@ class Heads:
             if part == "nope" or not self._positions
             else self._rope(place, config, weights.query.shape[2]),
             "axial": axial_of(place, self.source, config, width) if self._positions else None,
-            "position": _position(place, config) if self._positions else "none",
+            "position": position_of(place, config) if self._positions else "none",
             "modules": place.names,
             "pool": attention.pool,
             "learned": attention.order == "learned",
@@ -275,7 +288,7 @@ class Heads:
             else None,
             "notes": (
                 *self._notes,
-                *_notes(place, self.source, config, part, shifted),
+                *layer_notes(place, self.source, config, part, shifted),
                 *precision_notes(self.source, place),
             ),
             **norms,
@@ -334,57 +347,6 @@ def _kernels(found: list[Place], config: Mapping[str, Any]) -> Iterator[tuple[Pl
         rotated = section(config, place.attention.config).get("qk_rope_head_dim") != 0
         for part in ("nope", *(["rope"] if rotated else [])) if latent else (place.attention.part,):
             yield place, part
-
-
-def _position(place: Place, config: Mapping[str, Any]) -> str:
-    """The term of positions; "rotary" where there is a rotation that is not read."""
-    attention, tables = place.attention, {"decomposed": "row_table", **dict.fromkeys(TABLES[:2], "window_table")}
-    if attention.position in tables and tables[attention.position] not in place.names:
-        return "none"
-    if attention.alibi and config.get(attention.alibi):
-        return "scaled alibi"
-    if attention.axes:
-        return "axial"
-    if attention.norm_after_rope:
-        return "rotary before norm"
-    return "rotary" if attention.rope == "unread" else attention.position
-
-
-def _notes(place: Place, source: Source, config: Mapping[str, Any], part: str, shifted: bool) -> tuple[str, ...]:
-    attention, rotary = place.attention, "rotary" in place.names
-    assumed = attention.scale == "transformer_lens" and not config
-    owner = place.names.get("key", "").rpartition(".")[0]
-    clip = config.get("clip_qkv") or (config.get("attn_config") or {}).get("clip_qkv")
-    differ = len({token_width(place, source, role, 0) for role in ("query", "key") if role in place.names}) > 1
-    notes = {
-        str(attention.note): attention.note is not None,
-        "its queries are scaled by a function of themselves (SSMax), which no form has": "ssmax" in place.names,
-        f"its keys are those of {owner}": place.names.get("module") not in (None, owner) and "key" in place.names,
-        "queries and keys are of tokens of different widths: forms act on the sum of both spaces": differ,
-        "the content-to-content kernel only": attention.position == "disentangled",
-        "vectors of relative positions meet its queries, which no form has": attention.position in VECTORS
-        and attention.position != "disentangled",
-        "where it has fewer queries than keys, each is the largest of several by feature, which no form has": (
-            attention.pool is not None
-        ),
-        f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
-        f"the {part} kernel of a latent head; the scores of both add up": attention.order == "latent",
-        "rotary positions unknown: there is no config": bool(attention.rope and not config)
-        and "frequencies" not in place.names,
-        "rotary positions enter its scores and are not read": rotary or attention.rope == "unread",
-        "queries and keys are normed after their rotation, which no form has: forms hold at equal positions": (
-            attention.norm_after_rope
-        ),
-        "positions are rows and columns: scores depend on no single offset": bool(attention.axes),
-        "a term of positions is added to its scores and not read": attention.position == "unread",
-        "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
-        "the shift of its query and key norms is in no form": shifted,
-        f"queries and keys are clipped to ±{clip}, which no form has": clip is not None,
-        f"scores grow with positions beyond {config.get('temperature_length')}, which is not read": bool(
-            config.get("temperature_length")
-        ),
-    }
-    return tuple(note for note, holds in notes.items() if holds)
 
 
 def _check_stated(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> None:

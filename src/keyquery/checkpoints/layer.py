@@ -26,6 +26,7 @@ GRIDS = (
     "xlnet",
     "relative keys",
     "shaw",
+    "context",
 )
 VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # views of a head, and their properties
 

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from keyquery.forms import Form, Rope
 from keyquery.forms.shares import Visible, shares
 from keyquery.layers.cache import Cache
-from keyquery.layers.fused import attend
+from keyquery.layers.fused import attend, joint_linear
 from keyquery.layers.kernels import GROUPED, checked_head_dim, make
 from keyquery.layers.packing import Packing
 
@@ -243,12 +242,7 @@ class Attention(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values in one matrix product."""
         maps = [part for part in (self.query, self.key, self.value) if part is not None]
-        if any(type(part) is not nn.Linear or part._forward_hooks or part._forward_pre_hooks for part in maps):
-            # A projection was replaced or has hooks: each must be called.
-            return *self.queries_and_keys(x), self._heads(self.value(x), self.kv_heads)
-        bias = None if self.key.bias is None else torch.cat([part.bias for part in maps])
-        out = linear(x, torch.cat([part.weight for part in maps]), bias)
-        *own, key, value = out.split([part.out_features for part in maps], -1)
+        *own, key, value = joint_linear(x, maps)
         key, value = self._heads(key, self.kv_heads), self._heads(value, self.kv_heads)
         if own:
             return self._heads(own[0], self.heads), key, value

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from keyquery.layers.attention import Attention
 from keyquery.layers.blocks import PLACE
 from keyquery.layers.cpu_dropout import Dropout, drop_and_attend
-from keyquery.layers.fused import extend
+from keyquery.layers.fused import extend, joint_linear
 from keyquery.support.checks import check_choice, check_count
 
 ROWS = ("full", "induced", "none")
@@ -63,10 +63,14 @@ class Between(Attention):
         does not depend on the other tokens of x. The weights, averaged over heads, (batch, n, m), with `alone`
         (batch, n, m + 1), are appended to `seen`.
         """
-        query = self.queries(x)
         if memory is not None and alone:
-            return self._output(self._apart(query, memory, self.memory(x if source is None else source), seen))
-        memory = self.memory(x if source is None else source) if memory is None else memory
+            own = self.memory(x if source is None else source)
+            return self._output(self._apart(self.queries(x), memory, own, seen))
+        if memory is None and source is None:
+            query, *both = self._project(x)
+            memory = Memory(*both)
+        else:
+            query, memory = self.queries(x), self.memory(source) if memory is None else memory
         if seen is not None:
             seen.append(self._scores(query, memory.key).softmax(-1).mean(1))
         return self._output(self._mixed(query, *memory))
@@ -80,7 +84,14 @@ class Between(Attention):
 
     def memory(self, x: Float[Tensor, "batch m dim"]) -> Memory:
         """Keys and values of x."""
-        return Memory(self._heads(self.key(x), self.heads), self._heads(self.value(x), self.heads))
+        return self.memory_and_others(x)[0]
+
+    def memory_and_others(
+        self, x: Float[Tensor, "batch m dim"], *others: nn.Module
+    ) -> tuple[Memory, *tuple[Tensor, ...]]:
+        """Keys and values of x, and its images under other linear maps, in one matrix product."""
+        key, value, *rest = joint_linear(x, (self.key, self.value, *others))
+        return Memory(self._heads(key, self.heads), self._heads(value, self.heads)), *rest
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch heads n r"]:
         """Attention output; fused, except where the fused kernels are slower."""
@@ -164,10 +175,18 @@ class _Block(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
-        normed = self._normed(x)
-        source = {"source": x} if self.published else {}
-        r = self.residual(x) + self.dropout(self.attention(normed, **source, **options))
+        r, options = self._residual(x, options)
+        r = r + self.dropout(self.attention(self._normed(x), **options))
         return r + self.dropout(self.mlp(self.mlp_norm(r)))
+
+    def _residual(self, x: Tensor, options: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """W x, and the options of attention with its source, or its keys and values, which are maps of x as well."""
+        if not self.published:
+            return self.residual(x), options
+        if options.get("memory") is not None or not isinstance(self.attention, Between):
+            return self.residual(x), {"source": x, **options}
+        memory, r = self.attention.memory_and_others(x, self.residual)
+        return r, {**options, "memory": memory}
 
     def memory(self, x: Tensor, **options: Any) -> Memory:
         return self.attention.memory(x if self.published else self._normed(x), **options)

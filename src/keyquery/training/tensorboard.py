@@ -22,9 +22,9 @@ class Board:
         library = optional("torch.utils.tensorboard", "a log for TensorBoard")
         self._writer: Any = library.SummaryWriter(str(Path(folder) / name), purge_step=first + 1 if first else None)
 
-    def tell(self, row: Mapping[str, float], lr: float) -> None:
-        """One row of the log, and the learning rate."""
-        for name, value in {**row, "lr": lr}.items():
+    def tell(self, row: Mapping[str, float], lr: float | None = None) -> None:
+        """One row of the log, and the learning rate if given."""
+        for name, value in (row if lr is None else {**row, "lr": lr}).items():
             if name != "step":
                 self._writer.add_scalar(name, value, int(row["step"]))
         self._writer.flush()

@@ -61,7 +61,10 @@ def checkpoint(
         if not store.done(file):
             if late():
                 return []
-            store.write(file, compute())
+            result = compute()
+            if late():  # perhaps cut short
+                return result
+            store.write(file, result)
         return store.read(file)
 
     with evaluating(model):

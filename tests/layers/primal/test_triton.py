@@ -8,8 +8,8 @@ from keyquery.layers.primal import reference, sample
 from keyquery.layers.primal.dispatch import choose, fused
 
 pytest.importorskip("triton")
-kernels = pytest.importorskip("keyquery.layers.primal.triton")
-sample_kernels = pytest.importorskip("keyquery.layers.primal.triton_sample")
+kernels = pytest.importorskip("keyquery.layers.primal.kernels.scores")
+sample_kernels = pytest.importorskip("keyquery.layers.primal.kernels.sample")
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from keyquery_studies.primal.arena.model import Classifier
-from keyquery_studies.primal.arena.side_by_side import _Adam
 from keyquery_studies.primal.arena.stacked import _released, initial, losses
 from keyquery_studies.primal.released_code import published_regularizer
 from torch import nn
@@ -76,18 +75,3 @@ def test_start_of_the_released_layer() -> None:
     flat = directions.flatten(2)
     torch.testing.assert_close(flat @ flat.mT, torch.eye(2).expand(2, 2, 2), atol=1e-5, rtol=0)  # heads are orthogonal
     assert directions.norm(dim=2).mean().item() == pytest.approx(20**-0.5, rel=0.05)
-
-
-def test_adam_with_a_rate_per_model() -> None:
-    start, rates = torch.randn(2, 4), [1e-2, 0.1]
-    stacked, singles = start.clone().requires_grad_(), [row.clone().requires_grad_() for row in start]
-    ours = _Adam({"weight": stacked})
-    theirs = [torch.optim.Adam([row], rate, (0.9, 0.98)) for row, rate in zip(singles, rates, strict=True)]
-    for _ in range(5):
-        (stacked**3).sum().backward()
-        ours.step(torch.tensor(rates))
-        for row, optimiser in zip(singles, theirs, strict=True):
-            optimiser.zero_grad()
-            (row**3).sum().backward()
-            optimiser.step()
-    torch.testing.assert_close(stacked, torch.stack(singles))

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from keyquery.checkpoints.layer import Layer
 from keyquery.checkpoints.layouts import read_rows
+from keyquery.checkpoints.positions.sequence import context_of
 from keyquery.checkpoints.sources import Source
 
 Config = Mapping[str, Any]
 Positions = Int[Tensor, " n"]
 TABLES = ("window", "window with class", "continuous")  # biases by rows and columns
-VECTORS = ("decomposed", "disentangled", "transformer-xl", "xlnet", "relative keys", "shaw")
+VECTORS = ("decomposed", "disentangled", "transformer-xl", "xlnet", "relative keys", "shaw", "context")
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +113,8 @@ def relatives(layer: Layer, source: Source, config: Config, queries: Positions, 
             return [_relative_keys(layer, source, config, queries, keys)]
         case "shaw":
             return [_shaw(layer, source, queries, keys)]
+        case "context":
+            return [_in_context(layer, source, config, queries, keys)]
     return []
 
 
@@ -212,3 +215,21 @@ def _shaw(layer: Layer, source: Source, queries: Positions, keys: Positions) -> 
     middle = len(table) // 2
     index = _differences(queries, keys).clamp(-middle, len(table) - 1 - middle) + middle
     return Relative("query", table[None], index, layer.scale)
+
+
+def _in_context(layer: Layer, source: Source, config: Config, queries: Positions, keys: Positions) -> Relative:
+    """The audio towers of Gemma: a projection of the sines and cosines of the distance meets the query.
+
+    Gemma 4 has vectors for half of the keys of a chunk, counted from the last of them; the others meet none.
+    """
+    far, width = _differences(queries, keys), layer.weights.query.shape[-1]
+    past = context_of(config)[0]
+    chunk = config.get("attention_chunk_size")
+    most = past if chunk is None else (int(chunk) + past) // 2
+    far = far + most - past
+    frequencies = 10000.0 ** -(torch.arange(width // 2, dtype=torch.float64) / max(width // 2 - 1, 1))
+    angles = torch.arange(most + 1, dtype=torch.float64)[:, None] * frequencies
+    vectors = _projected(layer, source, torch.cat((angles.sin(), angles.cos()), -1), "distance_key")
+    none = vectors.new_zeros(layer.heads, 1, vectors.shape[-1])
+    index = torch.where((far >= 0) & (far <= most), far, most + 1)
+    return Relative("query", torch.cat((vectors, none), 1), index, layer.weights.query.shape[2] ** -0.5)

@@ -29,6 +29,8 @@ def scale_of(attention: Attention, config: Config, layer: int, head_dim: int, he
             return 1.0
         case "width":  # of all heads together
             return float(heads * head_dim) ** -0.5
+        case "softplus":  # keys are multiplied by what a factor of 1 is before a softplus, as in Gemma 4's audio
+            return head_dim**-0.5 * math.log1p(math.e) / math.log(2)
         case "half head_dim":
             return (head_dim / 2) ** -0.5
         case key if " " in key:  # "root KEY": 1/√value; "times KEY": the value; "scaled KEY": the value/√r
@@ -63,8 +65,21 @@ def is_causal(attention: Attention, config: Config) -> bool:
     """Whether queries see no later keys."""
     if attention.causal == "always":
         return True
+    if attention.causal == "context":
+        return not context_of(config)[1]
     said = config.get(attention.causal) if isinstance(attention.causal, str) else attention.causal
     return bool(said) and config.get("use_bidirectional_attention") is not True
+
+
+def context_of(config: Config) -> tuple[int, int]:
+    """How many keys a query of Gemma's audio towers sees before itself, and behind."""
+    left, right = (
+        int(config.get(f"attention_context_{side}", config.get(f"conf_attention_context_{side}", default)))
+        for side, default in (("left", 13), ("right", 0))
+    )
+    if right:
+        raise ValueError(f"a context of {right} keys on the right beside {left} on the left is not read")
+    return left - 1, right
 
 
 def window_of(attention: Attention, config: Config, layer: int) -> int | None:
@@ -99,6 +114,8 @@ def window_of(attention: Attention, config: Config, layer: int) -> int | None:
             case "band":  # Longformer's counts both sides
                 sizes, local = config.get("attention_window"), True
                 size = int(sizes[layer] if isinstance(sizes, list) else sizes or 512) // 2 + 1
+            case "context" | "context but last":  # Gemma 4's sees one key less than Gemma 3n's
+                size, local = context_of(config)[0] + (attention.window == "context"), True
             case "radius":
                 size, local = int(config.get("local_radius") or 127) + 1, True
             case "listed":

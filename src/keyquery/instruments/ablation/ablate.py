@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from keyquery.checkpoints import read
 from keyquery.checkpoints.sources import bare
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.losses import Loss, next_token_loss
+from keyquery.instruments.ablation.replay import from_block
 from keyquery.instruments.look.labels import Thresholds, label_head
 from keyquery.instruments.look.look import Look
 from keyquery.reading import Reading, digests, provenance
@@ -27,7 +29,7 @@ from keyquery.surgery.dial.dial import dial
 from keyquery.surgery.dial.means import Means
 from keyquery.surgery.head_output import KINDS, ablate_heads, mean_outputs, output_name
 from keyquery.surgery.rewriting.attach import sites_of
-from keyquery.surgery.rewriting.sites import labels_of
+from keyquery.surgery.rewriting.sites import Site, labels_of
 from keyquery.surgery.selection import Selection, select
 
 BY = ("head", "layer", "all", "direction")
@@ -174,13 +176,30 @@ def ablate(
     outputs = mean_outputs(model, batches, {i: output_name(model, sites[i]) for i in chosen}) if "mean" in parts else {}
     rows = []
     with dial(model, heads=heads, data=measured) as dialled:
-        for (layer, head, group_heads), part in (progress or silent)(trials, "ablating parts", len(trials)):
+
+        def changed(trial: tuple[tuple[int | None, int | None, Any], str]) -> dict[str, Any]:
+            (layer, head, group_heads), part = trial
             dialled.turn(group_heads, **({part: 0.0} if part in PARTS else {}))
             with nullcontext() if part in PARTS else ablate_heads(model, part, group_heads or heads, means=outputs):
                 interval = paired(before, losses_of(model, batches, loss))
             where = {"layer": layer, "head": head, "part": part}
-            rows.append({**where, "change": interval.change, "low": interval.low, "high": interval.high})
+            return {**where, **interval._asdict()}
+
+        watched = (progress or silent)(trials, "ablating parts", len(trials))
+        for layer, own in groupby(watched, key=lambda trial: trial[0][0]):
+            dialled.turn()
+            with below(model, None if layer is None else sites[layer], batches, loss):
+                rows += map(changed, own)
     return _reading(model, name, before, by, rows)
+
+
+def below(
+    model: nn.Module, site: Site | None, batches: Sequence[Batch], loss: Loss
+) -> AbstractContextManager[bool | None]:
+    """Context in which the layers below a site run no more, since they do not change."""
+    if site is None:
+        return nullcontext()
+    return from_block(model, site.name.removesuffix(" (rope)"), lambda: losses_of(model, batches, loss))
 
 
 def _reading(
@@ -214,13 +233,17 @@ def _by_direction(
     with dial(model, directions={place: [0] for place in places}, of=of, on=on, gain=1.0, **data) as dialled:
         before = losses_of(model, batches, loss)
         trials = [(at, number) for at in places for number in range(min(count, len(dialled.bases[at].values)))]
-        for (layer, head), number in progress(trials, "ablating directions", len(trials)):
-            dialled.turn_directions({(layer, head): [number]})
-            interval = paired(before, losses_of(model, batches, loss))
-            basis = dialled.bases[layer, head]
-            where = {"layer": layer, "head": head, "part": of, "direction": number}
-            size = {"value": float(basis.values[number]), "share": float(basis.shares[number])}
-            rows.append({**where, **size, "change": interval.change, "low": interval.low, "high": interval.high})
+        sites = sites_of(model)
+        for index, own in groupby(progress(trials, "ablating directions", len(trials)), key=lambda trial: trial[0][0]):
+            dialled.turn_directions({})
+            with below(model, sites[index], batches, loss):
+                for (layer, head), number in own:
+                    dialled.turn_directions({(layer, head): [number]})
+                    interval = paired(before, losses_of(model, batches, loss))
+                    basis = dialled.bases[layer, head]
+                    where = {"layer": layer, "head": head, "part": of, "direction": number}
+                    size = {"value": float(basis.values[number]), "share": float(basis.shares[number])}
+                    rows.append({**where, **size, **interval._asdict()})
     return before, sorted(rows, key=lambda row: -row["change"])
 
 

@@ -25,13 +25,12 @@ from keyquery.instruments.lineage.alignment import best_path, best_totals, match
 from keyquery.instruments.lineage.fingerprint import Fingerprint, LayerPrint
 from keyquery.support.statistics import student_tail
 
-SMOOTH = 7  # neighbouring gaps whose mean is the local mean
 # Mean and spread of the statistic over 496 pairs of models of one config, trained from different seeds; its tails are
 # those of Student's t, since the null has few replicates. See `bench/lineage.py`.
 UNRELATED = {"basis-free": (0.66, 1.2), "shared basis": (0.0, 1.1)}
 FREEDOM = 10
 SHIFTS = 32  # of the gaps, in either direction, at most
-LARGEST = 3.0  # gaps are clipped there, relative to the local mean
+FEWEST = 7  # gaps per spectrum
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,12 @@ class Evidence:
 
 def basis_free(ours: Fingerprint, theirs: Fingerprint) -> Evidence | None:
     """The test on spectra; None where heads have different widths."""
-    widths = {layer.spectra.shape[-1] for side in (ours, theirs) for layer in side.layers}
-    if len(widths) > 1 or min(widths) < 8:
+    both = (*ours.layers, *theirs.layers)
+    if min(layer.gaps.shape[-1] for layer in both) < FEWEST or len({layer.width for layer in both}) > 1:
         return None
-    planes = all(layer.planes is not None for side in (ours, theirs) for layer in side.layers)
-    planes = planes and len({layer.planes.shape[-1] for side in (ours, theirs) for layer in side.layers}) == 1  # type: ignore[union-attr]
-    mine, other = (_centred([_blocks(layer, planes) for layer in side.layers]) for side in (ours, theirs))
+    planes = len({None if layer.planes is None else layer.planes.shape[-1] for layer in both}) == 1
+    kept = min(layer.gaps.shape[-1] for layer in both)  # an index keeps the first ones of large models
+    mine, other = ([_blocks(layer, planes, kept) for layer in side.layers] for side in (ours, theirs))
     return _result("basis-free", _joined(mine), _joined(other), map(_joined, _shifts(other)))
 
 
@@ -77,32 +76,12 @@ def _unit(rows: Tensor) -> Tensor:
     return rows / rows.norm(dim=-1, keepdim=True).clamp(min=1e-30)
 
 
-def gaps(values: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch gaps"]:
-    """Gaps between the logarithms of neighbouring values, relative to the local mean gap, less 1."""
-    logs = values.double().clamp(min=values.double().amax(-1, keepdim=True) * 1e-7).clamp(min=1e-300).log()
-    return _relative(logs[..., :-1] - logs[..., 1:])
-
-
-def _relative(rows: Tensor) -> Tensor:
-    width = min(SMOOTH, rows.shape[-1] // 2 * 2 - 1)
-    padded = torch.nn.functional.pad(rows.flatten(0, -2)[:, None], (width // 2, width // 2), mode="reflect")
-    local = torch.nn.functional.avg_pool1d(padded, width, 1).view(rows.shape)
-    return (rows / local.clamp(min=1e-12)).clamp(max=LARGEST) - 1
-
-
-def _blocks(layer: LayerPrint, planes: bool) -> list[Float[Tensor, "heads sequences length"]]:
+def _blocks(layer: LayerPrint, planes: bool, kept: int) -> list[Float[Tensor, "heads sequences length"]]:
     """Sequences per head that are shifted under the null: gaps of four spectra, and energies of planes."""
-    blocks = [gaps(layer.spectra)]
+    blocks = [layer.gaps[..., :kept]]
     if planes and layer.planes is not None:
-        blocks.append(_relative(layer.planes.double())[:, None])
+        blocks.append(layer.planes[:, None])
     return blocks
-
-
-def _centred(layers: list[list[Tensor]]) -> list[list[Tensor]]:
-    """Sequences less their mean over the heads of a layer, over their spread: independent trainings share both."""
-    centred = [[block - block.mean(0) for block in blocks] for blocks in layers]
-    spread = [torch.cat(blocks).std(0).clamp(min=1e-9) for blocks in zip(*centred, strict=True)]
-    return [[block / own for block, own in zip(blocks, spread, strict=True)] for blocks in centred]
 
 
 def _shifts(layers: Sequence[Sequence[Tensor]]) -> Iterator[list[list[Tensor]]]:

@@ -1,14 +1,15 @@
 """What is kept of a model for comparisons: spectra of each head, which no change of basis alters, and a random sketch.
 
-Of each head's M, with norms and biases folded in: singular values of M, positive and negative eigenvalues of S,
-singular values of A, and with RoPE the energy of each rotated plane. The sketch G₁ᵀ M G₂, with random G, keeps inner
+Of each head's M, with norms and biases folded in: gaps between neighbouring singular values of M, positive and negative
+eigenvalues of S, and singular values of A, relative to the local mean gap; with RoPE, the energy of each rotated plane
+relative to its neighbours. The sketch G₁ᵀ M G₂, with random G, keeps inner
 products of forms: ⟨G₁ᵀ M G₂, G₁ᵀ N G₂⟩ ≈ s²·⟨M, N⟩.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -19,18 +20,21 @@ from keyquery.forms import Form
 from keyquery.support.progress import Progress, silent
 
 SKETCH = 16  # s: a sketch has s² numbers per head
+SMOOTH = 7  # neighbouring gaps whose mean is the local mean
+LARGEST = 3.0  # gaps are clipped there, relative to the local mean
 PERMUTATIONS = 24  # of the model's dimensions, for the null of shared-basis similarity
 
 
 @dataclass(frozen=True, eq=False)
 class LayerPrint:
-    """The heads of one layer: spectra relative to ‖M‖, energies of RoPE planes, and sketches of M/‖M‖."""
+    """The heads of one layer; gaps and planes less their mean over its heads, over their spread in the model."""
 
     index: int  # among all attention layers of the checkpoint
     dim: int
-    spectra: Float[Tensor, "heads 4 r"]  # σ(M), λ₊(S), λ₋(S), σ(A): each descending, filled with zeros
+    width: int  # of a head
+    gaps: Float[Tensor, "heads 4 gaps"]  # of σ(M), λ₊(S), λ₋(S), σ(A)
     planes: Float[Tensor, "heads planes"] | None
-    sketch: Float[Tensor, "heads cells"]
+    sketch: Float[Tensor, "heads cells"]  # of M/‖M‖
     permuted: Float[Tensor, "permutations heads cells"] | None = None  # sketches with the dimensions permuted
     weights: Float[Tensor, " entries"] | None = None  # sketch of Wq and Wk themselves, linear in the weights
 
@@ -46,15 +50,15 @@ class Fingerprint:
     @property
     def heads(self) -> int:
         """Number of heads."""
-        return sum(len(layer.spectra) for layer in self.layers)
+        return sum(len(layer.gaps) for layer in self.layers)
 
 
 def fingerprint(heads: Heads, permutations: int = 0, progress: Progress | None = None) -> Fingerprint:
     """The fingerprint of a model; with `permutations`, also sketches under a null of permuted dimensions.
 
     >>> heads = kq.read(kq.Attention(8, 2))
-    >>> fingerprint(heads).layers[0].spectra.shape
-    torch.Size([2, 4, 4])
+    >>> fingerprint(heads).layers[0].gaps.shape
+    torch.Size([2, 4, 3])
     """
     layers: list[LayerPrint] = []
     digests: dict[str, str] = {}
@@ -64,16 +68,45 @@ def fingerprint(heads: Heads, permutations: int = 0, progress: Progress | None =
         heads.recorded(digests)
     if not layers:
         raise ValueError(f"{heads.model['name']} has no self-attention layer to compare")
-    return Fingerprint(str(heads.model["name"]), layers, dict(digests))
+    return Fingerprint(str(heads.model["name"]), _standardised(layers), dict(digests))
+
+
+def _standardised(layers: Sequence[LayerPrint]) -> list[LayerPrint]:
+    """Independent trainings share the mean of a layer and the spread of a feature: neither is evidence."""
+    found = list(layers)
+    for name in ("gaps", "planes"):
+        widths = {None if (rows := getattr(layer, name)) is None else rows.shape[1:] for layer in found}
+        if len(widths) > 1 or None in widths:
+            continue
+        centred = [getattr(layer, name) - getattr(layer, name).mean(0) for layer in found]
+        spread = torch.cat(centred).std(0, correction=0).clamp(min=1e-9)
+        found = [replace(layer, **{name: rows / spread}) for layer, rows in zip(found, centred, strict=True)]
+    return found
 
 
 def _print(layer: Layer, permutations: int) -> LayerPrint:
     form = layer.folded
     form = Form(form.query.flatten(0, -3), form.key.expand_as(form.query).flatten(0, -3)) if form.batch else form[None]
     norm = form.norm().clamp(min=1e-300)
-    spectra = (spectra_of(form) / norm[:, None, None]).float()
     sketch, permuted = _sketches(form, norm, permutations)
-    return LayerPrint(layer.index, form.dim, spectra, _planes(layer, form, norm), sketch, permuted, _linear(layer))
+    planes = _planes(layer, form, norm)
+    planes = None if planes is None else _relative(planes).float()
+    return LayerPrint(
+        layer.index, form.dim, form.rank, gaps(spectra_of(form)).float(), planes, sketch, permuted, _linear(layer)
+    )
+
+
+def gaps(values: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch gaps"]:
+    """Gaps between the logarithms of neighbouring values, relative to the local mean gap, less 1."""
+    logs = values.double().clamp(min=values.double().amax(-1, keepdim=True) * 1e-7).clamp(min=1e-300).log()
+    return _relative(logs[..., :-1] - logs[..., 1:])
+
+
+def _relative(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    width = min(SMOOTH, rows.shape[-1] // 2 * 2 - 1)
+    padded = torch.nn.functional.pad(rows.flatten(0, -2)[:, None], (width // 2, width // 2), mode="reflect")
+    local = torch.nn.functional.avg_pool1d(padded, width, 1).view(rows.shape)
+    return (rows / local.clamp(min=1e-12)).clamp(max=LARGEST) - 1
 
 
 def spectra_of(form: Form) -> Float[Tensor, "heads 4 r"]:
@@ -101,7 +134,7 @@ def _planes(layer: Layer, form: Form, norm: Tensor) -> Float[Tensor, "heads plan
     order = torch.arange(dims).reshape(-1, 2) if layer.rope.interleaved else torch.arange(dims).reshape(2, -1).T
     query, key = (factor[:, order].double() for factor in (form.query, form.key))  # (heads, planes, 2, d)
     square = ((query @ query.mT) * (key @ key.mT)).sum((-2, -1))
-    return (square.clamp(min=0).sqrt() / norm[:, None]).float()
+    return square.clamp(min=0).sqrt() / norm[:, None]
 
 
 def _projections(dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from keyquery.support.checks import check_count, check_number
 from keyquery.support.statistics import student
 
 History = Mapping[str, np.ndarray]  # by metric: (records, heads), NaN where not measured
+FLOOR = 0.1  # of the limit: logits below grow in every training, and the growth of most ends
 SHORT = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -24,8 +25,9 @@ class Rules:
     Parameters
     ----------
     growth
-        The largest logit of a head is above `limit`, or will be within `horizon` steps: the lower end of the 95 %
-        interval of a straight line through its logarithm, over the last `window` records. Default: True.
+        The largest logit of a head is above `limit`, or is above a tenth of it and will pass it within `horizon` steps,
+        by the lower end of the 95 % interval of a line through its logarithm at the last `window` records.
+        Default: True.
     entropy
         The mean entropy of a layer's heads is below `collapse` times that of uniform attention. Default: True.
     dead
@@ -85,7 +87,8 @@ class Rules:
         now = largest[-1]
         above = now >= self.limit
         low, slope = predicted(largest[-self.window :], steps[-self.window :], steps[-1] + self.horizon)
-        rising = (low >= math.log(self.limit)) & (slope > 0)
+        full = len(largest) >= self.window
+        rising = (low >= math.log(self.limit)) & (slope > 0) & (now >= FLOOR * self.limit) & full
         if not (above | rising).any():
             return None
         head = int(np.nanargmax(np.where(above | rising, np.where(np.isnan(now), -np.inf, now), -np.inf)))

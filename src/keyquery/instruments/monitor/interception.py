@@ -45,7 +45,9 @@ class Seen:
 class Interception(TorchFunctionMode):
     """While it is entered, attention calls of the modules of `model` are read into `seen`, by module name.
 
-    An exception in the reading does not reach the model: the first is kept in `error`.
+    `heads` has the number of heads of each attention module by name; if it is empty, modules that are called attention
+    are heard. Hooks are on these modules alone: one on a projection would change how `kq.Attention` runs. An
+    exception in the reading does not reach the model: the first is kept in `error`.
 
     >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
     >>> with Interception(layer, {"": 2}) as interception:
@@ -59,25 +61,25 @@ class Interception(TorchFunctionMode):
         self.model, self.heads, self.keep_tokens = model, heads, keep_tokens
         self.seen: dict[str, Seen] = {}
         self.error: Exception | None = None
-        self._running: list[tuple[str, nn.Module]] = []  # modules whose forward is running, innermost last
+        self._running: list[tuple[str, nn.Module]] = []  # attention modules whose forward is running, innermost last
         self._hooks: ExitStack | None = None
         self._inside = False
 
     def __enter__(self) -> Interception:
         self._hooks = ExitStack()
         for name, module in self.model.named_modules():
-            if next(module.children(), None) is not None:  # hooks on a projection would change how `kq.Attention` runs
-                begin, end = partial(self.begin, name), self._end
-                self._hooks.callback(module.register_forward_pre_hook(begin, with_kwargs=True, prepend=True).remove)
-                self._hooks.callback(module.register_forward_hook(end, always_call=True).remove)
-        super().__enter__()
+            if name in self.heads or (not self.heads and looks_like_attention(module)):
+                begin = module.register_forward_pre_hook(partial(self.begin, name), with_kwargs=True, prepend=True)
+                end = module.register_forward_hook(self._end, always_call=True)
+                self._hooks.callback(begin.remove)
+                self._hooks.callback(end.remove)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        while self._running:
+            self._end()
         if self._hooks is not None:
             self._hooks.close()
-        self._running.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -146,9 +148,9 @@ class Interception(TorchFunctionMode):
         self._note(found, entries, query.dtype, scale, is_causal or attn_mask is not None, key.shape[-2])
 
     def _eager(self, input: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> None:
-        name, _ = self._module()
+        name, _ = self._running[-1]
         dim = kwargs.get("dim", dim)
-        if name is None or input.ndim not in (3, 4) or dim not in (-1, input.ndim - 1):
+        if input.ndim not in (3, 4) or dim not in (-1, input.ndim - 1):
             return
         logits = input.detach()
         heads = self.heads.get(name)
@@ -165,31 +167,23 @@ class Interception(TorchFunctionMode):
     def _note(
         self, found: Tensor, entries: Tensor | None, dtype: torch.dtype, scale: float, causal: bool, length: int
     ) -> None:
-        name, _ = self._module()
-        if name is None:
-            return
+        name, _ = self._running[-1]
         seen = self.seen.setdefault(name, Seen())
         seen.statistics.append(found)
         if entries is not None:
             seen.entries.append(entries)
         seen.dtype, seen.scale, seen.causal, seen.length = dtype, scale, causal, length
 
-    def _module(self) -> tuple[str | None, nn.Module | None]:
-        """The running attention module: the innermost that is known to be one, or is called one."""
-        for name, module in reversed(self._running):
-            if name in self.heads or (not self.heads and looks_like_attention(module)):
-                return name, module
-        return None, None
-
     def begin(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """The forward of a module begins: a hook, also called for a model whose forward is already running."""
+        """The forward of an attention module begins: torch functions are heard until it ends."""
         self._running.append((name, module))
-        if self._module()[0] == name:
-            self._safely(self._input, name, module, args, kwargs)
+        self._safely(self._input, name, module, args, kwargs)
+        super().__enter__()
 
     def _end(self, *_: Any) -> None:
         if self._running:
             self._running.pop()
+            super().__exit__(None, None, None)
 
     def _input(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """The largest norm of a token of a module's input; of several inputs, as of cross-attention, of all."""

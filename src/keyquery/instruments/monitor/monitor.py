@@ -20,7 +20,8 @@ from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.sources import bare, first_line
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.interception import Interception, looks_like_attention
-from keyquery.instruments.monitor.records import Recorder, module_of
+from keyquery.instruments.monitor.records import Recorder
+from keyquery.instruments.monitor.weights import Layers
 from keyquery.support.checks import check_count, check_number
 
 
@@ -97,8 +98,8 @@ class Monitor:
         self.every, self.structure, self.strict = every, structure, strict
         self.heads, self.unread = _heads_of(self.model)
         self.name = name or type(self.model).__name__
-        modules = dict(self.model.named_modules())
-        self._head_counts = {module_of(layer.name, modules): layer.heads for layer in self.heads or ()}
+        self.layers = None if self.heads is None else Layers(self.heads, self.model)
+        self._head_counts = {} if self.layers is None else self.layers.counts
         self.recorder = Recorder(self.name, every, rules or Rules(), on_alarm or _print, folder, board)
         self.count = 0  # optimiser steps so far
         self._interception: Interception | None = None  # of the forward that is running
@@ -200,7 +201,8 @@ class Monitor:
         tokens = self.recorder.count % self.structure == 0
         interception = Interception(self.model, self._head_counts, tokens)
         interception.__enter__()
-        interception.begin("", self.model, args, kwargs)
+        if "" in self._head_counts and self._outer is self.model:  # its forward is already running
+            interception.begin("", self.model, args, kwargs)
         self._interception = interception
 
     def _after(self, module: nn.Module, args: Any, out: Any) -> None:
@@ -231,7 +233,7 @@ class Monitor:
             raise interception.error
         if not any(seen.statistics for seen in interception.seen.values()):
             raise ValueError(f"no attention call of {self.name} went through torch: nothing is recorded")
-        self.recorder.add(self.count, interception.seen, self.heads, interception.keep_tokens)
+        self.recorder.add(interception.seen, self.layers, interception.keep_tokens)
 
     # Steps
 
@@ -248,12 +250,11 @@ class Monitor:
             self._stepped()
 
     def _gradients(self) -> None:
-        if self.due and self.heads is not None:
-            self.recorder.add_gradients(self.heads, self.model)
+        if self.due and self.layers is not None:
+            self.recorder.add_gradients(self.layers.gradient_norms())
 
     def _stepped(self) -> None:
-        if self.due:
-            self._safely(self.recorder.finish, self.count)
+        self._safely(*((self.recorder.finish, self.count) if self.due else (self.recorder.settle,)))
         self.count += 1
 
     def _safely(self, work: Callable[..., Any], *args: Any) -> None:

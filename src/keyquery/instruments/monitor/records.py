@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed import ReduceOp, all_reduce, get_rank, is_available, is_initialized
+from torch.distributed import ReduceOp, all_reduce, get_backend, get_rank
 
 from keyquery.checkpoints import Heads
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.clip import clip_heads
 from keyquery.instruments.monitor.interception import Seen
+from keyquery.instruments.monitor.packing import Packed, merged, plain
 from keyquery.instruments.monitor.reading import METRICS, Monitored
-from keyquery.instruments.monitor.statistics import ENTROPY, LARGEST, QUERIES, SINK, SMALLEST, UNIFORM
-from keyquery.instruments.monitor.weights import bounds, gradient_norms, structure
+from keyquery.instruments.monitor.statistics import LARGEST, SMALLEST
+from keyquery.instruments.monitor.weights import Layers, module_of
 from keyquery.reading import provenance
 from keyquery.support.files import append_line, read_text, write_text
 from keyquery.training.tensorboard import Board
 
+RECENT = 64  # records that alarms look at, beside the first
+WATCHED = ("largest", "smallest", "relative_entropy", "effective_rank", "entry", "unscaled", "finite")
 FILE = "monitor.jsonl"
 
 
@@ -41,12 +44,15 @@ class Recorder:
     ) -> None:
         self.name, self.every, self.rules, self.on_alarm = name, every, rules, on_alarm
         self.heads: list[dict[str, Any]] = []
-        self.records: list[dict[str, Any]] = []  # {step, values: {metric: [per head]}, alarms, clips}
         self.shared = False  # whether processes share one model
+        self.count = 0  # of records, also of those still on their way
         self.path = None if folder is None else Path(folder) / FILE
         self.board = None if board is None else Board(board, name)
         self.dtype = "float32"
+        self._records: list[dict[str, Any]] = []  # {step, values: {metric: [per head]}, alarms, clips}
+        self._columns: list[dict[str, np.ndarray]] = []  # the same values, for alarms
         self._open: dict[str, list[dict[str, Tensor]]] = {}  # by module: measurements of every forward
+        self._coming: tuple[int, Packed] | None = None
         self._active: set[tuple[str, int]] = set()
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,128 +60,104 @@ class Recorder:
                 self.load(read_records(self.path))
 
     @property
-    def count(self) -> int:
-        """Number of records."""
-        return len(self.records)
+    def records(self) -> list[dict[str, Any]]:
+        """All records, also the one whose numbers are still on their way from the device."""
+        self.settle()
+        return self._records
 
-    def add(self, step: int, seen: Mapping[str, Seen], heads: Heads | None, whole: bool) -> None:
+    def add(self, seen: Mapping[str, Seen], layers: Layers | None, whole: bool) -> None:
         """Add what one forward shows; `whole`: with ranks and shares."""
         seen = {name: each for name, each in seen.items() if each.statistics}
         measured: dict[str, dict[str, Tensor]] = {}
         for name, each in seen.items():
-            statistics = each.merged().double()
+            statistics = each.merged()
             values = {"statistics": statistics, "unscaled": _size(statistics) / each.scale}
             if each.entries:
-                values["entry"] = torch.stack(each.entries).amax(0).double()
+                values["entry"] = torch.stack(each.entries).amax(0)
             if each.norms:
-                values["input_norm"] = torch.stack(each.norms).max().double().expand(statistics.shape[1])
+                values["input_norm"] = torch.stack(each.norms).max().expand(statistics.shape[1])
             measured[name] = values
             self.dtype = str(each.dtype).removeprefix("torch.")
-        if heads is not None:
-            self._weights(measured, seen, heads, whole)
+        if layers is not None:
+            for name, values in layers.measure(seen, measured, whole).items():
+                measured[name] |= values
         for name, values in measured.items():
             self._open.setdefault(name, []).append(values)
 
-    def _weights(
-        self, measured: dict[str, dict[str, Tensor]], seen: Mapping[str, Seen], heads: Heads, whole: bool
-    ) -> None:
-        layers = {module_of(layer.name, seen): layer for layer in reversed(list(heads))}  # of MLA, the unrotated part
-        layers = {
-            name: layer for name, layer in layers.items() if name in seen and layer.heads == _heads(measured[name])
-        }
-        norms = {
-            layer.name: measured[name].get("input_norm", torch.full((1,), math.nan))[0]
-            for name, layer in layers.items()
-        }
-        found = bounds(list(layers.values()), norms)
-        for name, layer in layers.items():
-            sigma, bound = found[layer.name]
-            above = measured[name]["statistics"][LARGEST].to(bound.device)
-            wrong = (
-                above > bound * (1 + 16 * torch.finfo(seen[name].dtype).eps) + 1e-6
-            )  # of inputs that are not the layer's own
-            measured[name] |= {"sigma": sigma, "bound": bound.masked_fill(wrong, math.nan)}
-            if whole:
-                measured[name] |= structure(layer, seen[name])
-
-    def add_gradients(self, heads: Heads, model: nn.Module) -> None:
-        """Gradient norms of the open record."""
-        if not self._open:
-            return
-        for name, (query, key) in gradient_norms(heads, model).items():
-            module = module_of(name, self._open)
-            if module in self._open and len(query) == _heads(self._open[module][0]):
-                self._open[module][0] |= {"query_gradient": query.double(), "key_gradient": key.double()}
+    def add_gradients(self, norms: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Gradient norms of queries and keys, by module, into the open record."""
+        for name, (query, key) in norms.items():
+            if name in self._open and len(query) == self._open[name][0]["statistics"].shape[1]:
+                self._open[name][0] |= {"query_gradient": query, "key_gradient": key}
 
     def finish(self, step: int) -> None:
-        """Close the record of a step: raise alarms, and write it."""
+        """Close the record of a step. Its numbers are read a step later, so that the device need not be waited for."""
+        self.settle()
         opened, self._open = self._open, {}
-        if not opened:
-            return
-        values = {name: _merged(parts) for name, parts in opened.items()}
+        whole = bool(opened)
         if self.shared:
-            _reduce(values)
+            whole = _everywhere(whole)
+        if whole:
+            self._coming = step, Packed({name: merged(parts) for name, parts in opened.items()}, self.shared)
+            self.count += 1
+
+    def settle(self) -> None:
+        """Read the numbers of the last record, raise alarms, and write it."""
+        if self._coming is None:
+            return
+        (step, packed), self._coming = self._coming, None
         if not self.heads:
             self.heads = [
                 {"layer": layer, "head": head, "name": f"{name}.{head}".lstrip(".")}
-                for layer, (name, of_layer) in enumerate(values.items())
-                for head in range(len(of_layer["largest"]))
+                for layer, (name, count) in enumerate(packed.heads)
+                for head in range(count)
             ]
-        flat = {metric: _flat([of_layer.get(metric) for of_layer in values.values()], values) for metric in METRICS}
-        record = {
-            "step": step,
-            "values": {metric: column for metric, column in flat.items() if any(v is not None for v in column)},
-        }
-        self.records.append({**record, "alarms": []})
-        self.records[-1]["alarms"] = self._alarms(step)
-        self.write(self.records[-1])
+        columns = packed.columns()
+        self._columns.append(columns)
+        values = {metric: plain(column) for metric, column in columns.items() if not np.isnan(column).all()}
+        record = {"step": step, "values": values, "alarms": []}
+        self._records.append(record)
+        record["alarms"] = self._alarms(step)
+        self.write(record)
 
     def _alarms(self, step: int) -> list[dict[str, Any]]:
         layers = [head["layer"] for head in self.heads]
-        raised = self.rules.check(self.history(), [record["step"] for record in self.records], layers, self.dtype)
-        now = {(alarm["rule"], head) for alarm in raised for head in alarm["heads"]}
+        raised = self.rules.check(self.history(), [record["step"] for record in self._recent()], layers, self.dtype)
         fresh = []
         for alarm in raised:
             if new := [head for head in alarm["heads"] if (alarm["rule"], head) not in self._active]:
                 others = f" ({len(alarm['heads'])} heads in all)" if len(alarm["heads"]) > 1 else ""
                 reason = f"{alarm['rule']}: {self.heads[alarm['head']]['name']}{others}: {alarm['why']}"
                 value = alarm["value"] if math.isfinite(alarm["value"]) else None
-                fresh.append(
-                    {
-                        "step": step,
-                        "rule": alarm["rule"],
-                        "heads": new,
-                        "head": alarm["head"],
-                        "value": value,
-                        "reason": reason,
-                    }
-                )
-        self._active = now
-        if not self.shared or get_rank() == 0:
-            for alarm in fresh:
-                self.on_alarm(alarm)
+                facts = {"step": step, "rule": alarm["rule"], "heads": new, "head": alarm["head"]}
+                fresh.append({**facts, "value": value, "reason": reason})
+        self._active = {(alarm["rule"], head) for alarm in raised for head in alarm["heads"]}
+        for alarm in fresh if self._first_process() else ():
+            self.on_alarm(alarm)
         return fresh
 
-    def history(self, window: int = 64) -> dict[str, np.ndarray]:
-        """The latest records by metric, (records, heads); NaN where not measured."""
-        recent = self.records[-window:] if len(self.records) > window else self.records
-        kept = [self.records[0], *recent[1:]] if recent else []
-        return {
-            metric: np.array([_floats(record["values"].get(metric), len(self.heads)) for record in kept])
-            for metric in METRICS
-        }
+    def _recent(self) -> list[dict[str, Any]]:
+        return self._records[:1] + self._records[1:][-RECENT:]
+
+    def history(self) -> dict[str, np.ndarray]:
+        """The first and the latest records by metric, (records, heads); NaN where not measured."""
+        recent = self._columns[:1] + self._columns[1:][-RECENT:]
+        none = np.full(len(self.heads), np.nan)
+        return {metric: np.stack([columns.get(metric, none) for columns in recent]) for metric in WATCHED}
+
+    def _first_process(self) -> bool:
+        return not self.shared or get_rank() == 0
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append a record to the file and to TensorBoard."""
-        if self.shared and get_rank() > 0:
+        if not self._first_process():
             return
         if self.path is not None:
             if not self.path.exists():
-                write_text(self.path, "")
-                append_line(self.path, json.dumps({"model": self.name, "every": self.every, "heads": self.heads}))
+                append_line(self.path, json.dumps(self._head()))
             append_line(self.path, json.dumps(record, allow_nan=False))
         if self.board is not None and "values" in record:
-            self.board.tell(_summary(record), float("nan"))
+            self.board.tell(_summary(record))
 
     def clip(self, model: nn.Module, heads: Heads, tau: float) -> list[dict[str, Any]]:
         """Clip the heads whose largest logit in the latest record exceeds tau, once per record."""
@@ -192,9 +174,10 @@ class Recorder:
                 clips.append(
                     {"step": record["step"], "name": head["name"], "largest": largest, "factor": tau / largest}
                 )
-        record["clips"] = clips
         if clips:
             clip_heads(model, heads, gammas)
+        record["clips"] = clips
+        if clips:
             self.write({"step": record["step"], "clips": clips})
         return clips
 
@@ -204,35 +187,42 @@ class Recorder:
     def drop(self, step: int) -> None:
         """Drop records from a step on."""
         kept = [record for record in self.records if record["step"] < step]
-        if len(kept) == len(self.records):
+        if len(kept) == self.count:
             return
-        self.records = kept
-        if self.path is not None and self.path.exists():
-            lines = [{"model": self.name, "every": self.every, "heads": self.heads}, *kept]
-            write_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
+        self._records, self._columns, self.count = kept, self._columns[: len(kept)], len(kept)
+        if self.path is not None and self.path.exists() and self._first_process():
+            write_text(self.path, "".join(json.dumps(line) + "\n" for line in (self._head(), *kept)))
+
+    def _head(self) -> dict[str, Any]:
+        return {"model": self.name, "every": self.every, "heads": self.heads}
 
     def state(self) -> dict[str, Any]:
         """All records as plain data."""
-        return {"model": self.name, "every": self.every, "heads": self.heads, "records": self.records}
+        records = self.records
+        return {**self._head(), "records": records}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Replace all records."""
-        self.heads, self.records = list(state["heads"]), [dict(record) for record in state["records"]]
+        self._coming, self._open = None, {}
+        self.heads, self._records = list(state["heads"]), [dict(record) for record in state["records"]]
+        self.count = len(self._records)
+        self._columns = [
+            {metric: np.array(column, dtype=float) for metric, column in record["values"].items()}
+            for record in self._records
+        ]
+        self._columns = [
+            {**columns, "finite": columns.get("finite", np.ones(len(self.heads)))} for columns in self._columns
+        ]
 
     def reading(self, facts: Mapping[str, Any]) -> Monitored:
         """All records as a Reading."""
         return reading_of(self.state(), facts)
 
     def close(self) -> None:
-        """Close TensorBoard's file."""
+        """Read the last record, and close TensorBoard's file."""
+        self.settle()
         if self.board is not None:
             self.board.close()
-
-
-def module_of(name: str, modules: Mapping[str, Any]) -> str:
-    """The module of a layer; both kernels of latent attention belong to one."""
-    name = name.removesuffix(" (nope)").removesuffix(" (rope)")
-    return "" if name == "attention" and name not in modules else name
 
 
 def read_records(path: Path) -> dict[str, Any]:
@@ -281,64 +271,15 @@ def reading_of(state: Mapping[str, Any], facts: Mapping[str, Any]) -> Monitored:
     )
 
 
-def _heads(values: Mapping[str, Tensor]) -> int:
-    return values["statistics"].shape[1]
-
-
 def _size(statistics: Tensor) -> Tensor:
     return torch.maximum(statistics[LARGEST].abs(), statistics[SMALLEST].abs())
 
 
-def _merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Measurements of several forwards of one step: statistics joined, of all others the largest."""
-    found: dict[str, Tensor] = {}
-    for name in dict.fromkeys(key for part in parts for key in part):
-        stack = torch.stack([part[name].cpu() for part in parts if name in part])
-        if name == "statistics":
-            found["largest"], found["smallest"] = stack[:, LARGEST].amax(0), stack[:, SMALLEST].amin(0)
-            found["sums"] = stack[:, ENTROPY:].sum(0)
-        else:
-            found[name] = stack.amax(0)
-    return _means(found)
-
-
-def _means(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    sums = found["sums"]
-    queries = sums[QUERIES - ENTROPY].clamp(min=1)
-    found["entropy"], found["sink"] = sums[0] / queries, sums[SINK - ENTROPY] / queries
-    found["relative_entropy"] = sums[0] / sums[UNIFORM - ENTROPY].clamp(min=1e-9)
-    found["finite"] = (found["largest"].isfinite() & found["smallest"].isfinite()).double()
-    return found
-
-
-def _reduce(values: dict[str, dict[str, Tensor]]) -> None:
-    """Join the measurements of all processes."""
-    if not (is_available() and is_initialized()):
-        return
-    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    for found in values.values():
-        for name in ("largest", "unscaled", "entry", "input_norm", "bound", "sums"):
-            if name in found:
-                moved = found[name].to(device)
-                all_reduce(moved, ReduceOp.SUM if name == "sums" else ReduceOp.MAX)
-                found[name] = moved.cpu()
-        lowest = -found["smallest"].to(device)
-        all_reduce(lowest, ReduceOp.MAX)
-        found["smallest"] = -lowest.cpu()
-        _means(found)
-
-
-def _flat(columns: Sequence[Tensor | None], values: Mapping[str, Mapping[str, Tensor]]) -> list[float | None]:
-    """One value per head, None where there is none or it is not finite."""
-    flat: list[float | None] = []
-    for column, of_layer in zip(columns, values.values(), strict=True):
-        numbers = [math.nan] * len(of_layer["largest"]) if column is None else column.tolist()
-        flat += [float(f"{number:.7g}") if math.isfinite(number) else None for number in numbers]
-    return flat
-
-
-def _floats(column: Sequence[float | None] | None, count: int) -> list[float]:
-    return [math.nan] * count if column is None else [math.nan if value is None else value for value in column]
+def _everywhere(whole: bool) -> bool:
+    """Whether every process has a record: one that failed must not leave the others waiting."""
+    flag = torch.tensor(float(whole), device="cuda" if get_backend() == "nccl" else "cpu")
+    all_reduce(flag, ReduceOp.MIN)
+    return bool(flag)
 
 
 def _summary(record: Mapping[str, Any]) -> dict[str, float]:

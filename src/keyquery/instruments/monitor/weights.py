@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +12,82 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.checkpoints.has_form import FormedHeads, formed
+from keyquery.checkpoints.has_form import FormedHeads, MixedHeads
 from keyquery.checkpoints.layer import LatentLayer, Norm, Projections
 from keyquery.forms.shares import Visible, shares
 from keyquery.instruments.monitor.bound import logit_bound
 from keyquery.instruments.monitor.interception import Seen
+from keyquery.instruments.monitor.statistics import LARGEST
 
 SHARES = ("symmetric", "skew", "popularity", "position")
 LONGEST = 256  # tokens over which shares are computed: offsets cost their square
+
+
+def module_of(name: str, modules: Mapping[str, Any]) -> str:
+    """The module of a layer; both kernels of latent attention belong to one."""
+    name = name.removesuffix(" (nope)").removesuffix(" (rope)")
+    return "" if name == "attention" and name not in modules else name
+
+
+class Layers:
+    """The attention layers of a model that is trained, read anew only where their weights are copies.
+
+    Most layouts give views of the parameters, which training changes in place: reading them again would cost more than
+    all else that a record does.
+    """
+
+    def __init__(self, heads: Heads, model: nn.Module) -> None:
+        self.heads, self._model, modules = heads, model, dict(model.named_modules())
+        self._kept = list(heads)
+        self._modules = {layer.index: module_of(layer.name, modules) for layer in self._kept}
+        self.counts = {self._modules[layer.index]: layer.heads for layer in self._kept}
+        # Of latent attention, the unrotated kernel stands for its module.
+        self.index = {self._modules[layer.index]: layer.index for layer in reversed(self._kept)}
+
+    def now(self, names: Iterable[str]) -> dict[str, Layer]:
+        """Layers with their current weights, by module."""
+        places = {_place(weight) for weight in self._model.parameters()}
+        for index in (known := {name: self.index[name] for name in names if name in self.index}).values():
+            if not self._live(self._kept[index], places):
+                self._kept[index] = self.heads[index]
+        return {name: self._kept[index] for name, index in known.items()}
+
+    def _live(self, layer: Layer, places: set[int]) -> bool:
+        """Whether all that a layer was read as are views of parameters."""
+        if isinstance(layer, LatentLayer):
+            return False
+        weights, norms = layer.weights, (layer.query_norm, layer.key_norm)
+        tensors = [weights.query, weights.key, weights.query_bias, weights.key_bias]
+        tensors += [tensor for norm in norms if norm is not None for tensor in (norm.gain, norm.shift)]
+        return all(_place(tensor) in places for tensor in tensors if tensor is not None)
+
+    @torch.no_grad()
+    def measure(
+        self, seen: Mapping[str, Seen], measured: Mapping[str, Mapping[str, Tensor]], whole: bool
+    ) -> dict[str, dict[str, Tensor]]:
+        """σ₁, bounds, and, if `whole`, ranks and shares, by module."""
+        layers = {n: layer for n, layer in self.now(seen).items() if layer.heads == measured[n]["statistics"].shape[1]}
+        unknown = torch.full((1,), math.nan)
+        norms = {layer.name: measured[name].get("input_norm", unknown)[0] for name, layer in layers.items()}
+        found = bounds(list(layers.values()), norms) if layers else {}
+        results: dict[str, dict[str, Tensor]] = {}
+        for name, layer in layers.items():
+            sigma, bound = found[layer.name]
+            largest = measured[name]["statistics"][LARGEST].to(bound.device)
+            # A bound below the logits would be one of other inputs than the layer's own: it is not shown.
+            wrong = largest > bound * (1 + 16 * torch.finfo(seen[name].dtype).eps) + 1e-6
+            results[name] = {"sigma": sigma, "bound": bound.masked_fill(wrong, math.nan)}
+            results[name] |= structure(layer, seen[name]) if whole else {}
+        return results
+
+    def gradient_norms(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head, by module."""
+        norms = gradient_norms(self.heads, self._model, [layer.name for layer in self._kept])
+        return {self._modules[layer.index]: norms[layer.name] for layer in reversed(self._kept) if layer.name in norms}
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def bounds(layers: Sequence[Layer], norms: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -104,15 +173,16 @@ def whole(tensor: Any) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def gradient_norms(heads: Heads, model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+def gradient_norms(heads: Heads, model: nn.Module, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
     """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head, by layer name; empty if no weight has a gradient.
 
     Heads that share keys have the gradient of the shared ones.
     """
-    if all(weight.grad is None for weight in model.parameters()):
+    if isinstance(heads, MixedHeads) or all(weight.grad is None for weight in model.parameters()):
         return {}
     if isinstance(heads, FormedHeads):
-        return {name or "attention": _own_gradients(model.get_submodule(name)) for name in formed(model)}
+        modules = dict(model.named_modules())
+        return {name: _own_gradients(modules[module_of(name, modules)]) for name in names}
     shown = copy.copy(heads)
     shown.source = Gradients(heads.source, model)
     found = {}

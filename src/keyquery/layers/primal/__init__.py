@@ -1,4 +1,4 @@
-"""Primal-Attention: `layer` is the module; `reference` and `triton` are two implementations with one signature."""
+"""Primal-Attention: `layer` is the module; `reference` and `kernels` are two implementations with one signature."""
 
 from keyquery.layers.primal.causal import Prefix
 from keyquery.layers.primal.features import Random

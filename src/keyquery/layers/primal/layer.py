@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -15,33 +14,17 @@ from keyquery.layers.packing import Packing
 from keyquery.layers.primal.causal import Prefix, prefix_scores
 from keyquery.layers.primal.dispatch import IMPLEMENTATIONS, choose, fused
 from keyquery.layers.primal.features import make, orthogonal_
-from keyquery.layers.primal.inputs import (
-    as_autocast,
-    check_tokens,
-    clean,
-    count,
-    untouched,
-    without_autocast,
-    working_dtype,
-)
-from keyquery.layers.primal.objective import (
-    FORGOTTEN,
-    LOSSES,
-    Batch,
-    Last,
-    mean_over_samples,
-    objective,
-    reconstruction,
-)
+from keyquery.layers.primal.inputs import as_autocast, check_tokens, clean, count, untouched, without_autocast
+from keyquery.layers.primal.objective import LOSSES, Batch, Last, mean_over_samples, objective, reconstruction
 from keyquery.layers.primal.output import merge, mixing
 from keyquery.layers.primal.reference import features as reference_features
 from keyquery.layers.primal.sample import evenly, project, take, weigh
 from keyquery.layers.primal.spectrum import PrimalReading, solve, spectrum, with_grams
+from keyquery.layers.primal.whole import at_once, fits
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count, check_float, check_number
 
 NOT_CAUSAL = 'impl="triton" does not support causal attention; impl="auto" uses the reference'
-KINDS = ("weight", "bias")  # parameters of a linear map
 Source = tuple[Tensor, Tensor]  # tokens, and the indices of those in f(X)
 
 
@@ -86,14 +69,7 @@ class PrimalAttention(nn.Module):
     (torch.Size([2, 100, 64]), torch.Size([]))
     """
 
-    promises = (
-        "causal",
-        "padding",
-        "packed",
-        "gradients",
-        "round_trip",
-        "compiles",
-    )  # properties that check_kernel tests
+    promises = ("causal", "padding", "packed", "gradients", "round_trip", "compiles")  # what check_kernel tests
 
     def __init__(
         self,
@@ -197,8 +173,7 @@ class PrimalAttention(nn.Module):
                 "regularizer has no gradient: the last forward pass ran under torch.no_grad() or a checkpoint with "
                 "use_reentrant=True; use use_reentrant=False, or call it under torch.no_grad() for the value only"
             )
-        if self._last.missed():
-            warnings.warn(FORGOTTEN, stacklevel=2)
+        self._last.warn_if_missed()
         if len(batches) == 1 and (loss := batches[0].loss) is not None:
             return loss if batches[0].eta == self.eta else loss * (self.eta / batches[0].eta)
         error = objective if self.loss == "paper" else reconstruction
@@ -315,8 +290,8 @@ class PrimalAttention(nn.Module):
             if self.impl == "triton":
                 raise RuntimeError(NOT_CAUSAL)
             return self._causal(x, real, self._empty(x))[:2]
-        if real is None and self._fits_one_function(x):
-            return self._at_once(x)
+        if real is None and fits(self, x):
+            return at_once(self, x)
         qk, weights, used, source = self._weights(x, real)
         # Gram matrices cost as much as the rest of the forward pass: computed on demand if the loss does not need them.
         gram = self.loss == "ksvd" or not (torch.is_grad_enabled() and weights.requires_grad)
@@ -329,24 +304,6 @@ class PrimalAttention(nn.Module):
             sample = take(*source).unflatten(-1, (self.heads, -1)) if gram else None
         batch = Batch(count(x, real), used, energy, weights, grams, sample, rows)
         return merge(out, self.concat, self.output, real), batch
-
-    def _fits_one_function(self, x: Tensor) -> bool:
-        """Whether one autograd function computes the layer: in training, by kernels, with nothing replaced."""
-        with_gradients = torch.is_grad_enabled() and (x.requires_grad or self.directions.requires_grad)
-        if not (with_gradients and self.data_dependent and self.features is None and self.loss == "paper"):
-            return False
-        if x.numel() == 0 or not all(map(untouched, (self.query_key, self.concat, self.output))):
-            return False
-        return choose(self.impl, x, max(self.head_dim, self.rank), working_dtype(x)) == "triton"
-
-    def _at_once(self, x: Tensor) -> tuple[Tensor, Batch]:
-        from keyquery.layers.primal.triton_whole import Weights, attend  # imports triton, an optional dependency
-
-        maps = [getattr(part, name) for part in (self.query_key, self.concat, self.output) for name in KINDS]
-        weights, eta = Weights(self.directions, self.log_lambda, *maps), self.eta or 1.0
-        out, loss, energy, own = attend(x, weights, self.feature, eta, working_dtype(x))
-        rows = min(self.directions.shape[2], x.shape[1])
-        return out, Batch(x.shape[1], None, energy, own, rows=rows, loss=loss, eta=eta)
 
     def _weights(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Source | None]:
         """φ or q and k (batch, n, 2, heads, p), W_e|X and W_r|X (2, batch, heads, p, s), used rows, indices of f(X)."""

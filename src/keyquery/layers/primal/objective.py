@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -92,12 +93,13 @@ class Last:
             return False
         return [_state(weight) for weight in self._weights] != self._states
 
-    def missed(self) -> bool:
-        """Whether the loss of an earlier training forward pass was never read; True once only."""
+    def warn_if_missed(self) -> None:
+        """Warn, once, if the loss of an earlier training forward pass was never read."""
         if torch.compiler.is_compiling():
-            return False
+            return
         missed, self._waiting, self._missed = self._missed, False, False
-        return missed
+        if missed:
+            warnings.warn(FORGOTTEN, stacklevel=3)
 
     def __deepcopy__(self, memo: Any) -> Last:
         return Last()

@@ -132,7 +132,7 @@ def sampled(weights: Tensor) -> Float[Tensor, "batch rows d"]:
 def _module(impl: str) -> Any:
     if impl == "reference":
         return sys.modules[__name__]
-    import keyquery.layers.primal.triton_sample as kernels  # on use only
+    import keyquery.layers.primal.kernels.sample as kernels  # on use only
 
     return kernels
 

@@ -47,22 +47,27 @@ def with_grams(batch: Batch, heads: int, feature: str, impl: str) -> Batch:
     if batch.grams is not None:
         return batch
     try:
-        if batch.loss is not None:
-            x, qk, weights, concat, *_ = batch.loss.grad_fn.saved_tensors  # type: ignore[union-attr]
-            qk, mix, real = qk.unflatten(-1, (2, heads, -1)), concat.unflatten(1, (2, -1)).permute(1, 2, 0), None
-            sample = take(x, evenly(x.shape[1], batch.rows, None, x.device)[0])
-        else:
-            qk, weights, mix, real = batch.energy.grad_fn.saved_tensors  # type: ignore[union-attr]
-            assert batch.weights is not None
-            sample = None if batch.rows is None else sampled(batch.weights)
-        sample = None if sample is None else sample.unflatten(-1, (heads, -1))
+        qk, weights, mix, real, sample = _saved(batch, heads)
     except (RuntimeError, AttributeError):
         raise RuntimeError(
             "ksvd needs the queries and keys of the last forward pass, which backward or a compiled forward pass has "
             "freed: call it before backward, or run the layer under torch.no_grad()"
         ) from None
     grams = fused(qk, weights, mix, real, feature, impl, gram=True)[2]
-    return batch._replace(grams=grams, sample=sample)
+    return batch._replace(grams=grams, sample=None if sample is None else sample.unflatten(-1, (heads, -1)))
+
+
+def _saved(batch: Batch, heads: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Queries and keys, projection weights, Cₑ and Cᵣ, real tokens and f(X), as the autograd function kept them."""
+    if batch.loss is None:
+        qk, weights, mix, real = batch.energy.grad_fn.saved_tensors  # type: ignore[union-attr]
+        assert batch.weights is not None
+        return qk, weights, mix, real, None if batch.rows is None else sampled(batch.weights)
+    x, qk, weights, concat, *_ = batch.loss.grad_fn.saved_tensors  # type: ignore[union-attr]
+    assert batch.rows is not None
+    mix = concat.unflatten(1, (2, -1)).permute(1, 2, 0)
+    sample = take(x, evenly(x.shape[1], batch.rows, None, x.device)[0])
+    return qk.unflatten(-1, (2, heads, -1)), weights, mix, None, sample
 
 
 @torch.no_grad()

@@ -155,7 +155,7 @@ def widen(
     gains = gains.to(keys.device, torch.float32)
     options = new, across, placed, turn if across else None
     if torch.is_grad_enabled() and (queries.requires_grad or keys.requires_grad):
-        wide: tuple[Tensor, Tensor] = _Widen.apply(queries, keys, at_query, at_key, gains, *options)  # type: ignore[no-untyped-call]
+        wide: tuple[Tensor, Tensor] = _Widen.apply(queries, keys, at_query, at_key, gains, *options)
         return wide
     return _run(queries, keys, at_query, at_key, gains, *options)
 

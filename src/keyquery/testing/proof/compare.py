@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -165,7 +166,7 @@ class Comparison:
             both = own_window(event, both)
             if layers[0].position in CONTENT:
                 return content(event, name, both, layers[0], positions)
-            found = closest(event, name, self._finished(layers[0], both, tokens), layers[0])
+            found = closest(event, name, self._finished(layers[0], both, tokens, capture.inputs), layers[0])
             if memory is not None:
                 own = torch.cat((both, to_memory(layers[0], tokens.x, memory, positions)), -1)
                 found = replace(closest(event, name, own, layers[0]), why=found.why)
@@ -173,17 +174,17 @@ class Comparison:
         except (RuntimeError, ValueError) as error:
             return Match(event.owner, name, bad, bad, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
 
-    def _finished(self, layer: Layer, ours: Tensor, tokens: Tokens) -> Tensor:
-        """With soft-cap and position terms."""
-        cap = getattr(layer, "softcap", None)
-        ours = ours if not cap else cap * torch.tanh(ours / cap)
+    def _finished(self, layer: Layer, ours: Tensor, tokens: Tokens, inputs: Mapping[str, Any]) -> Tensor:
+        """With position terms and soft-cap."""
         places = [torch.arange(count) for count in ours.shape[-2:]]
         bias = self.heads.pair_bias(layer, *places)
         ours = ours if bias is None else ours + bias.to(ours)
+        given = self.heads.given_term(layer, tokens.x, inputs)
+        ours = ours if given is None else ours + given.to(ours)
         query, key = (t.expand(-1, -1, layer.weights.query.shape[1], -1, -1) for t in layer.project(tokens.x, tokens.y))
         for term in self.heads.relatives(layer, *places):
             ours = ours + term.scores((query if term.side == "query" else key).flatten(1, 2))
-        return ours
+        return ours if not layer.softcap else layer.softcap * torch.tanh(ours / layer.softcap)
 
 
 def scores(layer: Layer, tokens: Tokens, positions: Tensor | None, capture: Capture) -> Tensor:

@@ -112,7 +112,7 @@ WITH: dict[str, Callable[[list[str], Any], bool]] = {
         _textual(wanted, model) and not getattr(model.config, "is_encoder_decoder", 0)
     ),
     "decoder_input_ids": lambda wanted, model: True,
-    "pixel_values": lambda wanted, model: model.config.model_type in ("clip", "siglip", "idefics"),
+    "pixel_values": lambda wanted, model: model.config.model_type in ("clip", "siglip", "idefics", "layoutlmv3"),
     "bbox": _textual,
     "encoder_hidden_states": _crossed,
     "future_values": lambda wanted, model: "past_observed_mask" in wanted,

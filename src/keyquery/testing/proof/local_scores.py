@@ -11,7 +11,8 @@ def by_pairs(scores: Tensor, heads: int, count: int, window: int) -> Float[Tenso
     """Scores by query and key, −∞ where there is none; None if they are in no known order of local attention.
 
     Longformer's are (1, n, heads, 2·window − 1), the keys nearest to each query, behind those of global tokens;
-    LongT5's (1, blocks, heads, window, 3·window), the block of each query with its neighbours.
+    LongT5's (1, blocks, heads, window, 3·window), the block of each query with its neighbours; those of Gemma's audio
+    towers (1, heads, blocks, block, window − 1 + block, or one more), the block of each query and what comes before.
 
     >>> by_pairs(torch.tensor([[[[9.0, 1, 2]], [[3, 4, 9]]]]), 1, 2, 2)
     tensor([[[[1., 2.],
@@ -26,6 +27,14 @@ def by_pairs(scores: Tensor, heads: int, count: int, window: int) -> Float[Tenso
         blocks = scores.shape[1]
         starts = torch.arange(blocks).repeat_interleave(window) * window - window
         return _placed(scores[0].transpose(0, 1).flatten(1, 2), starts)[None, :, :count, :count]
+    if (
+        scores.ndim == 5
+        and scores.shape[:2] == (1, heads)
+        and scores.shape[4] - scores.shape[3] in (window - 1, window)
+    ):
+        blocks, size, context = scores.shape[2:]
+        starts = torch.arange(blocks).repeat_interleave(size) * size - (context - size)
+        return _placed(scores[0].flatten(1, 2)[:, :count], starts[:count])[None]
     return None
 
 

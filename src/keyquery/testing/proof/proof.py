@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -302,7 +303,8 @@ def _verdict(matches: list[Match], compared: Comparison, idle: list[str], about:
     errors: dict[str, float] = {}
     for match in matches:
         if match.layer is not None:
-            errors[match.owner] = max(errors.get(match.owner, 0.0), match.error)
+            error = float("inf") if math.isnan(match.error) else match.error  # max(0.0, nan) is 0.0
+            errors[match.owner] = max(errors.get(match.owner, 0.0), error)
     missing = sorted({match.owner for match in matches if match.layer is None} - set(errors))
     untested = sorted({name for name in compared.groups if name not in compared.seen})
     untested += [name for name in idle if not any(name in other or other in name for other in untested)]

@@ -15,14 +15,14 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.training import schedule
 from keyquery_studies.common.rates import tuned
 from keyquery_studies.common.runner import device_name
+from keyquery_studies.common.stacked import Adam, Weights, stacked
 from keyquery_studies.common.store import Store, result_name
 from keyquery_studies.primal.arena.model import DEPTH, DROPOUT, HEADS, HIDDEN, WIDTH
-from keyquery_studies.primal.arena.stacked import STACKED, Weights, initial, losses
+from keyquery_studies.primal.arena.stacked import STACKED, initial, losses
 from keyquery_studies.primal.arena.tasks import SPLITS, TASKS, load_arena
 
 TASK = TASKS["text"]
 CHECKS = 20  # evaluations during a training
-BETAS, EPS = (0.9, 0.98), 1e-8  # of Adam
 SEEN = 2500  # training texts on which the last weights are evaluated as well
 RATES = (1e-4, 3e-4, 1e-3)  # the published rate, and higher ones for fewer steps
 Late = Callable[[], bool]
@@ -102,9 +102,9 @@ def _load(folder: Path, device: str, length: int) -> Splits:
 def _train(runs: Sequence[TextRun], splits: Splits, device: str, late: Late) -> list[dict[str, Any]]:
     run, count = runs[0], len(splits["train"][1])
     start = [initial(r.attention, r.seed, (TASK.vocabulary, r.length, TASK.classes), r.primal()) for r in runs]
-    weights = {name: torch.stack([own[name] for own in start]).to(device).requires_grad_() for name in start[0]}
+    weights = stacked(start, device)
     rates = torch.tensor([r.lr for r in runs], device=device)
-    optimiser = _Adam(weights)
+    optimiser = Adam(weights)
     orders = torch.stack([_order(count, run.steps, run.batch, r.seed) for r in runs]).to(device)
     best = {name: weight.detach().clone() for name, weight in weights.items()}
     highest, best_step = torch.zeros(len(runs), device=device), torch.zeros(len(runs), device=device)
@@ -174,30 +174,3 @@ def _order(count: int, steps: int, batch: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     epochs = [torch.randperm(count, generator=generator) for _ in range(-(-steps * batch // count))]
     return torch.cat(epochs)[: steps * batch].view(steps, batch)
-
-
-class _Adam:
-    """Adam with a learning rate per model."""
-
-    def __init__(self, weights: Weights) -> None:
-        self.weights = list(weights.values())
-        self.means = [torch.zeros_like(weight) for weight in self.weights]
-        self.squares = [torch.zeros_like(weight) for weight in self.weights]
-        self.count = 0
-
-    @torch.no_grad()
-    def step(self, rates: Tensor) -> None:
-        """One update; gradients are cleared. A weight without a gradient (Λ where eta is 0) stays."""
-        self.count += 1
-        gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in self.weights]
-        torch._foreach_lerp_(self.means, gradients, 1 - BETAS[0])
-        torch._foreach_mul_(self.squares, BETAS[1])
-        torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - BETAS[1])
-        sizes = torch._foreach_sqrt(self.squares)
-        torch._foreach_div_(sizes, (1 - BETAS[1] ** self.count) ** 0.5)
-        torch._foreach_add_(sizes, EPS)
-        updates = torch._foreach_div(self.means, sizes)
-        for weight, update in zip(self.weights, updates, strict=True):
-            rate = rates.reshape(-1, *[1] * (weight.ndim - 1)) / (1 - BETAS[0] ** self.count)
-            weight.sub_(update * rate)
-            weight.grad = None

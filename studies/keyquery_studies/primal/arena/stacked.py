@@ -13,22 +13,13 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
-from torch.nn.functional import (
-    cross_entropy,
-    dropout,
-    embedding,
-    gelu,
-    layer_norm,
-    normalize,
-    relu,
-    scaled_dot_product_attention,
-)
+from torch.nn.functional import cross_entropy, dropout, gelu, normalize, relu, scaled_dot_product_attention
 
 from keyquery.layers.primal.sample import evenly, take
+from keyquery_studies.common.stacked import Weights, embed, linear, norm, split_heads, within
 from keyquery_studies.primal.arena.model import DEPTH, DROPOUT, HEADS, WIDTH, Classifier
 from keyquery_studies.primal.released_code import start_as_published
 
-Weights = dict[str, Tensor]
 # "released": the released layer in our model; "released, all positions": pooled over padding as well, as it was.
 STACKED = ("general", "primal", "released", "released, all positions")
 
@@ -64,30 +55,29 @@ def losses(
     """Cross-entropy with the regularizer, and logits, of every model on its own sequences."""
     models, batch, n = tokens.shape
     mask = tokens > 0
-    offset = weights["tokens.weight"].shape[1] * torch.arange(models, device=tokens.device)[:, None, None]
-    x = embedding(tokens.int() + offset.int(), weights["tokens.weight"].flatten(0, 1))
-    x = dropout(x + weights["places"][:, None, :n], DROPOUT, training).flatten(1, 2)  # (models, batch · n, width)
+    x = embed(weights["tokens.weight"], tokens) + weights["places"][:, None, :n]
+    x = dropout(x, DROPOUT, training).flatten(1, 2)  # (models, batch · n, width)
     penalty = x.new_zeros(models)
     for block in range(DEPTH):
-        own = _within(weights, f"body.blocks.{block}.")
+        own = within(weights, f"body.blocks.{block}.")
         attend = _softmax if attention == "general" else _released if released(attention) else _primal
-        mixed, error = attend(_within(own, "attention."), _norm(own, "attention_norm", x), mask, training)
+        mixed, error = attend(within(own, "attention."), norm(own, "attention_norm", x), mask, training)
         x = x + dropout(mixed, DROPOUT, training)
-        hidden = gelu(_linear(own, "mlp.0", _norm(own, "mlp_norm", x)))
-        x = x + dropout(_linear(own, "mlp.2", hidden), DROPOUT, training)
+        hidden = gelu(linear(own, "mlp.0", norm(own, "mlp_norm", x)))
+        x = x + dropout(linear(own, "mlp.2", hidden), DROPOUT, training)
         penalty = penalty + eta * error / DEPTH
-    x = _norm(weights, "body.norm", x).unflatten(1, (batch, n))
+    x = norm(weights, "body.norm", x).unflatten(1, (batch, n))
     pooled = x.mean(2) if attention == STACKED[-1] else _mean(x, mask)
-    logits = _linear(weights, "head.2", relu(_linear(weights, "head.0", pooled))).float()
+    logits = linear(weights, "head.2", relu(linear(weights, "head.0", pooled))).float()
     each = cross_entropy(logits.flatten(0, 1), labels.flatten().long(), reduction="none").unflatten(0, (models, batch))
     return each.mean(1) + penalty, logits
 
 
 def _softmax(own: Weights, x: Tensor, mask: Bool[Tensor, "models batch n"], training: bool) -> tuple[Tensor, Tensor]:
-    query, key, value = (_heads(_linear(own, name, x), mask) for name in ("query", "key", "value"))
+    query, key, value = (split_heads(linear(own, name, x), mask.shape[1:], HEADS) for name in ("query", "key", "value"))
     rate = DROPOUT if training else 0.0
     mixed = scaled_dot_product_attention(query, key, value, mask.flatten(0, 1)[:, None, None], dropout_p=rate)
-    return _linear(own, "output", mixed.transpose(1, 2).reshape(x.shape)), x.new_zeros(len(mask))
+    return linear(own, "output", mixed.transpose(1, 2).reshape(x.shape)), x.new_zeros(len(mask))
 
 
 def _primal(own: Weights, x: Tensor, mask: Bool[Tensor, "models batch n"], training: bool) -> tuple[Tensor, Tensor]:
@@ -124,7 +114,7 @@ def _scores(own: Weights, x: Tensor, sample: Tensor, mask: Tensor) -> list[Tenso
     """e = φ(q)f(X)ᵀWe and r = φ(k)f(X)ᵀWr, (models · batch, heads, n, rank), in float32."""
     rows = sample.shape[1]
     source = sample.unflatten(-1, (HEADS, -1)).unflatten(0, mask.shape[:2])
-    both = [_heads(part, mask) for part in _linear(own, "query_key", x).chunk(2, -1)]
+    both = [split_heads(part, mask.shape[1:], HEADS) for part in linear(own, "query_key", x).chunk(2, -1)]
     scores = []
     for part, directions in zip(both, own["directions"].unbind(1), strict=True):
         weights = torch.einsum("mbrhp,mhrs->mbhps", source, directions[:, :, :rows]).flatten(0, 1)
@@ -135,29 +125,11 @@ def _scores(own: Weights, x: Tensor, sample: Tensor, mask: Tensor) -> list[Tenso
 def _merged(own: Weights, scores: list[Tensor], mask: Tensor) -> Tensor:
     """The linear map of [e; r] of every head, and the output projection."""
     both = torch.cat(scores, -1).unflatten(0, mask.shape[:2]).permute(0, 1, 3, 2, 4).flatten(1, 3)
-    mixed = _linear(own, "concat", both).reshape(len(mask), -1, WIDTH)
-    return _linear(own, "output", mixed)
-
-
-def _heads(x: Tensor, mask: Tensor) -> Float[Tensor, "rows heads n p"]:
-    """(models, batch · n, width) as (models · batch, heads, n, width of a head)."""
-    return x.unflatten(1, mask.shape[1:]).flatten(0, 1).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-
-
-def _linear(own: Mapping[str, Tensor], name: str, x: Float[Tensor, "models rows d"]) -> Tensor:
-    return torch.baddbmm(own[f"{name}.bias"].unsqueeze(1), x, own[f"{name}.weight"].mT)
-
-
-def _norm(own: Mapping[str, Tensor], name: str, x: Float[Tensor, "models rows d"]) -> Tensor:
-    weight, bias = (own[f"{name}.{part}"].unsqueeze(1) for part in ("weight", "bias"))
-    return layer_norm(x, x.shape[-1:]) * weight + bias
+    mixed = linear(own, "concat", both).reshape(len(mask), -1, WIDTH)
+    return linear(own, "output", mixed)
 
 
 def _mean(x: Float[Tensor, "models batch n d"], mask: Bool[Tensor, "models batch n"]) -> Tensor:
     """The mean over real tokens."""
     real = mask.unsqueeze(-1)
     return (x * real).sum(2) / real.sum(2)
-
-
-def _within(weights: Mapping[str, Tensor], prefix: str) -> Weights:
-    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}

@@ -56,10 +56,10 @@ def turns(count: int, block: int) -> int:
 
 def products(x: Tensor) -> dict[str, Any]:
     """Dtype and precision of a kernel's products."""
-    exact = torch.get_float32_matmul_precision() == "highest"
+    exact = x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     # The interpreter, used on a CPU, does not support products in bfloat16.
     dot = DOTS[x.dtype] if x.is_cuda else tl.float32
-    return {"DOT": dot, "PRECISION": "ieee" if exact and x.dtype == torch.float32 else "tf32"}
+    return {"DOT": dot, "PRECISION": "ieee" if exact else "tf32"}
 
 
 def flags(real: Tensor | None, other: Tensor) -> Tensor:

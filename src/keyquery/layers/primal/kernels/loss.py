@@ -6,7 +6,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.layers.primal.triton_tiles import load, turns, widths
+from keyquery.layers.primal.kernels.tiles import load, turns, widths
 from keyquery.layers.triton_support import kernel
 
 BLOCK = 64  # rows of directions at a time

@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from keyquery.layers.primal.features import FUSED
+from keyquery.layers.primal.kernels.tiles import flags, load, products, small, store, widths
 from keyquery.layers.primal.reference import Grams
-from keyquery.layers.primal.triton_tiles import flags, load, products, small, store, widths
 from keyquery.layers.triton_support import kernel
 
 

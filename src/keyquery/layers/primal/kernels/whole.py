@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from keyquery.layers.primal.triton import added, launch_backward, launch_forward
-from keyquery.layers.primal.triton_loss import objective
-from keyquery.layers.primal.triton_sample import add_to_tokens, launch_combine, sum_directions
+from keyquery.layers.primal.kernels.loss import objective
+from keyquery.layers.primal.kernels.sample import add_to_tokens, launch_combine, sum_directions
+from keyquery.layers.primal.kernels.scores import added, launch_backward, launch_forward
 
 WIDENING = hasattr(torch.ops.aten.mm, "dtype")  # products of half precision with float32 outputs
 OPAQUE = True
@@ -42,7 +42,7 @@ def attend(
     Products are computed in `dtype`. There must be tokens, and no padding.
     """
     out: tuple[Tensor, Tensor, Tensor, Tensor]
-    out = _Whole.apply(x, *weights, feature, eta, dtype, x.requires_grad)  # type: ignore[no-untyped-call]
+    out = _Whole.apply(x, *weights, feature, eta, dtype, x.requires_grad)
     return out
 
 
@@ -106,7 +106,7 @@ class _Whole(torch.autograd.Function):
         x, qk, weights, concat, joined, energy, pull, bend, directions, log_lambda, own, output = ctx.saved_tensors
         short, exact = x.dtype, concat.dtype
         flat = (torch.zeros_like(x) if grad is None else grad.to(short)).flatten(0, 1)
-        total = flat.sum(0, dtype=torch.float32) if ctx.biased[1] or ctx.biased[2] else None
+        total = flat.sum(0, dtype=torch.float32)
         run = _BACKWARD if torch.compiler.is_compiling() and OPAQUE else _run_backward
         grad_qk, grad_weights, grad_concat, grad_bias = run(
             qk, weights, concat, torch.mm(flat, output).view(joined.shape), bend, gain, ctx.feature, ctx.biased[0]
@@ -119,7 +119,6 @@ class _Whole(torch.autograd.Function):
         grad_query_key = _product(flat.mT, x.flatten(0, 1), exact)
         grad_concat_bias = None
         if ctx.biased[1]:  # the sum over tokens and heads of the gradient of the heads' outputs
-            assert total is not None
             grad_concat_bias = (total.to(short) @ output).view(len(log_lambda), -1).sum(0, dtype=exact)
         return (
             grad_x,

@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from keyquery.layers.primal.triton_tiles import flags, load, products, small, store, turns, widths
+from keyquery.layers.primal.kernels.tiles import flags, load, products, small, store, turns, widths
 from keyquery.layers.triton_support import kernel
 
 BLOCK = 64  # sampled tokens at a time

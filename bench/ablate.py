@@ -1,0 +1,92 @@
+"""`ablate` of every head and part of a model of SmolLM2-135M's shape: random weights, 32 windows of 128 tokens.
+
+    python bench/ablate.py                    270 heads; --device cpu --layers 2 for a trial
+
+Before it is timed, the changes of some heads are compared with those of the same model in float64. What the layers
+below the ablated one would cost is measured in the same run, by the same ablation with every run whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from harness import publish, row
+
+import keyquery as kq
+from keyquery.instruments.ablation import ablate as module
+
+SEQUENCES, LENGTH = 32, 128
+FEW = ["0.1", "29.8"]
+GOAL = "≤ 120 s"
+
+
+def smollm(layers: int, device: str) -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        vocab_size=49152,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        initializer_range=0.04,
+    )
+    with torch.device(device):
+        return LlamaForCausalLM(config).eval()
+
+
+def timed(model: torch.nn.Module, batches: list[Any], **options: Any) -> tuple[float, list[dict[str, Any]]]:
+    start = time.perf_counter()
+    rows = kq.ablate(model, batches, **options).rows
+    if next(model.parameters()).is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start, [dict(each) for each in rows]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--layers", type=int, default=30)
+    options.add_argument("--no-publish", action="store_true")
+    given = options.parse_args()
+    model = smollm(given.layers, given.device)
+    ids = torch.randint(49152, (SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(1))
+    batches = [{"input_ids": ids}]
+    few = [head for head in FEW if int(head.split(".")[0]) < given.layers]
+    _, ours = timed(model, batches, heads=few)
+    _, exact = timed(model.double(), batches, heads=few)
+    model.float()
+    apart = max(abs(a["change"] - b["change"]) for a, b in zip(ours, exact, strict=True))
+    largest = max(abs(b["change"]) for b in exact)
+    print(f"changes of up to {largest:.2e} nats differ from float64 by at most {apart:.1e}", flush=True)
+    assert apart < 1e-4, f"changes differ from float64 by {apart:.1e}"
+    seconds, rows = timed(model, batches)
+    heads = 9 * given.layers
+    what = (
+        f"`ablate` of {heads} heads × {len(rows) // heads} parts, random weights of SmolLM2-135M's shape, 4,096 tokens"
+    )
+    figures = [row(f"{what}, float32, H200", [seconds], "s", GOAL)]
+    middle = f"{given.layers // 2}.*"
+    reused, _ = timed(model, batches, heads=middle)
+    below, module.below = module.below, lambda *args: nullcontext()
+    whole, _ = timed(model, batches, heads=middle)
+    module.below = below
+    figures.append(
+        row("the same of the middle layer: whole runs over runs from the ablated layer", [whole / reused], "×", "—")
+    )
+    half, _ = timed(model.bfloat16(), batches)
+    figures.append(row(f"{what}, bfloat16, H200", [half], "s", GOAL))
+    if not given.no_publish:
+        publish("ablate_cuda", figures, device=torch.cuda.get_device_name() if given.device == "cuda" else "cpu")
+
+
+if __name__ == "__main__":
+    main()

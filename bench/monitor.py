@@ -1,0 +1,113 @@
+"""What a monitor costs: a training step with it over one without, its maxima against float64, and its memory by length.
+
+On a GPU: a RoPE language model of 125 million parameters, sequences of 4,096 tokens, bfloat16 autocast; on the CPU a
+small one in float32. Blocks of steps with and without the monitor alternate in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from harness import publish, row, seconds
+
+import keyquery as kq
+from keyquery.instruments.monitor.statistics import LARGEST, logit_statistics
+from keyquery.layers import LanguageModel, Shape
+
+LARGE = {"vocab_size": 50304, "width": 768, "depth": 12, "num_attention_heads": 12}
+SMALL = {"vocab_size": 1024, "width": 128, "depth": 4, "num_attention_heads": 4}
+BLOCK = 50  # steps
+RANK, HEADS = 64, 12
+
+
+def trainer(device: str, batch: int, length: int):
+    """A model, and a function that makes one training step."""
+    torch.manual_seed(0)
+    model = LanguageModel(Shape(causal=True, rope=True, length=length, **(LARGE if device == "cuda" else SMALL)))
+    model = model.to(device).train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device == "cuda")
+    ids = torch.randint(model.config.vocab_size, (batch, length + 1), device=device)
+
+    def step():
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            logits = model(ids[:, :-1])
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return model, step
+
+
+def overheads(device: str, batch: int, length: int, rounds: int, block: int):
+    """Share of a step that the monitor adds, by `every`: each block with it stands between two without."""
+    model, step = trainer(device, batch, length)
+    for _ in range(3):
+        step()
+    with kq.Monitor(model, every=1, strict=True, on_alarm=lambda alarm: None):
+        for _ in range(3):
+            step()  # compiles kernels
+    found: dict[int, list[float]] = {10: [], 50: []}
+    before = seconds(step, block, device)
+    for _ in range(rounds):
+        for every, shares in found.items():
+            with kq.Monitor(model, every=every, strict=True, on_alarm=lambda alarm: None) as monitor:
+                monitor.recorder.count = 1  # ranks and shares are measured in every tenth record only
+                with_it = seconds(step, block, device)
+            after = seconds(step, block, device)
+            shares.append(100 * (2 * with_it / (before + after) - 1))
+            before = after
+    return found, before
+
+
+def exactness(device: str):
+    """The largest relative error of maxima against float64."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    query, key = (torch.randn(2, HEADS, 2048, RANK, device=device).to(dtype) * 4 for _ in range(2))
+    found = logit_statistics(query, key, RANK**-0.5, causal=True)[LARGEST].double()
+    hidden = torch.ones(2048, 2048, dtype=torch.bool, device=device).triu(1)
+    truth = torch.stack(
+        [
+            (query[:, head].double() @ key[:, head].double().mT * RANK**-0.5).masked_fill(hidden, -torch.inf).max()
+            for head in range(HEADS)
+        ]
+    )
+    return float(((found - truth) / truth).abs().max())
+
+
+def memory(n: int):
+    """Bytes beyond the queries and keys of n tokens, at the peak."""
+    query, key = (torch.randn(1, HEADS, n, RANK, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    logit_statistics(query, key, RANK**-0.5, causal=True)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - held
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--block", type=int, default=BLOCK)
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = "H200" if device == "cuda" else "CPU"
+    rows = [row(f"largest logits against float64, relative error, {where}", [exactness(device)], "", "1e-5")]
+    if device == "cuda":
+        short, long = memory(4096), memory(32768)
+        rows.append(row("memory of logit statistics, 32,768 over 4,096 tokens, H200", [long / short], "times", "8"))
+        rows.append(row("memory of logit statistics, 12 heads, 32,768 tokens, H200", [long / 2**20], "MiB", "–"))
+    for batch, length in ((1, 4096), (4, 4096)) if device == "cuda" else ((8, 128),):
+        found, step = overheads(device, batch, length, options.rounds, options.block)
+        print(f"step of {batch} × {length} tokens: {1e3 * step:.1f} ms", flush=True)
+        size = f"{batch} × {length:,} tokens, {where}"
+        for every, goal in ((50, "1"), (10, "5")):
+            rows.append(row(f"monitor at every={every} over a training step, {size}", found[every], "% more", goal))
+    publish(f"monitor_{device}", rows, device=torch.cuda.get_device_name() if device == "cuda" else "cpu")
+
+
+if __name__ == "__main__":
+    main()

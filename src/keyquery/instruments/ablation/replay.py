@@ -1,0 +1,87 @@
+"""Runs of a model that differ in one layer: what lies below that layer is computed once.
+
+Blocks are the members of a `ModuleList` through which the residual stream passes one after another. While one of them
+is changed, those before it return what the last of them returned in the original run, without computing anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keyquery.surgery.handle import put
+from keyquery.surgery.rewriting.attach import Replaced
+
+
+@contextmanager
+def from_block(model: nn.Module, module: str, run: Callable[[], Tensor]) -> Iterator[bool]:
+    """Context in which the blocks before that of a module are not computed, and whether that is so.
+
+    It is not where there is no block before it, or where `run`, which returns the losses of the model, does not return
+    the same bit for bit without them: where blocks are connected in another way.
+
+    >>> model = torch.nn.Module()
+    >>> model.blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+    >>> forward = lambda: model.blocks[1](model.blocks[0](torch.ones(1, 2)))
+    >>> with from_block(model, "blocks.1", forward) as skipped:
+    ...     print(skipped)
+    True
+    """
+    blocks = _before(model, module)
+    with ExitStack() as changes:
+        if not blocks:
+            yield False
+            return
+        recorded: list[Any] = []
+        with blocks[-1].register_forward_hook(lambda block, args, out: recorded.append(out)):
+            whole = run()
+        if recorded:
+            tape = _Tape(recorded)
+            for block in blocks:
+                put(block, "forward", Replaced(tape.play if block is blocks[-1] else tape.peek), changes)
+        if not recorded or not _same(run, whole):
+            changes.close()
+            yield False
+            return
+        yield True
+
+
+class _Tape:
+    """The outputs of a block, in the order of its calls, again and again."""
+
+    def __init__(self, outputs: list[Any]) -> None:
+        self._outputs, self._at = outputs, 0
+
+    def peek(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the current call."""
+        return self._outputs[self._at]
+
+    def play(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the current call, which ends with it."""
+        output = self.peek()
+        self._at = (self._at + 1) % len(self._outputs)
+        return output
+
+
+def _before(model: nn.Module, module: str) -> list[nn.Module]:
+    """The blocks before the one that a module belongs to."""
+    parts = module.split(".")
+    for depth in range(len(parts)):
+        try:
+            around = model.get_submodule(".".join(parts[:depth]))
+        except AttributeError:
+            return []
+        if isinstance(around, nn.ModuleList) and parts[depth].isdecimal():
+            return list(around)[: int(parts[depth])]
+    return []
+
+
+def _same(run: Callable[[], Tensor], whole: Tensor) -> bool:
+    try:
+        return torch.equal(run(), whole)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):  # any code may be in a model
+        return False

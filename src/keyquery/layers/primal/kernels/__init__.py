@@ -1,0 +1,1 @@
+"""Triton kernels of a primal layer; imported on use, since triton is an optional dependency."""

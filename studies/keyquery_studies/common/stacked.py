@@ -1,0 +1,88 @@
+"""Many small models as one batched computation: every weight has a leading dimension of models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float, Integer
+from torch import Tensor
+from torch.nn.functional import embedding, layer_norm
+
+Weights = dict[str, Tensor]
+BETAS, EPS = (0.9, 0.98), 1e-8  # of Adam
+
+
+def stacked(models: Sequence[Mapping[str, Tensor]], device: str) -> Weights:
+    """State dicts of equal models as one, ready to be trained."""
+    return {name: torch.stack([own[name] for own in models]).to(device).requires_grad_() for name in models[0]}
+
+
+def within(weights: Mapping[str, Tensor], prefix: str) -> Weights:
+    """The weights whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+
+
+def embed(weight: Float[Tensor, "models vocabulary d"], ids: Integer[Tensor, "models batch n"]) -> Tensor:
+    """Every model's embeddings of its own tokens, (models, batch, n, d)."""
+    offset = weight.shape[1] * torch.arange(len(weight), device=ids.device)[:, None, None]
+    return embedding(ids.int() + offset.int(), weight.flatten(0, 1))
+
+
+def linear(own: Mapping[str, Tensor], name: str, x: Float[Tensor, "models rows d"]) -> Tensor:
+    """`nn.Linear` of every model."""
+    return torch.baddbmm(own[f"{name}.bias"].unsqueeze(1), x, own[f"{name}.weight"].mT)
+
+
+def norm(own: Mapping[str, Tensor], name: str, x: Float[Tensor, "models rows d"]) -> Tensor:
+    """`nn.LayerNorm` of every model."""
+    weight, bias = (own[f"{name}.{part}"].unsqueeze(1) for part in ("weight", "bias"))
+    return layer_norm(x, x.shape[-1:]) * weight + bias
+
+
+def split_heads(x: Tensor, shape: Sequence[int], heads: int) -> Float[Tensor, "rows heads n p"]:
+    """(models, batch · n, d) as (models · batch, heads, n, d / heads); `shape` is batch and n."""
+    return x.unflatten(1, tuple(shape)).flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+class Adam:
+    """AdamW with a learning rate per model, and gradients clipped per model.
+
+    `decays` are the names of weights that decay, by rate · `decay` at each step.
+    """
+
+    def __init__(
+        self, weights: Weights, decays: Sequence[str] = (), decay: float = 0.0, clip: float | None = None
+    ) -> None:
+        self.weights, self.decay, self.clip = list(weights.values()), decay, clip
+        self.decaying = [name in set(decays) for name in weights]
+        self.means = [torch.zeros_like(weight) for weight in self.weights]
+        self.squares = [torch.zeros_like(weight) for weight in self.weights]
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, rates: Float[Tensor, " models"]) -> None:
+        """One update; gradients are cleared. A weight without a gradient is moved by none."""
+        self.count += 1
+        gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in self.weights]
+        if self.clip is not None:
+            sizes = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+            factor = (self.clip / (sizes + 1e-6)).clamp(max=1.0)
+            gradients = [gradient * _beside(factor, gradient) for gradient in gradients]
+        torch._foreach_lerp_(self.means, gradients, 1 - BETAS[0])
+        torch._foreach_mul_(self.squares, BETAS[1])
+        torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - BETAS[1])
+        roots = torch._foreach_sqrt(self.squares)
+        torch._foreach_div_(roots, (1 - BETAS[1] ** self.count) ** 0.5)
+        torch._foreach_add_(roots, EPS)
+        updates = torch._foreach_div(self.means, roots)
+        for weight, update, decaying in zip(self.weights, updates, self.decaying, strict=True):
+            if decaying:
+                weight.mul_(1 - _beside(rates, weight) * self.decay)
+            weight.sub_(update * (_beside(rates, weight) / (1 - BETAS[0] ** self.count)))
+            weight.grad = None
+
+
+def _beside(values: Tensor, weight: Tensor) -> Tensor:
+    """One value per model, to be multiplied with a weight."""
+    return values.reshape(-1, *[1] * (weight.ndim - 1))
