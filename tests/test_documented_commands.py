@@ -42,6 +42,8 @@ ELSEWHERE = {
     "keyquery look smollm2.gguf --roles": "bench/attribution.py",
     "keyquery wiring smollm2.gguf --ids repeated.txt --html wiring.html": "bench/attribution.py",
     "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --depth 2": "bench/attribution.py",
+    "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --without 16.0": "bench/attribution.py",
+    "keyquery roles smollm2.gguf --text long_text.txt": "bench/attribution.py",
     "python bench/attribution.py smollm2.gguf --part circuit": "bench/attribution.py",
     "python bench/appendix.py": "tests/test_appendices.py",
     TOGETHER: "tests/studies/test_together.py",
@@ -93,13 +95,16 @@ def test_no_command_is_left_out():
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with everything that commands speak of."""
-    folder, text = tmp_path_factory.mktemp("place"), kq.models.TEXT.read_text()[:3000]
+    folder, text = tmp_path_factory.mktemp("place"), kq.models.LONG_TEXT.read_text()[:6000]
     for name, model in (("one", kq.models.ENCODER), ("other", kq.models.DECODER), ("model", kq.models.DECODER)):
         _link(folder / "path/to" / name, model)
-    _link(folder / "path/to/seeing", _seeing(tmp_path_factory.mktemp("seeing")))
+    _link(folder / "path/to/seeing", _saved(tmp_path_factory.mktemp("seeing"), "vilt"))
+    _link(folder / "path/to/vit", _saved(tmp_path_factory.mktemp("vit"), "vit"))
     for name, model in (("A", kq.models.ENCODER), ("B", kq.models.DECODER), ("MODEL", kq.models.DECODER)):
         _link(folder / name, model)
         _link(folder / "models" / name, model)
+    for name, model in (("BASE", kq.models.DECODER), ("OTHER", kq.models.ENCODER)):
+        _link(folder / name, model)
     for step in (500, 1000):
         _link(folder / f"runs/first/checkpoint-{step}", kq.models.DECODER)
     (folder / "models.txt").write_text("models/A  # an encoder\nmodels/B\n")
@@ -116,6 +121,8 @@ def place(tmp_path_factory):
     weights |= {f"trunk.{layer}.c_attn.weight": torch.randn(16, 48) for layer in (0, 1)}
     save_file(weights, folder / "odd.safetensors")
     rng, labels = np.random.default_rng(0), np.repeat(np.arange(12), 100)
+    people = rng.normal(size=(200, 4)).cumsum(1)
+    np.savetxt(folder / "TABLE.csv", people, delimiter=",", header="age,sex,bmi,pressure", comments="")
     features = rng.normal(size=(1200, 8)) + 2 * rng.normal(size=(12, 8))[labels]
     first = np.argsort(-features[::60] @ features.T, axis=1)
     arrays = {"queries": features[::60], "database": features, "features": features, "labels": labels}
@@ -134,11 +141,11 @@ def _picture(path: Path) -> None:
     pillow.fromarray(np.arange(3072, dtype=np.uint8).reshape(32, 32, 3)).save(path)
 
 
-def _seeing(folder: Path) -> Path:
-    """A model that sees and reads."""
+def _saved(folder: Path, name: str) -> Path:
+    """A model that sees, and its processor."""
     pytest.importorskip("transformers")
-    vision.vilt().save_pretrained(folder)
-    vision.vilt_processor().save_pretrained(folder)
+    getattr(vision, name)().save_pretrained(folder)
+    getattr(vision, f"{name}_processor")().save_pretrained(folder)
     return folder
 
 

@@ -36,10 +36,10 @@ class Monitored(Reading, kind="monitor"):
 
     units = METRICS
 
-    model: Mapping[str, Any]
-    steps: Sequence[int]
+    model: Mapping[str, Any]  # name and facts of the model
+    steps: Sequence[int]  # recorded optimiser steps
     heads: Sequence[Mapping[str, Any]]  # {layer, head, name}
-    curves: Mapping[str, Sequence[Sequence[float | None]]]
+    curves: Mapping[str, Sequence[Sequence[float | None]]]  # by metric: heads × steps
     alarms: Sequence[Mapping[str, Any]] = ()  # {step, rule, heads, head, value, reason}
     clips: Sequence[Mapping[str, Any]] = ()  # {step, name, largest, factor}
 
