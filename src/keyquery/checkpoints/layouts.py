@@ -375,7 +375,7 @@ def query_latent(place: Place, source: Source, heads: int) -> Latent:
         both.append(
             Projections(query.reshape(groups, -1, rank, down.shape[-1]), key.reshape(groups, 1, rank, -1), after)
         )
-    return Latent(*both, down, None, shift)
+    return Latent(both[0], both[1], down, None, shift)
 
 
 def _compose(up: Tensor, down: Tensor | None, gain: Tensor | None) -> Tensor:
