@@ -167,6 +167,7 @@ def test_an_index_that_names_what_is_not_there(llama, tensors):
 
 
 HOLES = {
+    "the first query": ("layers.0.self_attn.q_proj.weight", None),
     "a query between others": ("layers.1.self_attn.q_proj.weight", None),
     "the last query": ("layers.2.self_attn.q_proj.weight", None),
     "a key": ("layers.0.self_attn.k_proj.weight", None),

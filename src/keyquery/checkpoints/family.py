@@ -298,7 +298,8 @@ def gap(found: list[Place], tensors: Mapping[str, Any]) -> str | None:
         one = stack[0]
         anchor = next(role for role in ANCHORS if role in one.wanted)
         names = next(names for names in one.attention.names if anchor in names and _stands(one, str(names[anchor])))
-        for layer in range(min(layers), _last(one, names.get("key"), tensors, max(layers)) + 1):
+        keyed = layers | _keyed(one, names.get("key"), tensors)
+        for layer in range(min(keyed), max(keyed) + 1):
             if layer not in layers:
                 return one.prefix + str(names[anchor]).format(layer=layer) + one.attention.weight
     return None
@@ -308,12 +309,12 @@ def _stands(place: Place, pattern: str) -> bool:
     return place.prefix + pattern.format(layer=place.layer) + place.attention.weight in place.wanted.values()
 
 
-def _last(one: Place, key: str | list[str] | None, tensors: Mapping[str, Any], last: int) -> int:
-    """The last layer that has a key, in the stack of a place."""
+def _keyed(one: Place, key: str | list[str] | None, tensors: Mapping[str, Any]) -> set[int]:
+    """The layers that have a key, in the stack of a place."""
     if not isinstance(key, str) or "{layer}" not in key:
-        return last
+        return set()
     found = map(_pattern(key, one.attention.weight).fullmatch, tensors)
-    return max([last, *(_number(match) for match in found if match and match["prefix"] == one.prefix)])
+    return {_number(match) for match in found if match and match["prefix"] == one.prefix}
 
 
 def _place(

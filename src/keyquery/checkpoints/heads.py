@@ -296,6 +296,7 @@ class Heads:
         if kernel is None:
             return Layer(**facts)
         facts |= {"normed": kernel.normed, "query_down": kernel.query_down, "key_down": kernel.key_down}
+        facts |= {"query_down_bias": kernel.query_down_bias, "key_down_bias": kernel.key_down_bias}
         layer = LatentLayer(**facts, eps=attention.latent_eps or epsilon(attention, config))
         return layer.rolled(layer.rope.dims) if attention.rope_last and layer.rope else layer
 

@@ -242,6 +242,8 @@ class LatentLayer(Layer):
     normed: Projections | None = None  # composed with the latent norms' gains
     query_down: Float[Tensor, "query_latent d"] | None = None  # None: queries have no latent
     key_down: Float[Tensor, "key_latent d"] | None = None  # None: this kernel's keys pass by the latent
+    query_down_bias: Float[Tensor, " query_latent"] | None = None
+    key_down_bias: Float[Tensor, " key_latent"] | None = None
     eps: float = 1e-6
 
     def gained(self) -> Projections:
@@ -256,7 +258,8 @@ class LatentLayer(Layer):
         assert self.normed is not None
         y = x if y is None else y
         query, key = self.normed.apply(x, y)
-        query, key = query / self._rms(x, self.query_down), key / self._rms(y, self.key_down)
+        query = query / self._rms(x, self.query_down, self.query_down_bias)
+        key = key / self._rms(y, self.key_down, self.key_down_bias)
         return _normed(query, self.query_norm), _normed(key, self.key_norm)
 
     def rolled(self, dims: int) -> LatentLayer:
@@ -282,10 +285,11 @@ class LatentLayer(Layer):
         assert self.normed is not None
         return self.normed
 
-    def _rms(self, x: Tensor, down: Tensor | None) -> Tensor:
+    def _rms(self, x: Tensor, down: Tensor | None, bias: Tensor | None) -> Tensor:
         if down is None:
             return torch.ones((), dtype=x.dtype, device=x.device)
         latent = x @ down.to(x.dtype).mT
+        latent = latent if bias is None else latent + bias.to(x.dtype)
         size = (latent.square().mean(-1, keepdim=True) + self.eps).sqrt()
         return size.unsqueeze(-3).unsqueeze(-3)
 

@@ -112,9 +112,9 @@ class Values:
 def values(place: Place, source: Source, groups: int, shared: int, rank: int) -> Values:
     """Read value and output of one layer; rows of W_Oᵀ are a head's own outputs."""
     attention, names = place.attention, place.names
-    carrier = names[_carrier(place)] + attention.weight
-    value = _last(read_weight(source, carrier, attention), place, groups, shared, rank)
-    bias = names["packed_bias"] + attention.bias if "packed_bias" in names else place.bias(_carrier(place))
+    carrier = "value" if "value" in names else "fused"
+    value = _last(read_weight(source, names[carrier] + attention.weight, attention), place, groups, shared, rank)
+    bias = names["packed_bias"] + attention.bias if "packed_bias" in names else place.bias(carrier)
     out_bias = place.bias("output")
     return Values(
         value,
@@ -122,11 +122,6 @@ def values(place: Place, source: Source, groups: int, shared: int, rank: int) ->
         _last(read_rows(source, bias).flatten(), place, groups, shared, rank) if bias in source.shapes else None,
         read_rows(source, out_bias) if out_bias in source.shapes else None,
     )
-
-
-def _carrier(place: Place) -> str:
-    """The role whose tensor holds the values."""
-    return "value" if "value" in place.names else "fused"
 
 
 def _output(place: Place, source: Source) -> Tensor:
@@ -318,6 +313,8 @@ class Latent:
     normed: Projections
     query_down: Tensor | None
     key_down: Tensor | None
+    query_down_bias: Tensor | None = None
+    key_down_bias: Tensor | None = None
 
 
 def latent(place: Place, source: Source, config: Mapping[str, Any], heads: int, part: str) -> Latent:
@@ -326,31 +323,41 @@ def latent(place: Place, source: Source, config: Mapping[str, Any], heads: int, 
     def weight(role: str) -> Tensor | None:
         return read_rows(source, place.names[role] + ".weight") if role in place.names else None
 
-    for role in ("query", "query_down", "query_up", "key_down", "key_up"):
-        if role in place.names and place.bias(role) in source.shapes:
-            raise ValueError(f"{place.bias(role)}: biases of latent attention are not read")
+    for role in ("query", "query_up", "key_up"):
+        if _latent_bias(place, source, role) is not None:
+            raise ValueError(f"{place.bias(role)}: biases behind the latents are not read")
     nope, rope, rank = (int(config[k]) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
     here = slice(0, nope) if part == "nope" else slice(nope, nope + rope)
     query_up, query_down, query_gain = weight("query_up"), weight("query_down"), weight("query_latent_norm")
     key_down, key_up, key_gain = weight("key_down"), weight("key_up"), weight("key_latent_norm")
     assert key_down is not None
     assert key_up is not None
+    query_shift, key_shift = (_latent_bias(place, source, role) for role in ("query_down", "key_down"))
+    lower_shift = None if key_shift is None else key_shift[:rank]
     both = []
     for gained in (False, True):
         query = weight("query") if query_up is None else _compose(query_up, query_down, query_gain if gained else None)
         assert query is not None
         query = query.reshape(heads, 1, nope + rope, -1)[:, :, here]
+        shift = _shift(query_up, query_shift, query_gain if gained else None, heads)
+        shift = None if shift is None else shift[..., here]
         if part == "nope":
             up = key_up.reshape(heads, -1, rank)[:, :nope]
             key = _compose(up, key_down[:rank], key_gain if gained else None).unsqueeze(1)
+            shifts = shift, _shift(up.flatten(0, 1), lower_shift, key_gain if gained else None, heads)
         else:  # one rotary key for all heads
             query, key = query.transpose(0, 1), key_down[rank:].reshape(1, 1, rope, -1)
+            shift = None if shift is None else shift.transpose(0, 1)
+            shifts = shift, None if key_shift is None else key_shift[rank:].reshape(1, 1, rope)
         if place.attention.latent_scales:  # each latent is multiplied by the root of how much narrower it is
+            if any(shift is not None for shift in shifts):
+                raise ValueError(f"{place.names['key_down']}: biases of latents that are scaled are not read")
             query = query * (query.shape[-1] / (query.shape[-1] if query_down is None else len(query_down))) ** 0.5
             key = key * (key.shape[-1] / rank) ** 0.5 if part == "nope" else key
-        both.append(Projections(query, key))
+        both.append(Projections(query, key, *shifts))
     raw, normed = both
-    return Latent(raw, normed, query_down, key_down[:rank] if part == "nope" else None)
+    lower = (key_down[:rank], query_shift, lower_shift) if part == "nope" else (None, query_shift)
+    return Latent(raw, normed, query_down, *lower)
 
 
 def query_latent(place: Place, source: Source, heads: int) -> Latent:
@@ -361,16 +368,29 @@ def query_latent(place: Place, source: Source, heads: int) -> Latent:
     rank = _divide(len(up), heads, f"{place.names['query_up']}: {len(up)} rows are not {heads} heads of equal width")
     key = read_rows(source, place.names["key"] + ".weight")
     groups = _divide(len(key), rank, f"{place.names['key']}: {len(key)} rows are not heads of width {rank}")
-    raw, normed = (
-        Projections(_compose(up, down, own).reshape(groups, -1, rank, down.shape[-1]), key.reshape(groups, 1, rank, -1))
-        for own in (None, gain)
-    )
-    return Latent(raw, normed, down, None)
+    shift, both = _latent_bias(place, source, "query_down"), []
+    for own in (None, gain):
+        query, after = _compose(up, down, own), _shift(up, shift, own, heads)
+        after = None if after is None else after.reshape(groups, -1, rank)
+        both.append(
+            Projections(query.reshape(groups, -1, rank, down.shape[-1]), key.reshape(groups, 1, rank, -1), after)
+        )
+    return Latent(both[0], both[1], down, None, shift)
 
 
 def _compose(up: Tensor, down: Tensor | None, gain: Tensor | None) -> Tensor:
     assert down is not None
     return (up if gain is None else up * gain.to(up.dtype)) @ down
+
+
+def _latent_bias(place: Place, source: Source, role: str) -> Tensor | None:
+    there = role in place.names and place.bias(role) in source.shapes
+    return read_rows(source, place.bias(role)) if there else None
+
+
+def _shift(up: Tensor | None, bias: Tensor | None, gain: Tensor | None, heads: int) -> Tensor | None:
+    """What the bias of a latent becomes behind it, (heads, 1, r)."""
+    return None if up is None or bias is None else _compose(up, bias[:, None], gain).reshape(heads, 1, -1)
 
 
 def _divide(whole: int, parts: int, otherwise: str) -> int:

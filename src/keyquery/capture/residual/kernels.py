@@ -15,12 +15,14 @@ from torch import Tensor
 
 from keyquery.capture.scores.pairs import ScoredPairs
 from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints.positions.given import GIVEN
 
 UNREAD = {
     "disentangled": "its scores have terms between contents and positions",
     "rotary": "its rotary positions are not read",
     "rotary before norm": "its queries and keys are normed after their rotation",
     "unread": "a term of positions in its scores is not read",
+    **{kind: f"{term} is added to its scores" for kind, term in GIVEN.items()},
 }
 FROZEN = 1e-4  # relative error up to which frozen queries and keys equal the model's
 

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.capture import Batch
+from keyquery.checkpoints.positions.given import GIVEN
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS
 from keyquery.forms.parts import PARTS
 from keyquery.support.checks import check_choice
@@ -256,7 +257,7 @@ def dial(
         scaled = direction_gains(model, sites, directions, of, gain, on, data, means)
         return lasting(model, partial(_change_directions, model, sites, scaled))
     moved = values[POSITION] != 1 or values[PARTS.index("query_only")] != 1
-    if moved and (odd := next((sites[i] for i in chosen if sites[i].position in (*VECTORS, *TABLES)), None)):
+    if moved and (odd := next((sites[i] for i in chosen if sites[i].position in (*VECTORS, *TABLES, *GIVEN)), None)):
         raise ValueError(f"{odd.name} has {odd.position} position terms, which the dial cannot scale")
     measured = data if data is None or isinstance(data, Means) else Means(model, data, means)
     gains = {
