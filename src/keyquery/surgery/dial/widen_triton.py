@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from keyquery.layers.triton_support import kernel
+from keyquery.layers.triton_support import blocks, kernel, power_of_two
 
 BLOCK = 32  # tokens per program
 
@@ -179,7 +178,7 @@ class _Widen(torch.autograd.Function):
             for grad, shape in zip((grad_query, grad_key), shapes, strict=True)
         ]
         of_query, of_key = (ctx.like.new_empty(batch, heads, m, rank) for _ in range(2))
-        _narrow[(triton.cdiv(m, BLOCK), batch * heads)](
+        _narrow[(blocks(m, BLOCK), batch * heads)](
             *given, *_tables(turn, of_key), ctx.gains, of_query, of_key, heads, m, new, _of_batch(turn),
             ACROSS=across, PLACED=placed, **_sizes(rank, turn),
         )  # fmt: skip
@@ -202,7 +201,7 @@ def _run(
     queries, keys = (t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys))
     at_query, at_key = at_query.contiguous(), at_key.contiguous()
     wide_query, wide_key = queries.new_empty(batch, heads, new, width), keys.new_empty(batch, heads, m, width)
-    _widen[(triton.cdiv(m, BLOCK), batch * heads)](
+    _widen[(blocks(m, BLOCK), batch * heads)](
         queries, keys, at_query, at_key, *_tables(turn, keys), gains, wide_query, wide_key,
         heads, m, new, *queries.stride()[:3], *keys.stride()[:3], _of_batch(turn),
         SHARED=len(at_query) == 1 and len(at_key) == 1, ACROSS=across, PLACED=placed, **_sizes(rank, turn),
@@ -220,7 +219,7 @@ def _of_batch(turn: Any) -> int:
 
 
 def _sizes(rank: int, turn: Any) -> dict[str, Any]:
-    sizes = {"RANK": rank, "PADDED": triton.next_power_of_2(rank), "ROWS": BLOCK, "TURNED": turn is not None}
+    sizes = {"RANK": rank, "PADDED": power_of_two(rank), "ROWS": BLOCK, "TURNED": turn is not None}
     if turn is None:
         return {**sizes, "START": 0, "PAIRS": 1, "INTERLEAVED": False}
     return {**sizes, "START": turn.start, "PAIRS": turn.cos.shape[-1], "INTERLEAVED": turn.interleaved}
