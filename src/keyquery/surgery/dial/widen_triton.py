@@ -38,6 +38,24 @@ def _angles(cosine, sine, row, pair, sign, turned, inside, PAIRS: tl.constexpr):
 
 
 @kernel
+def _rotated(
+    x, cosine, sine, row, m, SIGN: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr
+):
+    """R(−2t)·x, or with `SIGN` −1 R(2t)·x, of a tile whose columns are all rotated: loads stay contiguous."""
+    at, inside = row[:, None].to(tl.int64) * PAIRS + tl.arange(0, PAIRS)[None, :], row[:, None] < m
+    cos = tl.load(cosine + at, mask=inside, other=1.0)
+    sin = tl.load(sine + at, mask=inside, other=0.0) * SIGN
+    if INTERLEAVED:
+        a, b = tl.split(tl.reshape(x, (ROWS, PAIRS, 2)))
+    else:
+        a, b = tl.split(tl.permute(tl.reshape(x, (ROWS, 2, PAIRS)), (0, 2, 1)))
+    pair = tl.join(a * cos + b * sin, b * cos - a * sin)
+    if not INTERLEAVED:
+        pair = tl.permute(pair, (0, 2, 1))
+    return tl.reshape(pair, (ROWS, 2 * PAIRS))
+
+
+@kernel
 def _contents(x, mean, within):
     """Both tensors in float32, 0 outside."""
     return (
@@ -52,7 +70,7 @@ def _widen(
     heads, m, new, query_batch, query_head, query_row, key_batch, key_head, key_row, angle_batch,
     SHARED: tl.constexpr, ACROSS: tl.constexpr, TURNED: tl.constexpr, PLACED: tl.constexpr,
     RANK: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One head of one sequence, some of its tokens: every block of q̃ and k̃, sums in float32."""
     batch, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
@@ -65,7 +83,12 @@ def _widen(
     q, mean_q = _contents(from_query + column[None, :], at_query + mean + column[None, :], inside)
     k, mean_k = _contents(from_key + column[None, :], at_key + mean + column[None, :], inside)
     other_q, other_k = q - mean_q, k - mean_k
-    if TURNED:  # contents rotated by R(−2t), from the rotation by t to that by −t
+    # Contents rotated by R(−2t), from the rotation by t to that by −t
+    if TURNED and WHOLE:
+        cosines, sines = cosine + batch * angle_batch, sine + batch * angle_batch
+        other_q = _rotated(other_q, cosines, sines, row, m, 1, ROWS, PAIRS, INTERLEAVED)
+        other_k = _rotated(other_k, cosines, sines, row, m, 1, ROWS, PAIRS, INTERLEAVED)
+    elif TURNED:
         other, pair, sign, turned = _partner(column, START, PAIRS, INTERLEAVED)
         cos, sin = _angles(
             cosine + batch * angle_batch, sine + batch * angle_batch, row, pair, sign, turned, inside, PAIRS
@@ -100,7 +123,7 @@ def _narrow(
     grad_wide_query, grad_wide_key, cosine, sine, gains, grad_query, grad_key, heads, m, new, angle_batch,
     ACROSS: tl.constexpr, TURNED: tl.constexpr, PLACED: tl.constexpr,
     RANK: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Backward of `_widen`, which is affine: gradients of queries and keys from those of q̃ and k̃."""
     batch, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
@@ -123,7 +146,12 @@ def _narrow(
     if ACROSS:
         swapped_query = tl.load(from_key + RANK + column[None, :], mask=inside, other=0.0).to(tl.float32)
         swapped_key = tl.load(from_query + RANK + column[None, :], mask=late, other=0.0).to(tl.float32)
-        if TURNED:  # R(2t), the transpose
+        # R(2t), the transpose
+        if TURNED and WHOLE:
+            cosines, sines = cosine + batch * angle_batch, sine + batch * angle_batch
+            swapped_query = _rotated(swapped_query, cosines, sines, row, m, -1, ROWS, PAIRS, INTERLEAVED)
+            swapped_key = _rotated(swapped_key, cosines, sines, row, m, -1, ROWS, PAIRS, INTERLEAVED)
+        elif TURNED:
             other, pair, sign, turned = _partner(column, START, PAIRS, INTERLEAVED)
             cos, sin = _angles(
                 cosine + batch * angle_batch, sine + batch * angle_batch, row, pair, sign, turned, inside, PAIRS
@@ -221,5 +249,7 @@ def _of_batch(turn: Any) -> int:
 def _sizes(rank: int, turn: Any) -> dict[str, Any]:
     sizes = {"RANK": rank, "PADDED": power_of_two(rank), "ROWS": BLOCK, "TURNED": turn is not None}
     if turn is None:
-        return {**sizes, "START": 0, "PAIRS": 1, "INTERLEAVED": False}
-    return {**sizes, "START": turn.start, "PAIRS": turn.cos.shape[-1], "INTERLEAVED": turn.interleaved}
+        return {**sizes, "START": 0, "PAIRS": 1, "INTERLEAVED": False, "WHOLE": False}
+    pairs = turn.cos.shape[-1]
+    whole = 2 * pairs == rank == power_of_two(rank)
+    return {**sizes, "START": turn.start, "PAIRS": pairs, "INTERLEAVED": turn.interleaved, "WHOLE": whole}
