@@ -66,11 +66,12 @@ class Between(Attention):
         if memory is not None and alone:
             own = self.memory(x if source is None else source)
             return self._output(self._apart(self.queries(x), memory, own, seen))
-        if memory is None and source is None:
+        if memory is not None or source is not None:
+            query = self.queries(x)
+            memory = self.memory(x if source is None else source) if memory is None else memory
+        else:
             query, *both = self._project(x)
             memory = Memory(*both)
-        else:
-            query, memory = self.queries(x), self.memory(source) if memory is None else memory
         if seen is not None:
             seen.append(self._scores(query, memory.key).softmax(-1).mean(1))
         return self._output(self._mixed(query, *memory))
@@ -88,10 +89,10 @@ class Between(Attention):
 
     def memory_and_others(
         self, x: Float[Tensor, "batch m dim"], *others: nn.Module
-    ) -> tuple[Memory, *tuple[Tensor, ...]]:
+    ) -> tuple[Memory, list[Float[Tensor, "batch m _"]]]:
         """Keys and values of x, and its images under other linear maps, in one matrix product."""
         key, value, *rest = joint_linear(x, (self.key, self.value, *others))
-        return Memory(self._heads(key, self.heads), self._heads(value, self.heads)), *rest
+        return Memory(self._heads(key, self.heads), self._heads(value, self.heads)), rest
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch heads n r"]:
         """Attention output; fused, except where the fused kernels are slower."""
@@ -185,7 +186,7 @@ class _Block(nn.Module):
             return self.residual(x), options
         if options.get("memory") is not None or not isinstance(self.attention, Between):
             return self.residual(x), {"source": x, **options}
-        memory, r = self.attention.memory_and_others(x, self.residual)
+        memory, (r,) = self.attention.memory_and_others(x, self.residual)
         return r, {**options, "memory": memory}
 
     def memory(self, x: Tensor, **options: Any) -> Memory:

@@ -64,7 +64,7 @@ def attend(
     return (out, None) if visible is None and real is None else (out.where(seen, 0.0), seen)
 
 
-def joint_linear(x: Float[Tensor, "*batch dim"], maps: Sequence[nn.Module]) -> list[Float[Tensor, "*batch _"]]:
+def joint_linear(x: Float[Tensor, "*batch dim"], maps: Sequence[Any]) -> list[Float[Tensor, "*batch _"]]:
     """Outputs of several linear maps of x, in one matrix product, which is faster than several narrow ones.
 
     One that was replaced or has hooks must be called: then all are.

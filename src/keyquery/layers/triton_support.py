@@ -19,6 +19,20 @@ def kernel(function: Any) -> Any:
     return triton.jit(inspect.unwrap(function))
 
 
+def blocks(count: int, size: int) -> int:
+    """How many blocks cover `count`. Triton's own helpers work inside kernels too, and take longer than a launch."""
+    return -(-count // size)
+
+
+def power_of_two(count: int) -> int:
+    """The next power of two.
+
+    >>> [power_of_two(count) for count in (1, 2, 3, 64, 65)]
+    [1, 2, 4, 64, 128]
+    """
+    return 1 << (count - 1).bit_length()
+
+
 def no_kernels(tensor: Tensor) -> str | None:
     """Why Triton kernels cannot run on the device of a tensor; None if they can."""
     if not TRITON:

@@ -20,12 +20,12 @@ def inputs(dtype, batch=2, heads=2, m=45, rank=24, shared=True):
     return queries, keys, at_query, at_key
 
 
-def half_turn(kind, m=45, batch=2):
-    """R(−2t) of a head of 24 dimensions: all of them, interleaved ones, or those from 4 to 20, at places of its own."""
+def half_turn(kind, m=45, batch=2, rank=24):
+    """R(−2t) of a head: of all dimensions, interleaved ones, or those from 4 to 20, at places of its own."""
     if kind == "none":
         return None
     places = torch.rand(batch if kind == "part" else 1, m) * 50
-    angles = 2 * kq.Rope(16 if kind == "part" else 24).angles(places)
+    angles = 2 * kq.Rope(16 if kind == "part" else rank).angles(places)
     return HalfTurn(angles.cos().float(), angles.sin().float(), 4 if kind == "part" else 0, kind == "interleaved")
 
 
@@ -40,13 +40,15 @@ CASES = [
         (False, 45, "part"),
     ]
 ]
+CASES += [("all", True, True, new, kind, 16) for new, kind in ((7, "all"), (45, "interleaved"))]  # a power of two
+CASES = [(*case, 24) if len(case) == 5 else case for case in CASES]
 
 
-@pytest.mark.parametrize(("gains", "placed", "shared", "new", "rotated"), CASES)
-def test_the_kernel_gives_what_the_reference_gives_in_float64(gains, placed, shared, new, rotated):
+@pytest.mark.parametrize(("gains", "placed", "shared", "new", "rotated", "rank"), CASES)
+def test_the_kernel_gives_what_the_reference_gives_in_float64(gains, placed, shared, new, rotated, rank):
     """Outputs and gradients; the reference's gradients are autograd's."""
-    gains, turn = GAINS[gains], half_turn(rotated)
-    *given, at_query, at_key = inputs(torch.float32, shared=shared)
+    gains, turn = GAINS[gains], half_turn(rotated, rank=rank)
+    *given, at_query, at_key = inputs(torch.float32, shared=shared, rank=rank)
     weights = None
     found = []
     for impl, dtype in (("reference", torch.float64), ("triton", torch.float32)):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from keyquery.layers.triton_support import kernel
+from keyquery.layers.triton_support import blocks, kernel, power_of_two
 
 BLOCK = 32  # tokens per program
 
@@ -39,6 +38,24 @@ def _angles(cosine, sine, row, pair, sign, turned, inside, PAIRS: tl.constexpr):
 
 
 @kernel
+def _rotated(
+    x, cosine, sine, row, m, SIGN: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr
+):
+    """R(−2t)·x, or with `SIGN` −1 R(2t)·x, of a tile whose columns are all rotated: loads stay contiguous."""
+    at, inside = row[:, None].to(tl.int64) * PAIRS + tl.arange(0, PAIRS)[None, :], row[:, None] < m
+    cos = tl.load(cosine + at, mask=inside, other=1.0)
+    sin = tl.load(sine + at, mask=inside, other=0.0) * SIGN
+    if INTERLEAVED:
+        a, b = tl.split(tl.reshape(x, (ROWS, PAIRS, 2)))
+    else:
+        a, b = tl.split(tl.permute(tl.reshape(x, (ROWS, 2, PAIRS)), (0, 2, 1)))
+    pair = tl.join(a * cos + b * sin, b * cos - a * sin)
+    if not INTERLEAVED:
+        pair = tl.permute(pair, (0, 2, 1))
+    return tl.reshape(pair, (ROWS, 2 * PAIRS))
+
+
+@kernel
 def _contents(x, mean, within):
     """Both tensors in float32, 0 outside."""
     return (
@@ -53,7 +70,7 @@ def _widen(
     heads, m, new, query_batch, query_head, query_row, key_batch, key_head, key_row, angle_batch,
     SHARED: tl.constexpr, ACROSS: tl.constexpr, TURNED: tl.constexpr, PLACED: tl.constexpr,
     RANK: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One head of one sequence, some of its tokens: every block of q̃ and k̃, sums in float32."""
     batch, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
@@ -66,7 +83,12 @@ def _widen(
     q, mean_q = _contents(from_query + column[None, :], at_query + mean + column[None, :], inside)
     k, mean_k = _contents(from_key + column[None, :], at_key + mean + column[None, :], inside)
     other_q, other_k = q - mean_q, k - mean_k
-    if TURNED:  # contents rotated by R(−2t), from the rotation by t to that by −t
+    # Contents rotated by R(−2t), from the rotation by t to that by −t
+    if TURNED and WHOLE:
+        cosines, sines = cosine + batch * angle_batch, sine + batch * angle_batch
+        other_q = _rotated(other_q, cosines, sines, row, m, 1, ROWS, PAIRS, INTERLEAVED)
+        other_k = _rotated(other_k, cosines, sines, row, m, 1, ROWS, PAIRS, INTERLEAVED)
+    elif TURNED:
         other, pair, sign, turned = _partner(column, START, PAIRS, INTERLEAVED)
         cos, sin = _angles(
             cosine + batch * angle_batch, sine + batch * angle_batch, row, pair, sign, turned, inside, PAIRS
@@ -101,7 +123,7 @@ def _narrow(
     grad_wide_query, grad_wide_key, cosine, sine, gains, grad_query, grad_key, heads, m, new, angle_batch,
     ACROSS: tl.constexpr, TURNED: tl.constexpr, PLACED: tl.constexpr,
     RANK: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Backward of `_widen`, which is affine: gradients of queries and keys from those of q̃ and k̃."""
     batch, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
@@ -124,7 +146,12 @@ def _narrow(
     if ACROSS:
         swapped_query = tl.load(from_key + RANK + column[None, :], mask=inside, other=0.0).to(tl.float32)
         swapped_key = tl.load(from_query + RANK + column[None, :], mask=late, other=0.0).to(tl.float32)
-        if TURNED:  # R(2t), the transpose
+        # R(2t), the transpose
+        if TURNED and WHOLE:
+            cosines, sines = cosine + batch * angle_batch, sine + batch * angle_batch
+            swapped_query = _rotated(swapped_query, cosines, sines, row, m, -1, ROWS, PAIRS, INTERLEAVED)
+            swapped_key = _rotated(swapped_key, cosines, sines, row, m, -1, ROWS, PAIRS, INTERLEAVED)
+        elif TURNED:
             other, pair, sign, turned = _partner(column, START, PAIRS, INTERLEAVED)
             cos, sin = _angles(
                 cosine + batch * angle_batch, sine + batch * angle_batch, row, pair, sign, turned, inside, PAIRS
@@ -179,7 +206,7 @@ class _Widen(torch.autograd.Function):
             for grad, shape in zip((grad_query, grad_key), shapes, strict=True)
         ]
         of_query, of_key = (ctx.like.new_empty(batch, heads, m, rank) for _ in range(2))
-        _narrow[(triton.cdiv(m, BLOCK), batch * heads)](
+        _narrow[(blocks(m, BLOCK), batch * heads)](
             *given, *_tables(turn, of_key), ctx.gains, of_query, of_key, heads, m, new, _of_batch(turn),
             ACROSS=across, PLACED=placed, **_sizes(rank, turn),
         )  # fmt: skip
@@ -202,7 +229,7 @@ def _run(
     queries, keys = (t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys))
     at_query, at_key = at_query.contiguous(), at_key.contiguous()
     wide_query, wide_key = queries.new_empty(batch, heads, new, width), keys.new_empty(batch, heads, m, width)
-    _widen[(triton.cdiv(m, BLOCK), batch * heads)](
+    _widen[(blocks(m, BLOCK), batch * heads)](
         queries, keys, at_query, at_key, *_tables(turn, keys), gains, wide_query, wide_key,
         heads, m, new, *queries.stride()[:3], *keys.stride()[:3], _of_batch(turn),
         SHARED=len(at_query) == 1 and len(at_key) == 1, ACROSS=across, PLACED=placed, **_sizes(rank, turn),
@@ -220,7 +247,9 @@ def _of_batch(turn: Any) -> int:
 
 
 def _sizes(rank: int, turn: Any) -> dict[str, Any]:
-    sizes = {"RANK": rank, "PADDED": triton.next_power_of_2(rank), "ROWS": BLOCK, "TURNED": turn is not None}
+    sizes = {"RANK": rank, "PADDED": power_of_two(rank), "ROWS": BLOCK, "TURNED": turn is not None}
     if turn is None:
-        return {**sizes, "START": 0, "PAIRS": 1, "INTERLEAVED": False}
-    return {**sizes, "START": turn.start, "PAIRS": turn.cos.shape[-1], "INTERLEAVED": turn.interleaved}
+        return {**sizes, "START": 0, "PAIRS": 1, "INTERLEAVED": False, "WHOLE": False}
+    pairs = turn.cos.shape[-1]
+    whole = 2 * pairs == rank == power_of_two(rank)
+    return {**sizes, "START": turn.start, "PAIRS": pairs, "INTERLEAVED": turn.interleaved, "WHOLE": whole}

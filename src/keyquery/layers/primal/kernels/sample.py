@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from keyquery.layers.primal.kernels.tiles import flags, load, products, small, store, turns, widths
-from keyquery.layers.triton_support import kernel
+from keyquery.layers.triton_support import blocks, kernel
 
 BLOCK = 64  # sampled tokens at a time
 SHARES = 8  # programs among which the samples of a batch are divided, when gradients of directions are summed
@@ -174,7 +173,7 @@ def launch_combine(x: Tensor, place: Tensor | None, directions: Tensor, used: Te
         _combine[(batch * heads,)](
             x, x if place is None else place, flags(used, x), directions, weights,
             rows, heads, batch, x.shape[1], *_strides(x, place, directions), *weights.stride()[:4],
-            TILES=triton.cdiv(rows, BLOCK), **_shared(x, p, s, place, used),
+            TILES=blocks(rows, BLOCK), **_shared(x, p, s, place, used),
         )  # fmt: skip
     return weights
 
@@ -185,7 +184,7 @@ def add_to_tokens(
     """Add the gradient of the sampled tokens to that of all; products in the dtype of `like`."""
     _, heads, rows, s = directions.shape
     p = grad_x.shape[-1] // heads
-    _to_tokens[(len(grad_x) * heads, triton.cdiv(rows, BLOCK))](
+    _to_tokens[(len(grad_x) * heads, blocks(rows, BLOCK))](
         grad_x, grad_x if place is None else place, flags(used, grad_x), directions, grad_weights,
         rows, heads, len(grad_x), grad_x.shape[1], *_strides(grad_x, place, directions),
         **_shared(like, p, s, place, used),
@@ -207,14 +206,14 @@ def sum_directions(
     """
     _, heads, rows, s = directions.shape
     batch, p = len(x), x.shape[-1] // heads
-    shares, tiles = max(1, min(batch, SHARES)), triton.cdiv(total, BLOCK)
+    shares, tiles = max(1, min(batch, SHARES)), blocks(total, BLOCK)
     grad_directions = torch.empty(shares, 2, heads, total, s, dtype=torch.float32, device=x.device)
     grad_lambda = torch.empty(heads, s, dtype=torch.float32, device=x.device)
     _to_directions[(shares * tiles * heads,)](
         x, x if place is None else place, flags(used, x), grad_weights, directions,
         *((x,) * 4 if loss is None else loss), grad_directions, grad_lambda,
         rows, heads, batch, tiles, x.shape[1], *_strides(x, place, directions), total,
-        SHARES=shares, TURNS=triton.cdiv(batch, shares), LOSS=loss is not None,
+        SHARES=shares, TURNS=blocks(batch, shares), LOSS=loss is not None,
         BATCHES=turns(batch, 16), **_shared(x, p, s, place, used),
     )  # fmt: skip
     return grad_directions[0] if shares == 1 else grad_directions.sum(0), grad_lambda

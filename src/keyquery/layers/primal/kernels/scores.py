@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch import Tensor
 from keyquery.layers.primal.features import FUSED
 from keyquery.layers.primal.kernels.tiles import flags, load, products, small, store, widths
 from keyquery.layers.primal.reference import Grams
-from keyquery.layers.triton_support import kernel
+from keyquery.layers.triton_support import blocks, kernel
 
 
 class Launch(NamedTuple):
@@ -36,7 +35,7 @@ class Launch(NamedTuple):
 
 # Forward and backward, by (bytes per number, whether heads are wider than 64); measured by bench/primal.py --tune.
 LAUNCHES = {
-    (2, False): (Launch(64, 4, 3, 6), Launch(64, 4, 3, 3)),
+    (2, False): (Launch(128, 4, 2, 3), Launch(64, 4, 2, 4)),
     (2, True): (Launch(32, 8, 2, 2), Launch(32, 8, 1, 2)),
     (4, False): (Launch(32, 8, 1, 4), Launch(16, 8, 1, 4)),
 }
@@ -319,8 +318,8 @@ def _runs(qk: Tensor, launch: Launch) -> tuple[int, int]:
     cores = torch.cuda.get_device_properties(qk.device).multi_processor_count if qk.is_cuda else 1
     programs = max(1, cores * launch.waves // max(batch * heads, 1))
     # At least two: for a single tile, without a loop, Triton 3.6 generates wrong code on Hopper.
-    tiles = 1 << max(1, (triton.cdiv(n, programs * launch.block)).bit_length() - 1)
-    return tiles, triton.cdiv(n, tiles * launch.block)
+    tiles = 1 << max(1, (blocks(n, programs * launch.block)).bit_length() - 1)
+    return tiles, blocks(n, tiles * launch.block)
 
 
 def added(parts: Tensor) -> Tensor:

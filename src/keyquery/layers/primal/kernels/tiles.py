@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from keyquery.layers.triton_support import kernel
+from keyquery.layers.triton_support import blocks, kernel, power_of_two
 
 DOTS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -46,12 +45,12 @@ def store(base, value, row, column, stride, rows, COLUMNS: tl.constexpr, WIDTH: 
 
 def widths(**sizes: int) -> dict[str, int]:
     """Compile-time sizes of a kernel; in capitals those of its tiles, at least 16 for a dot product."""
-    return sizes | {name.upper(): max(16, triton.next_power_of_2(size)) for name, size in sizes.items()}
+    return sizes | {name.upper(): max(16, power_of_two(size)) for name, size in sizes.items()}
 
 
 def turns(count: int, block: int) -> int:
     """Turns of a loop over blocks, rounded up to a power of two, so that few kernels are compiled."""
-    return triton.next_power_of_2(triton.cdiv(count, block))
+    return power_of_two(max(1, blocks(count, block)))
 
 
 def products(x: Tensor) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from keyquery.layers.primal.kernels.sample import add_to_tokens, launch_combine,
 from keyquery.layers.primal.kernels.scores import added, launch_backward, launch_forward
 
 WIDENING = hasattr(torch.ops.aten.mm, "dtype")  # products of half precision with float32 outputs
-OPAQUE = True
 
 
 class Weights(NamedTuple):
@@ -90,7 +89,7 @@ class _Whole(torch.autograd.Function):
         own = _cast(dtype, query_key, query_key_bias, output, output_bias)
         x = x.to(dtype)
         qk = linear(x, *own[:2])
-        run = _FORWARD if torch.compiler.is_compiling() and OPAQUE else _run_forward
+        run = _FORWARD if torch.compiler.is_compiling() else _run_forward
         joined, losses, energy, pull, bend, weights = run(
             x, qk, directions, log_lambda, concat, concat_bias, feature, eta
         )
@@ -107,14 +106,14 @@ class _Whole(torch.autograd.Function):
         short, exact = x.dtype, concat.dtype
         flat = (torch.zeros_like(x) if grad is None else grad.to(short)).flatten(0, 1)
         total = flat.sum(0, dtype=torch.float32)
-        run = _BACKWARD if torch.compiler.is_compiling() and OPAQUE else _run_backward
+        run = _BACKWARD if torch.compiler.is_compiling() else _run_backward
         grad_qk, grad_weights, grad_concat, grad_bias = run(
             qk, weights, concat, torch.mm(flat, output).view(joined.shape), bend, gain, ctx.feature, ctx.biased[0]
         )
         grad_output = _product(flat.mT, joined.flatten(0, 1), exact)
         flat = grad_qk.flatten(0, 1)
         grad_x = _product(flat, own, ctx.dtype).view(x.shape) if ctx.to_x else None
-        run = _SAMPLED if torch.compiler.is_compiling() and OPAQUE else _run_sampled
+        run = _SAMPLED if torch.compiler.is_compiling() else _run_sampled
         grad_directions, grad_lambda = run(x, directions, log_lambda, grad_weights, energy, pull, gain, grad_x)
         grad_query_key = _product(flat.mT, x.flatten(0, 1), exact)
         grad_concat_bias = None
