@@ -91,7 +91,10 @@ DISPLAYS: dict[str, Display] = {
         figures={"moves": f"{REPORT}.rerank.figure:moves"},
         page=f"{REPORT}.rerank.page:moves_page",
     ),
-    "lineage": Display(terminal=f"{REPORT}.lineage.terminal:lineage_lines"),
+    "lineage": Display(
+        terminal=f"{REPORT}.lineage.terminal:lineage_lines", page=f"{REPORT}.lineage.page:lineage_page"
+    ),
+    "lineage search": Display(terminal=f"{REPORT}.lineage.terminal:relatives_lines"),
     "roles": Display(
         terminal=f"{REPORT}.roles.terminal:roles_lines",
         figures={"map": f"{REPORT}.roles.figure:role_map"},
