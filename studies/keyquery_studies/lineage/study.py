@@ -99,6 +99,10 @@ def _trained_and_tested(plan: Plan, texts: Texts, folder: Path, pool: Pool, devi
         _saved(size, weights, folder, group)
     _test_unrelated(pool, folder, range(0, plan.bases, 2), {"config": size.name, "set": "calibrate"})
     _test_unrelated(pool, folder, range(1, plan.bases, 2), {"config": size.name, "set": "test"})
+    for other_size in plan.sizes[1:]:
+        _saved(other_size, other_bases(other_size, plan, texts, device), folder, other_size.name)
+        facts = {"config": other_size.name, "set": "test"}
+        _test_unrelated(pool, folder, range(plan.others), facts, other_size.name)
     losses = texts.losses(size, first["base"], plan)
     start = picked(first["base"], parents)
     tuned = fine_tunes(plan, texts, start)
@@ -114,10 +118,6 @@ def _trained_and_tested(plan: Plan, texts: Texts, folder: Path, pool: Pool, devi
         other = single(first["base"], parents[number - 1])
         made = list(kin_of(size, single(first["base"], base), own_tuned, other, base))
         _test_kin(pool, plan, texts, folder, made, base, parents[number - 1], losses[base], device)
-    for other_size in plan.sizes[1:]:
-        _saved(other_size, other_bases(other_size, plan, texts, device), folder, other_size.name)
-        facts = {"config": other_size.name, "set": "test"}
-        _test_unrelated(pool, folder, range(plan.others), facts, other_size.name)
 
 
 def _saved(size: Size, weights: Weights, folder: Path, group: str) -> None:

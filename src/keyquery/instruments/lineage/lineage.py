@@ -21,6 +21,7 @@ LEVEL = 1e-4  # p-values below it count as evidence
 ROUNDING = 1e-5  # relative change of M that rounding in float32 explains
 ROUNDED = 0.1  # of the inversions that a random change of equal size makes, below which a change is rounding
 ROTATED = 5.0  # times the change of the forms, above which a change of the weights is one of basis
+FAR = 0.7  # median change of M, from which what the models share may be no more than their initialisation
 FEW = 12  # heads below which nothing found is not evidence that there is nothing
 
 
@@ -146,7 +147,7 @@ def _label(
         return "pruned or stacked", [*reasons, "layers come from " + ", ".join(map(str, best.path))]
     if "shared basis" not in related:
         return "disguised", [*reasons, "equal spectra in another basis: the residual stream was rotated or permuted"]
-    if best.heads != [list(range(len(row))) for row in best.heads]:
+    if best.reordered:
         return "disguised", [*reasons, "heads stand in another order"]
     return _degree(changes, merge, moved, reasons)
 
@@ -171,7 +172,10 @@ def _degree(
         return "merged", [*reasons, parts]
     if moved.inversions < ROUNDED:
         return "requantised", [*reasons, "the change of the weights is rounding: it keeps their order"]
-    return "fine-tuned", [*reasons, "the change of the weights is not rounding"]
+    reasons.append("the change of the weights is not rounding")
+    if statistics.median(sizes) > FAR:
+        reasons.append("so large a change also comes from training one initialisation twice, or from noise")
+    return "fine-tuned", reasons
 
 
 def _merge(models: Sequence[Fingerprint], target: Fingerprint) -> list[dict[str, Any]]:
