@@ -13,7 +13,6 @@ from keyquery.checkpoints import Heads, read
 from keyquery.instruments.lineage.evidence import Evidence, basis_free, shared_basis
 from keyquery.instruments.lineage.fingerprint import PERMUTATIONS, Fingerprint, fingerprint
 from keyquery.instruments.lineage.weight_change import WeightChange, weight_change
-from keyquery.instruments.look.difference import difference
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress
 
@@ -99,9 +98,9 @@ def lineage(ours: Any, theirs: Any, others: Sequence[Any] = (), progress: Progre
     mine, other = fingerprint(first, progress=progress), fingerprint(second, PERMUTATIONS, progress)
     tests = [test for test in (basis_free(mine, other), shared_basis(mine, other)) if test is not None]
     in_order = _in_order(tests, mine, other)
-    changes = (difference(first, second, progress)["rows"] or []) if in_order else []
+    moved = weight_change(first, second, progress) if in_order else None
     merge = _merge([mine, *(fingerprint(model, progress=progress) for model in rest)], other) if rest else []
-    label, reasons = _label(mine, other, tests, changes, merge, weight_change(first, second) if changes else None)
+    label, reasons = _label(mine, other, tests, merge, moved)
     return Lineage(
         ours=mine.name,
         theirs=other.name,
@@ -109,7 +108,7 @@ def lineage(ours: Any, theirs: Any, others: Sequence[Any] = (), progress: Progre
         reasons=reasons,
         tests=[test.to_dict() for test in tests],
         layers={"ours": [layer.index for layer in mine.layers], "theirs": [layer.index for layer in other.layers]},
-        changes=changes,
+        changes=moved.rows if moved else [],
         merge=merge,
         provenance=provenance(ours=dict(first.model), theirs=dict(second.model), level=LEVEL),
     )
@@ -126,7 +125,6 @@ def _label(
     mine: Fingerprint,
     other: Fingerprint,
     tests: Sequence[Evidence],
-    changes: Sequence[Mapping[str, Any]],
     merge: Sequence[Mapping[str, Any]],
     moved: WeightChange | None,
 ) -> tuple[str, list[str]]:
@@ -149,17 +147,16 @@ def _label(
         return "disguised", [*reasons, "equal spectra in another basis: the residual stream was rotated or permuted"]
     if best.reordered:
         return "disguised", [*reasons, "heads stand in another order"]
-    return _degree(changes, merge, moved, reasons)
+    return _degree(merge, moved, reasons)
 
 
 def _degree(
-    changes: Sequence[Mapping[str, Any]],
     merge: Sequence[Mapping[str, Any]],
     moved: WeightChange | None,
     reasons: list[str],
 ) -> tuple[str, list[str]]:
     """The label of models whose layers and heads correspond in one basis, by how they differ."""
-    sizes = [row["change"] for row in changes if row["change"] is not None]
+    sizes = [] if moved is None else [row["change"] for row in moved.rows if row["change"] is not None]
     if not sizes or moved is None:
         return "fine-tuned", reasons
     reasons.append(f"median change of a head: {statistics.median(sizes):.2g} of ‖M‖, of Wq: {moved.size:.2g}")
