@@ -18,6 +18,7 @@ from keyquery_studies.common.runner import device_name, study_folder
 from keyquery_studies.lineage.kin import kin_of
 from keyquery_studies.lineage.models import Size, Weights, joined, picked, save
 from keyquery_studies.lineage.pairs import kin, unrelated
+from keyquery_studies.lineage.summary import kinds, nulls
 from keyquery_studies.lineage.training import Plan, Texts, bases, distilled, fine_tunes, other_bases, single
 
 CHUNK = 24  # pairs per task
@@ -33,6 +34,14 @@ class Kinship(Reading, kind="lineage study"):
     def records(self) -> list[dict[str, Any]]:
         """One row per model made from a base."""
         return [dict(row) for row in self.kin]
+
+    def nulls(self) -> list[dict[str, Any]]:
+        """Per config, set and test: the statistic of unrelated pairs, false alarms, and whether p is uniform."""
+        return nulls(self.null)
+
+    def kinds(self) -> list[dict[str, Any]]:
+        """Per kind: area under the ROC curve of each test against the unrelated test pairs, change, loss, labels."""
+        return kinds(self.kin, self.null)
 
 
 class Pool:
