@@ -44,6 +44,7 @@ MODULES = {
     "in-context explanation": "keyquery.estimators.in_context.explanation",
     "interactions": "keyquery.estimators.events.interactions",
     "lineage": "keyquery.instruments.lineage.lineage",
+    "lineage search": "keyquery.instruments.lineage.index",
     "look": "keyquery.instruments.look.look",
     "monitor": "keyquery.instruments.monitor.reading",
     "npt explanation": "keyquery.estimators.npt.explanation",

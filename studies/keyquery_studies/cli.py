@@ -10,6 +10,7 @@ from keyquery_studies.datapoints.command import datapoints
 from keyquery_studies.depth.command import depth
 from keyquery_studies.dial.command import dial
 from keyquery_studies.kernels.command import kernels
+from keyquery_studies.lineage.command import lineage
 from keyquery_studies.mask.command import mask
 from keyquery_studies.objectives.command import objectives
 from keyquery_studies.primal.command import primal
@@ -39,6 +40,7 @@ COMMANDS = (
     rerank,
     words,
     stability,
+    lineage,
 )
 for command in COMMANDS:
     study.command(command.__name__.replace("_", "-"))(command)

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import Output, writes
+from keyquery.checkpoints import read
+from keyquery.cli.options import PATH, STR, Output, writes, written
+from keyquery.instruments.lineage.fingerprint import Fingerprint, fingerprint
+from keyquery.instruments.lineage.index import among as search
+from keyquery.instruments.lineage.index import index_files, packed
 from keyquery.instruments.lineage.lineage import lineage as compare_weights
+from keyquery.support.files import write_all
+from keyquery.support.progress import Progress
+from keyquery.survey.find_models import find_models
 
 
-@writes("json", "csv")
+@writes("json", "csv", "html")
 def lineage(
-    ours: Annotated[str, typer.Argument(help="A model: a folder, a file (safetensors, GGUF, torch), or a hub model.")],
-    theirs: Annotated[str, typer.Argument(help="The model that may be made from it.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODELS...",
+            help="Two models: folders, files (safetensors, GGUF, torch) or hub models; the second may be made from the "
+            "first. With --among one model, with --index any number.",
+        ),
+    ],
     other: Annotated[
         list[str] | None,
-        typer.Option("--with", help="Another model that a merge may be made of; may be repeated."),
+        typer.Option("--with", metavar=STR, help="Another model that a merge may be made of; may be repeated."),
+    ] = None,
+    among: Annotated[
+        Path | None,
+        typer.Option(metavar=PATH, help="Search for relatives in this folder of models, or in an index."),
+    ] = None,
+    index: Annotated[
+        Path | None,
+        typer.Option(metavar=PATH, file_okay=False, help="Add the models' fingerprints (≤ 200 kB each) to this index."),
     ] = None,
     *,
     output: Output,
@@ -25,7 +48,46 @@ def lineage(
 
     Two tests: spectra of every head, which survive a rotated or permuted residual stream and a new order of heads, and
     inner products of the forms themselves. Each has a p-value against unrelated models. Reads queries and keys only.
+
+    Examples: `keyquery lineage BASE MODEL` · `keyquery lineage --index prints models/*` ·
+    `keyquery lineage MODEL --among prints`
     """
+    _check(models, other, among, index)
     with output.watching() as progress:
-        reading = compare_weights(ours, theirs, other or (), progress=progress)
+        if index is not None:
+            _add(models, index, progress, output)
+            return
+        if among is not None:
+            reading = search(models[0], _prints(among, progress), progress)
+        else:
+            reading = compare_weights(models[0], models[1], other or (), progress=progress)
     output.deliver(reading)
+
+
+def _check(models: list[str], other: list[str] | None, among: Path | None, index: Path | None) -> None:
+    if index is not None and (among or other):
+        raise ValueError("--index adds models to an index: give it without --among and --with")
+    if among is not None and other:
+        raise ValueError("--with is for two models: give it without --among")
+    if among is not None and not among.is_dir():
+        raise NotADirectoryError(f"--among must be a folder, got {among}")
+    wanted = None if index is not None else 1 if among is not None else 2
+    if wanted is not None and len(models) != wanted:
+        plural = "s" if wanted > 1 else ""
+        raise ValueError(f"expected {wanted} model{plural}, got {len(models)}")
+
+
+def _add(models: list[str], index: Path, progress: Progress, output: Output) -> None:
+    index.mkdir(parents=True, exist_ok=True)
+    for entry in find_models(models):
+        path = index / f"{entry.file}.safetensors"
+        write_all({path: packed(fingerprint(read(entry.source), progress=progress))})
+        if not output.quiet:
+            written(path)
+
+
+def _prints(folder: Path, progress: Progress) -> Iterable[Path | Fingerprint]:
+    """The files of an index, or the fingerprints of all models in a folder."""
+    if files := index_files(folder):
+        return files
+    return [fingerprint(read(entry.source), progress=progress) for entry in find_models([folder])]

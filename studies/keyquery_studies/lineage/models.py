@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, embedding, log_softmax, scaled_dot_product_attention, silu
+from torch.nn.functional import cross_entropy, log_softmax, scaled_dot_product_attention, silu
 
 from keyquery.support.extras import optional
 
@@ -106,8 +106,7 @@ def logits(
 ) -> Float[Tensor, "models batch time bytes"]:
     """Of the next byte, at every position."""
     models, batch, time = tokens.shape
-    rows = tokens + BYTES * torch.arange(models, device=tokens.device)[:, None, None]
-    x = embedding(rows, weights["embedding"].flatten(0, 1)).flatten(1, 2)
+    x = weights["embedding"].gather(1, tokens.flatten(1)[..., None].expand(-1, -1, size.width))
     cos, sin = _rotation(size, time, x)
     for layer in range(weights["query"].shape[1]):
         own = {name: weights[name][:, layer] for name in NAMES if name in weights}
@@ -196,15 +195,29 @@ def trained(
     """
     start = {name: value.clone() for name, value in weights.items()}
     free = _adapters(start) if lora else start
-    optimiser = torch.optim.Adam([value.requires_grad_() for value in free.values()], lr=rate, betas=(0.9, 0.98))
+    on_gpu = start["query"].is_cuda
+    speed = torch.tensor(0.0, device=start["query"].device)
+    settings: dict[str, Any] = {"capturable": True} if on_gpu else {}
+    optimiser = torch.optim.Adam(
+        [value.requires_grad_() for value in free.values()], lr=speed, betas=(0.9, 0.98), **settings
+    )
+    tokens = draw(0)
+
+    def update() -> None:
+        optimiser.zero_grad()
+        loss(size, _with_adapters(start, free) if lora else free, tokens, teacher).sum().backward()
+        optimiser.step()
+
+    step_once = _captured(update, optimiser) if on_gpu else update
     end = monotonic() + seconds
     found: dict[int, Weights] = {}
     for step in range(steps):
         cosine = 0.55 + 0.45 * math.cos(math.pi * step / steps)
-        optimiser.param_groups[0]["lr"] = rate * min((step + 1) / 50, 1.0) * cosine
-        optimiser.zero_grad()
-        loss(size, _with_adapters(start, free) if lora else free, draw(step), teacher).sum().backward()
-        optimiser.step()
+        speed.fill_(rate * min((step + 1) / 50, 1.0) * cosine)
+        tokens.copy_(draw(step))
+        step_once()
+        if on_gpu and step % 20 == 0:  # so that the clock is that of the GPU
+            torch.cuda.synchronize()
         late = monotonic() > end
         if late or step + 1 in (*kept, steps):
             now = _with_adapters(start, free) if lora else free
@@ -212,6 +225,21 @@ def trained(
         if late:
             break
     return found
+
+
+def _captured(update: Callable[[], None], optimiser: torch.optim.Optimizer) -> Callable[[], None]:
+    """The update as one CUDA graph: small models would wait for their launches. It is run thrice at rate 0."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            update()
+    torch.cuda.current_stream().wait_stream(stream)
+    optimiser.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        update()
+    return graph.replay
 
 
 def _adapters(weights: Weights) -> Weights:

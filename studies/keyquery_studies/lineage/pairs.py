@@ -13,7 +13,7 @@ import torch
 import keyquery as kq
 from keyquery.instruments.lineage.evidence import basis_free, shared_basis
 from keyquery.instruments.lineage.fingerprint import PERMUTATIONS, Fingerprint, fingerprint
-from keyquery.instruments.look.difference import difference
+from keyquery.instruments.lineage.weight_change import weight_change
 
 NAMES = {"basis-free": "free", "shared basis": "shared"}
 
@@ -43,7 +43,7 @@ def kin(folder: Path, source: str, derived: str, others: Sequence[str], facts: M
     for test in reading.tests:
         name = NAMES[test["test"]]
         found |= {name: round(test["statistic"], 4), f"{name}_path": test["path"]}
-    rows = difference(*map(kq.read, pair))["rows"] or []  # also where no test finds the models related
-    moved = [row["change"] for row in rows if row["change"] is not None]
+    change = weight_change(*map(kq.read, pair))  # also where no test finds the models related
+    moved = [row["change"] for row in change.rows if row["change"] is not None] if change else []
     found |= {"change": round(statistics.median(moved), 6) if moved else None, "label": reading.label}
     return {**facts, **found, "merge": [round(row["weight"], 4) for row in reading.merge]}

@@ -18,6 +18,7 @@ from keyquery_studies.common.runner import device_name, study_folder
 from keyquery_studies.lineage.kin import kin_of
 from keyquery_studies.lineage.models import Size, Weights, joined, picked, save
 from keyquery_studies.lineage.pairs import kin, unrelated
+from keyquery_studies.lineage.summary import kinds, nulls
 from keyquery_studies.lineage.training import Plan, Texts, bases, distilled, fine_tunes, other_bases, single
 
 CHUNK = 24  # pairs per task
@@ -33,6 +34,14 @@ class Kinship(Reading, kind="lineage study"):
     def records(self) -> list[dict[str, Any]]:
         """One row per model made from a base."""
         return [dict(row) for row in self.kin]
+
+    def nulls(self) -> list[dict[str, Any]]:
+        """Per config, set and test: the statistic of unrelated pairs, false alarms, and whether p is uniform."""
+        return nulls(self.null)
+
+    def kinds(self) -> list[dict[str, Any]]:
+        """Per kind: area under the ROC curve of each test against the unrelated test pairs, change, loss, labels."""
+        return kinds(self.kin, self.null)
 
 
 class Pool:
@@ -99,6 +108,10 @@ def _trained_and_tested(plan: Plan, texts: Texts, folder: Path, pool: Pool, devi
         _saved(size, weights, folder, group)
     _test_unrelated(pool, folder, range(0, plan.bases, 2), {"config": size.name, "set": "calibrate"})
     _test_unrelated(pool, folder, range(1, plan.bases, 2), {"config": size.name, "set": "test"})
+    for other_size in plan.sizes[1:]:
+        _saved(other_size, other_bases(other_size, plan, texts, device), folder, other_size.name)
+        facts = {"config": other_size.name, "set": "test"}
+        _test_unrelated(pool, folder, range(plan.others), facts, other_size.name)
     losses = texts.losses(size, first["base"], plan)
     start = picked(first["base"], parents)
     tuned = fine_tunes(plan, texts, start)
@@ -114,10 +127,6 @@ def _trained_and_tested(plan: Plan, texts: Texts, folder: Path, pool: Pool, devi
         other = single(first["base"], parents[number - 1])
         made = list(kin_of(size, single(first["base"], base), own_tuned, other, base))
         _test_kin(pool, plan, texts, folder, made, base, parents[number - 1], losses[base], device)
-    for other_size in plan.sizes[1:]:
-        _saved(other_size, other_bases(other_size, plan, texts, device), folder, other_size.name)
-        facts = {"config": other_size.name, "set": "test"}
-        _test_unrelated(pool, folder, range(plan.others), facts, other_size.name)
 
 
 def _saved(size: Size, weights: Weights, folder: Path, group: str) -> None:

@@ -13,7 +13,8 @@ import keyquery as kq
 from keyquery.forms import Rope
 from keyquery.instruments.lineage.alignment import JUMP, best_path, matched
 from keyquery.instruments.lineage.fingerprint import gaps, in_halves, spectra_of
-from keyquery.instruments.lineage.weight_change import inversions
+from keyquery.instruments.lineage.weight_change import inversions, weight_change
+from keyquery.instruments.look.difference import difference
 
 WIDTH, DEPTH, HEADS = 64, 4, 4
 
@@ -174,6 +175,15 @@ def test_rounding_keeps_the_order_and_a_change_of_equal_size_does_not():
     assert inversions(rounded, old) == 0  # nor where it is undone
     change = (rounded / 7 * old.amax(-1, keepdim=True) - old).flip(0)
     assert inversions(old, old + change) > 0.1 * old.numel()
+
+
+def test_change_of_each_head_is_that_of_the_float64_comparison(base):
+    torch.manual_seed(2)
+    pair = kq.read(base), kq.read(changed(base, fine_tuned))
+    rows = weight_change(*pair).rows
+    exact = difference(*pair)["rows"]
+    for name in ("change", "symmetric", "skew"):
+        assert [row[name] for row in rows] == pytest.approx([row[name] for row in exact], rel=1e-4)
 
 
 def test_interleaved_rope_rows_are_put_in_halves():

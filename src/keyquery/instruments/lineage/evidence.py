@@ -30,6 +30,7 @@ from keyquery.support.statistics import student_tail
 UNRELATED = {"basis-free": (0.66, 1.2), "shared basis": (0.0, 1.1)}
 FREEDOM = 10
 SHIFTS = 32  # of the gaps, in either direction, at most
+IN_ORDER = 0.5  # of the similarity of matched heads, above which heads stand in their own order
 FEWEST = 7  # gaps per spectrum
 
 
@@ -44,6 +45,7 @@ class Evidence:
     layers: list[float]  # z of each of their layers, with its source
     heads: list[list[int]]  # our head for each of theirs, per layer
     similarity: list[list[float]]  # of the matched heads
+    reordered: bool  # whether heads match far better in another order than in their own
     table: list[list[float]]  # z of all pairs of layers
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,8 +118,12 @@ def _result(test: str, mine: Sequence[Tensor], other: Sequence[Tensor], null: It
     pairs = [blocks[source][layer].double().cpu().numpy() for layer, source in enumerate(path)]
     heads = [matched(pair) for pair in pairs]
     found = [[float(pair[own, head]) for head, own in enumerate(row)] for pair, row in zip(pairs, heads, strict=True)]
+    own_order = [float(pair[head % len(pair), head]) for pair in pairs for head in range(pair.shape[1])]
+    reordered = np.mean(own_order) < IN_ORDER * np.mean([value for row in found for value in row])
     of_path = [float(z[0][source, layer]) for layer, source in enumerate(path)]
-    return Evidence(test, statistic, p_value(test, statistic), path, of_path, heads, found, z[0].tolist())
+    return Evidence(
+        test, statistic, p_value(test, statistic), path, of_path, heads, found, bool(reordered), z[0].tolist()
+    )
 
 
 def _similarity(mine: Sequence[Tensor], other: Sequence[Tensor]) -> Float[Tensor, "ours theirs"]:

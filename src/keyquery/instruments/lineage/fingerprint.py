@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -86,14 +87,13 @@ def _standardised(layers: Sequence[LayerPrint]) -> list[LayerPrint]:
 
 def _print(layer: Layer, permutations: int) -> LayerPrint:
     form = layer.folded
-    form = Form(form.query.flatten(0, -3), form.key.expand_as(form.query).flatten(0, -3)) if form.batch else form[None]
+    form = form if form.batch else form[None]
     norm = form.norm().clamp(min=1e-300)
+    spectra = spectra_of(form).flatten(0, -3)
     sketch, permuted = _sketches(form, norm, permutations)
     planes = _planes(layer, form, norm)
     planes = None if planes is None else _relative(planes).float()
-    return LayerPrint(
-        layer.index, form.dim, form.rank, gaps(spectra_of(form)).float(), planes, sketch, permuted, _linear(layer)
-    )
+    return LayerPrint(layer.index, form.dim, form.rank, gaps(spectra).float(), planes, sketch, permuted, _linear(layer))
 
 
 def gaps(values: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch gaps"]:
@@ -109,7 +109,7 @@ def _relative(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
     return (rows / local.clamp(min=1e-12)).clamp(max=LARGEST) - 1
 
 
-def spectra_of(form: Form) -> Float[Tensor, "heads 4 r"]:
+def spectra_of(form: Form) -> Float[Tensor, "*heads 4 r"]:
     """Singular values of M, positive and absolute negative eigenvalues of S, singular values of A, one per pair."""
     r = form.rank
     eigenvalues = form.symmetric_eigenvalues()
@@ -131,10 +131,13 @@ def _planes(layer: Layer, form: Form, norm: Tensor) -> Float[Tensor, "heads plan
     if layer.rope is None or layer.rope.dims < 8:
         return None
     dims = layer.rope.dims
-    order = torch.arange(dims).reshape(-1, 2) if layer.rope.interleaved else torch.arange(dims).reshape(2, -1).T
-    query, key = (factor[:, order].double() for factor in (form.query, form.key))  # (heads, planes, 2, d)
-    square = ((query @ query.mT) * (key @ key.mT)).sum((-2, -1))
-    return square.clamp(min=0).sqrt() / norm[:, None]
+    order = torch.arange(dims).reshape(-1, 2).T if layer.rope.interleaved else torch.arange(dims).reshape(2, -1)
+    square: Any = 0
+    query, key = ([factor.float()[..., rows, :] for rows in order] for factor in (form.query, form.key))
+    for one, other in ((0, 0), (0, 1), (1, 1)):  # ‖QᵀK‖² = Σ (QQᵀ)∘(KKᵀ), over the two rows of a plane
+        products = (torch.linalg.vecdot(side[one], side[other]).double() for side in (query, key))
+        square = square + (1 + (one != other)) * next(products) * next(products)
+    return (square.clamp(min=0).sqrt() / norm.unsqueeze(-1)).flatten(0, -2)
 
 
 def _projections(dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -148,10 +151,11 @@ def _sketches(form: Form, norm: Tensor, permutations: int) -> tuple[Tensor, Tens
     generator = torch.Generator().manual_seed(form.dim)
     orders = [torch.arange(form.dim), *(torch.randperm(form.dim, generator=generator) for _ in range(permutations))]
     query, key = (factor.float() for factor in (form.query, form.key))
-    left = query @ torch.cat([first[order] for order in orders], 1)  # (heads, r, orders·s)
+    left = query @ torch.cat([first[order] for order in orders], 1)  # (*heads, r, orders·s)
     right = key @ torch.cat([second[order] for order in orders], 1)
     left, right = (side.unflatten(-1, (len(orders), SKETCH)).movedim(-2, 0) for side in (left, right))
-    cells = (left.mT @ right).flatten(-2) / norm.float()[None, :, None] / SKETCH
+    cells = (left.mT @ right).flatten(-2) / norm.float().unsqueeze(-1) / SKETCH
+    cells = cells.flatten(1, -2)  # groups and the queries that share a key
     return cells[0], cells[1:] if permutations else None
 
 

@@ -99,6 +99,15 @@ def unpacked(path: str | Path) -> Fingerprint:
         raise ValueError(f"{path} is not a fingerprint of `keyquery lineage --index`: {error}") from None
 
 
+def index_files(folder: Path) -> list[Path]:
+    """The fingerprints in a folder; none if it holds models."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return []
+    with safe_open(files[0], "pt") as file:
+        return files if (file.metadata() or {}).get("format") == FORMAT else []
+
+
 def _fingerprint(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Fingerprint:
     table = tensors["layers"].tolist()
     sizes = [row[1] for row in table]

@@ -13,7 +13,6 @@ from keyquery.checkpoints import Heads, read
 from keyquery.instruments.lineage.evidence import Evidence, basis_free, shared_basis
 from keyquery.instruments.lineage.fingerprint import PERMUTATIONS, Fingerprint, fingerprint
 from keyquery.instruments.lineage.weight_change import WeightChange, weight_change
-from keyquery.instruments.look.difference import difference
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress
 
@@ -21,6 +20,7 @@ LEVEL = 1e-4  # p-values below it count as evidence
 ROUNDING = 1e-5  # relative change of M that rounding in float32 explains
 ROUNDED = 0.1  # of the inversions that a random change of equal size makes, below which a change is rounding
 ROTATED = 5.0  # times the change of the forms, above which a change of the weights is one of basis
+FAR = 0.7  # median change of M, from which what the models share may be no more than their initialisation
 FEW = 12  # heads below which nothing found is not evidence that there is nothing
 
 
@@ -98,9 +98,9 @@ def lineage(ours: Any, theirs: Any, others: Sequence[Any] = (), progress: Progre
     mine, other = fingerprint(first, progress=progress), fingerprint(second, PERMUTATIONS, progress)
     tests = [test for test in (basis_free(mine, other), shared_basis(mine, other)) if test is not None]
     in_order = _in_order(tests, mine, other)
-    changes = (difference(first, second, progress)["rows"] or []) if in_order else []
+    moved = weight_change(first, second, progress) if in_order else None
     merge = _merge([mine, *(fingerprint(model, progress=progress) for model in rest)], other) if rest else []
-    label, reasons = _label(mine, other, tests, changes, merge, weight_change(first, second) if changes else None)
+    label, reasons = _label(mine, other, tests, merge, moved)
     return Lineage(
         ours=mine.name,
         theirs=other.name,
@@ -108,7 +108,7 @@ def lineage(ours: Any, theirs: Any, others: Sequence[Any] = (), progress: Progre
         reasons=reasons,
         tests=[test.to_dict() for test in tests],
         layers={"ours": [layer.index for layer in mine.layers], "theirs": [layer.index for layer in other.layers]},
-        changes=changes,
+        changes=moved.rows if moved else [],
         merge=merge,
         provenance=provenance(ours=dict(first.model), theirs=dict(second.model), level=LEVEL),
     )
@@ -125,7 +125,6 @@ def _label(
     mine: Fingerprint,
     other: Fingerprint,
     tests: Sequence[Evidence],
-    changes: Sequence[Mapping[str, Any]],
     merge: Sequence[Mapping[str, Any]],
     moved: WeightChange | None,
 ) -> tuple[str, list[str]]:
@@ -146,19 +145,18 @@ def _label(
         return "pruned or stacked", [*reasons, "layers come from " + ", ".join(map(str, best.path))]
     if "shared basis" not in related:
         return "disguised", [*reasons, "equal spectra in another basis: the residual stream was rotated or permuted"]
-    if best.heads != [list(range(len(row))) for row in best.heads]:
+    if best.reordered:
         return "disguised", [*reasons, "heads stand in another order"]
-    return _degree(changes, merge, moved, reasons)
+    return _degree(merge, moved, reasons)
 
 
 def _degree(
-    changes: Sequence[Mapping[str, Any]],
     merge: Sequence[Mapping[str, Any]],
     moved: WeightChange | None,
     reasons: list[str],
 ) -> tuple[str, list[str]]:
     """The label of models whose layers and heads correspond in one basis, by how they differ."""
-    sizes = [row["change"] for row in changes if row["change"] is not None]
+    sizes = [] if moved is None else [row["change"] for row in moved.rows if row["change"] is not None]
     if not sizes or moved is None:
         return "fine-tuned", reasons
     reasons.append(f"median change of a head: {statistics.median(sizes):.2g} of ‖M‖, of Wq: {moved.size:.2g}")
@@ -171,7 +169,10 @@ def _degree(
         return "merged", [*reasons, parts]
     if moved.inversions < ROUNDED:
         return "requantised", [*reasons, "the change of the weights is rounding: it keeps their order"]
-    return "fine-tuned", [*reasons, "the change of the weights is not rounding"]
+    reasons.append("the change of the weights is not rounding")
+    if statistics.median(sizes) > FAR:
+        reasons.append("so large a change also comes from training one initialisation twice, or from noise")
+    return "fine-tuned", reasons
 
 
 def _merge(models: Sequence[Fingerprint], target: Fingerprint) -> list[dict[str, Any]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from keyquery.instruments.lineage.index import Relatives
 from keyquery.instruments.lineage.lineage import Lineage
 from keyquery.report.kit.tables import columns_table
 from keyquery.support.printable import printable
 
+SHOWN = 10  # relatives
 CAVEAT = "A match is evidence of shared weights, not of who copied whom. Only queries and keys were compared."
 
 
@@ -28,21 +31,51 @@ def lineage_lines(reading: Lineage) -> list[Any]:
 
 def _tests(reading: Lineage) -> Table:
     table = columns_table("test", "statistic", "p", "source of each layer")
+    names = layer_names(reading, "ours")
     for test in reading.tests:
-        p = f"{test['p']:.1e}" if test["p"] > 0 else "0"
-        table.add_row(test["test"], f"{test['statistic']:.1f}", p, _path(test["path"]))
+        table.add_row(test["test"], f"{test['statistic']:.1f}", p_text(test["p"]), runs(test["path"], names))
     return table
 
 
-def _path(path: list[int]) -> str:
-    """Runs of layers, as "0-3, 2-5"."""
-    runs: list[list[int]] = []
+def p_text(p: float) -> str:
+    """A p-value in words: beyond 1e-15 its calibration means nothing.
+
+    >>> p_text(0.0213), p_text(3e-22)
+    ('2.1e-02', '< 1e-15')
+    """
+    return f"{p:.1e}" if p > 1e-15 else "< 1e-15"
+
+
+def layer_names(reading: Lineage, side: str) -> list[str]:
+    """The labels of the layers that were compared, as the checkpoint numbers them."""
+    labels = reading.provenance.get(side, {}).get("labels")
+    return [printable(labels[index]) if labels else str(index) for index in reading.layers[side]]
+
+
+def runs(path: Sequence[int], names: Sequence[str]) -> str:
+    """Runs of layers.
+
+    >>> runs([0, 1, 2, 1, 2], ["0", "1", "2"])
+    '0-2, 1-2'
+    """
+    found: list[list[int]] = []
     for layer in path:
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
+        if found and layer == found[-1][1] + 1:
+            found[-1][1] = layer
         else:
-            runs.append([layer, layer])
-    return ", ".join(f"{low}-{high}" if high > low else f"{low}" for low, high in runs)
+            found.append([layer, layer])
+    return ", ".join(f"{names[low]}-{names[high]}" if high > low else names[low] for low, high in found)
+
+
+def relatives_lines(reading: Relatives) -> list[Any]:
+    """The nearest models of an index."""
+    facts = f"{reading.searched} searched, {reading.comparable} of a comparable shape"
+    lines: list[Any] = [Text(f"relatives of {printable(reading.model)}: {facts}", style="bold")]
+    table = columns_table("model", "related", "p (adjusted)", "basis-free", "shared basis")
+    for row in reading.rows[:SHOWN]:
+        statistics = ("–" if row[name] is None else f"{row[name]:.1f}" for name in ("basis_free", "shared_basis"))
+        table.add_row(printable(row["model"]), "yes" if row["related"] else "no", p_text(row["p"]), *statistics)
+    return [*lines, table, "", CAVEAT] if reading.rows else [*lines, "", CAVEAT]
 
 
 def _moved(reading: Lineage) -> Table:

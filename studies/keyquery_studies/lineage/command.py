@@ -1,0 +1,36 @@
+"""`keyquery study lineage`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keyquery.cli.options import DEVICE, WORKERS, Out, Output, writes
+
+
+@writes("json", "csv", "picture")
+def lineage(
+    corpus: Annotated[Path, typer.Argument(help="A text file: most bases are trained on it.")],
+    other: Annotated[Path, typer.Argument(help="A text of another kind, for fine-tuning and for one base in four.")],
+    out: Out = None,
+    bases: Annotated[int, typer.Option(min=4, help="Bases of the first config; one half calibrates.")] = 96,
+    kin: Annotated[int, typer.Option(min=1, help="Bases of the test half from which others are made.")] = 16,
+    others: Annotated[int, typer.Option(min=2, help="Bases of each of three other configs.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of a base.")] = 2000,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes that test pairs.")] = WORKERS,
+    device: Annotated[str, typer.Option(help="Device of the trainings: cpu, cuda, or auto.")] = DEVICE,
+    *,
+    output: Output,
+) -> None:
+    """Is this model made from that one? Train bases, make others from them, and test all pairs.
+
+    Fine-tunes, LoRA, merges, pruning, stacking, quantisation, disguises and noise; unrelated pairs, students and twins.
+    """
+    from keyquery.capture.load import pick_device
+    from keyquery_studies.lineage.study import run
+    from keyquery_studies.lineage.training import Plan
+
+    plan = Plan(bases=bases, kin=kin, others=others, steps=steps)
+    output.deliver(run((corpus, other), out, plan, pick_device(device), workers))

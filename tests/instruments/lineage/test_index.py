@@ -1,0 +1,89 @@
+"""An index of fingerprints: small files, found relatives, and refusals."""
+
+import copy
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import keyquery as kq
+from keyquery.cli import app
+from keyquery.instruments.lineage.fingerprint import Fingerprint, LayerPrint, fingerprint
+from keyquery.instruments.lineage.index import among, packed, unpacked
+from keyquery.reading import Reading
+
+
+def decoder(seed):
+    torch.manual_seed(seed)
+    return kq.Decoder(64, depth=4, heads=4)
+
+
+def large(layers, heads, width, planes):
+    """A fingerprint of random numbers."""
+    draw = torch.Generator().manual_seed(0)
+
+    def layer(index):
+        gaps = torch.randn(heads, 4, width - 1, generator=draw)
+        return LayerPrint(index, 4096, width, gaps, torch.randn(heads, planes), torch.randn(heads, 256, generator=draw))
+
+    return Fingerprint("large", [layer(index) for index in range(layers)])
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 128, 64), (80, 64, 128, 64), (12, 12, 64, 32)])
+def test_files_are_small(shape, tmp_path):
+    path = tmp_path / "large.safetensors"
+    path.write_bytes(packed(large(*shape)))
+    assert path.stat().st_size <= 200_000
+    assert unpacked(path).layers[0].width == shape[2]
+
+
+def test_what_is_kept_is_what_was_there(tmp_path):
+    whole = fingerprint(kq.read(decoder(0)))
+    (tmp_path / "a").write_bytes(packed(whole))
+    for kept, layer in zip(unpacked(tmp_path / "a").layers, whole.layers, strict=True):
+        assert (kept.gaps / 30 - layer.gaps).abs().max() < 0.02
+        cosines = torch.nn.functional.cosine_similarity(kept.sketch, layer.sketch)
+        assert cosines.min() > 0.999
+
+
+def test_relatives_are_found_among_others(tmp_path):
+    for seed in range(6):
+        (tmp_path / f"{seed}.safetensors").write_bytes(packed(fingerprint(kq.read(decoder(seed)))))
+    model = copy.deepcopy(decoder(3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * parameter.std() * torch.randn_like(parameter) if parameter.ndim > 1 else 0
+    reading = among(model, sorted(tmp_path.iterdir()))
+    assert [row["file"].endswith("3.safetensors") for row in reading.rows if row["related"]] == [True]
+    assert reading.comparable == 6
+
+
+def test_foreign_files_are_refused(tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(b"junk")
+    with pytest.raises(ValueError, match="is not a fingerprint"):
+        unpacked(tmp_path / "x.safetensors")
+
+
+def test_commands(tmp_path):
+    def keyquery(*arguments):
+        return CliRunner().invoke(app, ["lineage", *map(str, arguments)], catch_exceptions=False)
+
+    models, index = tmp_path / "models", tmp_path / "index"
+    for name in ("DECODER", "ENCODER"):
+        (models / name).parent.mkdir(exist_ok=True)
+        (models / name).symlink_to(getattr(kq.models, name))
+    assert keyquery("--index", index, kq.models.DECODER, kq.models.ENCODER).exit_code == 0
+    assert len(list(index.iterdir())) == 2
+    for place in (index, models):
+        assert keyquery(kq.models.DECODER, "--among", place, "--json", tmp_path / "a.json", "--force").exit_code == 0
+        rows = Reading.load(tmp_path / "a.json").records()
+        assert [row["related"] for row in rows] == [True, False][: len(rows)]
+    page = tmp_path / "a.html"
+    assert keyquery(kq.models.DECODER, kq.models.DECODER, "--html", page, "--csv", tmp_path / "a.csv").exit_code == 0
+    assert "identical" in page.read_text()
+
+
+@pytest.mark.parametrize("arguments", [["a"], ["a", "b", "--among", "."], ["a", "--index", "x", "--among", "."]])
+def test_wrong_arguments(arguments):
+    with pytest.raises(ValueError, match=r"expected|--index"):
+        CliRunner().invoke(app, ["lineage", *arguments], catch_exceptions=False)

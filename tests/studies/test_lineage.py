@@ -1,0 +1,87 @@
+"""The study of lineage: its models are those of transformers, its changes are what they are called."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from keyquery_studies.lineage import changes
+from keyquery_studies.lineage.models import SIZES, as_model, batches, initial, logits, loss, trained
+from keyquery_studies.lineage.summary import kinds, nulls
+
+gguf = pytest.importorskip("gguf")
+
+
+def models(size, count=2):
+    torch.manual_seed(0)
+    weights = initial(size, range(count))
+    return {name: value + 0.1 * torch.randn_like(value) for name, value in weights.items()}
+
+
+def first(weights):
+    return {name: value[0] for name, value in weights.items()}
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: size.name)
+def test_models_side_by_side_are_those_of_transformers(size):
+    weights, tokens = models(size), torch.randint(256, (2, 3, 9), generator=torch.Generator().manual_seed(0))
+    found = logits(size, weights, tokens)
+    for number in range(2):
+        model = as_model(size, {name: value[number] for name, value in weights.items()})
+        with torch.no_grad():
+            assert torch.allclose(model(tokens[number]).logits, found[number], atol=1e-4)
+
+
+@pytest.mark.parametrize("change", ["turned", "heads_permuted", "heads_rotated", "heads_rescaled", "disguised"])
+def test_disguises_change_weights_and_not_the_model(change):
+    size, draw = SIZES[1], torch.Generator().manual_seed(0)
+    weights = first(models(size))
+    arguments = (weights, changes.random_rotation(size.width, draw)) if change == "turned" else (size, weights, draw)
+    other = getattr(changes, change)(*arguments)
+    tokens = torch.randint(256, (1, 3, 9), generator=draw)
+    before, after = (logits(size, {name: v[None] for name, v in w.items()}, tokens) for w in (weights, other))
+    assert torch.allclose(before, after, atol=1e-4)
+    assert (other["query"] - weights["query"]).norm() > 0.1 * weights["query"].norm()
+
+
+@pytest.mark.parametrize(("kind", "function"), [("Q8_0", changes.q8_0), ("Q4_0", changes.q4_0)])
+def test_quantisation_is_that_of_gguf(kind, function):
+    value = torch.randn(3, 8, 64, generator=torch.Generator().manual_seed(0))
+    code = gguf.GGMLQuantizationType[kind]
+    expected = gguf.quants.dequantize(gguf.quants.quantize(value.numpy(), code), code)
+    assert np.array_equal(function(value).numpy(), expected)
+
+
+def test_merges_by_hand():
+    base, one, two = ({"w": torch.tensor(row)} for row in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0]))
+    assert changes.merged(one, two, 0.25)["w"].tolist() == [0.25, 0.75]
+    assert changes.task_vectors(base, [one, two])["w"].tolist() == [1.0, 1.0]
+    assert changes.slerped(one, two, 0.5)["w"].tolist() == pytest.approx([0.5**0.5] * 2)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_seeds_trained_together_are_those_trained_alone(lora):
+    size = SIZES[0]
+    weights, text = initial(size, [0, 1]), torch.arange(3000) % 61
+    draw = batches(text, [(0, 3000)] * 2, [5, 6], 4, 2, 8)
+    torch.manual_seed(0)
+    together = trained(size, weights, draw, 3e-3, 4, lora=lora)[4]
+    assert float(loss(size, together, draw(0)).sum()) < float(loss(size, weights, draw(0)).sum())
+    if not lora:  # adapters are drawn for all models at once
+        alone = trained(size, initial(size, [1]), batches(text, [(0, 3000)], [6], 4, 2, 8), 3e-3, 4)[4]
+        assert torch.allclose(together["query"][1], alone["query"][0], atol=1e-4)
+
+
+def test_summaries_by_hand():
+    names = [f"m{i}" for i in range(8)]
+    null = [
+        {"config": "c", "set": kind, "first": a, "second": b, "free": 0.1 * i, "shared": -1.0 * i}
+        for kind in ("calibrate", "test")
+        for i, (a, b) in enumerate(itertools.pairwise(names))
+    ]
+    made = {"kind": "copy", "label": "identical", "change": 0.0, "loss": 2.0, "base_loss": 1.5, "merge": [], "base": 0}
+    (row,) = kinds([{**made, "free": 50.0, "shared": 0.0}, {**made, "free": 40.0, "shared": -6.0}], null)
+    assert (row["free_area"], row["found"], row["loss"]) == (1.0, 2, 0.5)
+    assert row["shared_area"] == pytest.approx((6.5 + 0.5) / 14)
+    assert {r["alarms"] for r in nulls(null)} == {0}
+    assert nulls(null)[0]["mean"] == pytest.approx(0.3)
