@@ -217,13 +217,13 @@ def test_standardisation_is_of_what_is_learned_from():
     assert model.mean_[0] != X[:, 0, 0].mean()
     assert abs(model.mean_[0] - X[:, 0, 0].mean()) < 0.5
     assert (model.mean_[1], model.scale_[1]) == (5.0, 1.0)
-    assert {"epoch", "loss", "held_out_loss"} == set(model.history_[0])
+    assert {"epoch", "loss", "validation_loss"} == set(model.history_[0])
 
 
 def test_it_stops_when_it_gets_no_better():
     X, y = drawn(2, 1, 100, 1, seed=0)
     model = kq.TransportClassifier(random_state=0, epochs=400, device="cpu").fit(X, y)
-    losses = [row["held_out_loss"] for row in model.history_]
+    losses = [row["validation_loss"] for row in model.history_]
     assert len(losses) < 400
     assert int(np.argmin(losses)) == len(losses) - 21
 

@@ -268,7 +268,7 @@ def learn(
         {
             "step": row["step"],
             "loss": row["loss"],
-            **({"held_out_loss": row["validation"]} if "validation" in row else {}),
+            **({"validation_loss": row["validation"]} if "validation" in row else {}),
         }
         for row in log.rows
     ]

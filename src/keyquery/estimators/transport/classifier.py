@@ -209,7 +209,7 @@ class TransportClassifier(Classifier, SavedEstimator):
             log = train(network, draw, loss, recipe, validate=validate if checked else None, progress=progress)
         except FloatingPointError as error:  # the loop suggests options that this estimator does not have
             raise FloatingPointError(f"{str(error).split(':')[0]}: X may hold values too large") from None
-        names = {"loss": "loss", "validation": "held_out_loss"}
+        names = {"loss": "loss", "validation": "validation_loss"}
         return [
             {"epoch": int(row["step"]) // every, **{names[key]: row[key] for key in names if key in row}}
             for row in log.rows
