@@ -26,17 +26,27 @@ def fit_network(
     interrupted: Callable[[str], Any] = lambda message: None,
     progress: Progress | None = None,
     advice: str = "a smaller lr may help",
+    verbose: bool = False,
     **options: Any,
 ) -> Log:
     """`train`, except that the first Ctrl-C ends it with a warning and keeps the best weights.
 
-    `interrupted` is then called with the message; `advice` ends the error of a loss that is not finite.
+    `interrupted` is then called with the message; `advice` ends the error of a loss that is not finite. `verbose`
+    prints validation losses where no progress bar is shown.
 
     >>> draw = lambda step, generator: torch.randn(8, 2, generator=generator)
     >>> log = fit_network(nn.Linear(2, 1), draw, lambda model, x: model(x).square().mean(), Recipe(20, check_every=10))
     >>> len(log.rows)
     2
     """
+    losses = list[float]()
+
+    def checked(model: Any) -> float:
+        assert validate is not None
+        losses.append(validate(model))
+        report(verbose, f"validation {len(losses)}: {losses[-1]:.4f}")
+        return losses[-1]
+
     with first_interrupt_stops() as stopped:
         try:
             log = train(
@@ -44,7 +54,7 @@ def fit_network(
                 draw,
                 loss,
                 recipe,
-                validate=validate,
+                validate=None if validate is None else checked,
                 until=lambda step: stopped() or until(step),
                 progress=progress,
                 **options,
