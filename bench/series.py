@@ -121,9 +121,10 @@ def main():
         return
     warnings.simplefilter("ignore")
     begun = time.process_time()
-    warm = [np.random.default_rng(seed).normal(size=(30, 1)) for seed in range(12)]
-    for name in options.methods:
-        measured(name, 0, warm, np.arange(12) % 2, np.arange(6), np.arange(6, 12))
+    for dims in (1, 2):
+        warm = [np.random.default_rng(seed).normal(size=(30, dims)) for seed in range(12)]
+        for name in options.methods:
+            measured(name, 0, warm, np.arange(12) % 2, np.arange(6), np.arange(6, 12))
     everything = sorted(sets(options.data), key=lambda one: sum(values.size for values in one[1]))
     for name, series, y, counts in everything:
         if sum(values.size for values in series) > options.most:
