@@ -94,6 +94,19 @@ def test_leave_one_out_is_that_of_refitted_regressions():
     assert np.allclose(features.numpy() @ fitted.weight.numpy() + fitted.bias.numpy(), whole.predict(Z), atol=1e-8)
 
 
+def test_classes_of_one_series_do_not_choose_the_penalty(tmp_path):
+    X, _ = waves(4)
+    model = small().fit(X, np.arange(8))
+    assert model.loss_ is None
+    assert model.score(X, np.arange(8)) == 1
+    assert model.predict_proba(X).max(1).mean() > 0.5
+    model.save(tmp_path / "model.safetensors")
+    assert kq.ConvolutionRidgeClassifier.load(tmp_path / "model.safetensors").loss_ is None
+    X, y = waves(10)
+    plain, one_more = small().fit(X, y), small().fit(np.r_[X, 9 * X[:1] ** 2], np.r_[y, ["other"]])
+    assert one_more.temperature_ == pytest.approx(plain.temperature_, rel=0.5)
+
+
 def test_more_samples_than_features_give_the_same_as_the_dual():
     rng = np.random.default_rng(1)
     features, target = torch.from_numpy(rng.normal(size=(40, 6))), torch.from_numpy(np.arange(40) % 2)

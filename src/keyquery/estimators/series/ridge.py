@@ -11,6 +11,7 @@ from torch.nn.functional import one_hot
 
 PENALTIES = torch.logspace(-4, 2, 19, dtype=torch.float64)
 TEMPERATURES = torch.logspace(-1.5, 1, 40, dtype=torch.float64)
+PENALTY, TEMPERATURE = 1e-2, 0.3  # if every class has one sample, which leave-one-out can never get right
 TINY = 1e-9
 
 
@@ -21,7 +22,7 @@ class Ridge(NamedTuple):
     bias: Float[Tensor, " classes"]
     temperature: float
     penalty: float
-    loss: float  # leave-one-out cross-entropy, in nats
+    loss: float  # leave-one-out cross-entropy of classes with two samples or more, in nats; NaN if there are none
 
 
 def fit_ridge(
@@ -46,7 +47,9 @@ def fit_ridge(
     projected = U.T @ (root * (Y - centre))
     doubt = 1 / (len(Y) + 2)
     penalties, temperatures = PENALTIES.to(Z.device), TEMPERATURES.to(Z.device)
-    best = Ridge(Z, centre, 1.0, 1.0, float("inf"))
+    judged = share * (target.bincount()[target] > 1)
+    best = Ridge(Z, centre, TEMPERATURE, PENALTY, float("inf") if judged.any() else float("nan"))
+    judged = judged / judged.sum()
     for penalty in penalties:
         shrunk = e / (e + penalty)
         leverage = U.square() @ shrunk + share
@@ -54,7 +57,7 @@ def fit_ridge(
         left_out = Y - residual / (1 - leverage).clamp(min=TINY)[:, None]
         scores = left_out / temperatures[:, None, None]
         right = scores.gather(-1, target.expand(len(temperatures), -1).unsqueeze(-1)).squeeze(-1)
-        losses = (scores.logsumexp(-1) - (1 - doubt) * right - doubt * scores.mean(-1)) @ share
+        losses = (scores.logsumexp(-1) - (1 - doubt) * right - doubt * scores.mean(-1)) @ judged
         at = int(losses.argmin())
         if losses[at] < best.loss:
             best = best._replace(temperature=float(temperatures[at]), penalty=float(penalty), loss=float(losses[at]))

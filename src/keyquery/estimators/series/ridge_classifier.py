@@ -64,7 +64,7 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
     network_: Linear
     temperature_: float  # by which scores are divided
     penalty_: float  # of the ridge regression
-    loss_: float  # leave-one-out cross-entropy of the training series, in nats
+    loss_: float | None  # leave-one-out cross-entropy of classes with two series or more, in nats
 
     def __init__(
         self,
@@ -94,7 +94,8 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
         network.weight.data.copy_(ridge.weight)
         network.bias.data.copy_(ridge.bias)
         self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
-        self.temperature_, self.penalty_, self.loss_ = ridge.temperature, ridge.penalty, ridge.loss
+        self.temperature_, self.penalty_ = ridge.temperature, ridge.penalty
+        self.loss_ = ridge.loss if ridge.loss == ridge.loss else None
         self.history_, self.columns_, self.params_ = [], columns_of(X), self._plain_params()
         return self
 
@@ -109,9 +110,10 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], Linear], int]:
         self.classes_, self.columns_ = classes_of(facts["classes"]), facts.get("columns")
         self.mean_, self.scale_ = restored_statistics(tensors, "dims")
-        for name in ("temperature", "penalty", "loss"):
+        for name in ("temperature", "penalty"):
             check_number(name, facts[name])
             setattr(self, f"{name}_", float(facts[name]))
+        self.loss_ = facts["loss"]
         if not self.temperature_ > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature_}")
         plans = facts["plans"]
