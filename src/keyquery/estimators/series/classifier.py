@@ -210,7 +210,7 @@ class SeriesClassifier(SeriesEstimator):
             patience=self.patience,
         )
         last = every * (self.epochs if epochs is None else epochs)
-        interrupted = []
+        interrupted = list[str]()
         log = fit_network(
             network,
             draw,

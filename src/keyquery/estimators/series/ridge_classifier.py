@@ -103,7 +103,11 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
         return [interpolated(values) for values in series]
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        facts = {"classes": label_facts(self.classes_), "columns": self.columns_, "temperature": self.temperature_}
+        facts: dict[str, Any] = {
+            "classes": label_facts(self.classes_),
+            "columns": self.columns_,
+            "temperature": self.temperature_,
+        }
         facts |= {"penalty": self.penalty_, "loss": self.loss_, "plans": self.network_.convolutions.plans}
         return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
 
