@@ -89,7 +89,7 @@ def plan(length: int, per_kernel: int) -> list[list[int]]:
     """Dilations of series of this length, and the number of thresholds of each, `per_kernel` in all.
 
     >>> plan(100, 10)
-    [[1, 3], [2, 1], [3, 1], [4, 1], [5, 1], [6, 1], [9, 1], [12, 1]]
+    [[1, 3], [2, 1], [3, 1], [4, 1], [5, 1], [7, 1], [9, 1], [12, 1]]
     """
     most = max((length - 1) / (LENGTH - 1), 1.0)
     steps = np.floor(2 ** np.linspace(0, np.log2(most), min(DILATIONS, per_kernel))).astype(int)
