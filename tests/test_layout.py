@@ -171,6 +171,7 @@ def test_public_names():
         "Attention",
         "BochnerTime",
         "Cache",
+        "ConvolutionRidgeClassifier",
         "Cooccurrence",
         "CooccurrenceAttention",
         "DatapointAttention",

@@ -15,6 +15,7 @@ from keyquery.estimators.rerank.heads import HeadReranker as HeadReranker
 from keyquery.estimators.rerank.k_reciprocal import KReciprocalReranker as KReciprocalReranker
 from keyquery.estimators.rerank.learned import Reranker as Reranker
 from keyquery.estimators.series.classifier import SeriesClassifier as SeriesClassifier
+from keyquery.estimators.series.ridge_classifier import ConvolutionRidgeClassifier as ConvolutionRidgeClassifier
 from keyquery.estimators.transport.classifier import TransportClassifier as TransportClassifier
 from keyquery.estimators.vision_language.parser import VisualParser as VisualParser
 from keyquery.forms import Form as Form, Rope as Rope, ksvd as ksvd, monge_gap as monge_gap, nystrom as nystrom

@@ -295,14 +295,14 @@ def test_it_is_saved_bit_for_bit(tmp_path, information):
 
 def test_whole_groups_are_held_out(monkeypatch):
     taken = []
-    train = event_training.train
+    train = event_training.fit_network
 
     def spy(network, draw, loss, recipe, **options):
         steps = range(recipe.steps)
         taken.extend(draw(step, torch.Generator()) for step in steps)
         return train(network, draw, loss, recipe, **options)
 
-    monkeypatch.setattr("keyquery.estimators.events.training.train", spy)
+    monkeypatch.setattr("keyquery.estimators.events.training.fit_network", spy)
     types = np.repeat(["x", "y"], 500)
     groups = np.repeat(np.arange(20), 50)
     kq.EventModel(**QUICK, validation_fraction=0.25, batch_size=4).fit(

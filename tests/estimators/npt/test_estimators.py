@@ -179,7 +179,7 @@ def test_targets_that_are_held_out_reach_training_nowhere(semi_supervised):
     assert len(model.context_rows_) == 64
     spoilt = np.where(np.isin(np.arange(80), model.context_rows_), target, 1e6)
     other = Once(**SMALL, steps=6, semi_supervised=semi_supervised).fit(X, spoilt)
-    assert other.history_[0]["held_out_loss"] > 1e3 > model.history_[0]["held_out_loss"]
+    assert other.history_[0]["validation_loss"] > 1e3 > model.history_[0]["validation_loss"]
     assert other.history_[0]["loss"] == model.history_[0]["loss"]
     assert np.array_equal(other.predict(X), model.predict(X))
 
@@ -375,7 +375,7 @@ def test_early_stopping_keeps_the_best():
     X, y = table(60)
     model = kq.NPTClassifier(**SMALL, steps=40)
     model.fit(X, y)
-    best = min(row["held_out_loss"] for row in model.history_)
+    best = min(row["validation_loss"] for row in model.history_)
     held = np.setdiff1d(np.arange(60), model.context_rows_)
     chosen = model.predict_proba(X.iloc[held])[np.arange(len(held)), (y[held] == "yes").astype(int)]
     assert -np.log(chosen).mean() == pytest.approx(best, rel=1e-4)

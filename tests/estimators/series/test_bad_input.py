@@ -88,7 +88,7 @@ def test_data(X, y, said):
         ({"width": 9}, "heads must divide width: 2 does not divide 9"),
         ({"rank": 5}, "rank must be at most 4"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"holdout": 1.0}, "holdout must be at least 0 and below 1, got 1.0"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be at least 0 and below 1, got 1.0"),
         ({"dropout": -0.1}, "dropout must be at least 0 and below 1"),
         ({"eta": -1}, "eta must be at least 0, got -1"),
         ({"lr": NAN}, "lr must be finite"),

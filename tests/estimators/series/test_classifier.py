@@ -196,8 +196,8 @@ def test_columns_of_data_frames_are_checked_and_kept(tmp_path):
 def test_training_stops_early_and_keeps_the_best_epoch():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(40, 10)), np.arange(40) % 2  # nothing to learn
-    model = kq.SeriesClassifier(**SMALL, epochs=60, patience=3, lr=5e-3).fit(X, y)
-    checks = [(row["held_out_error"], row["held_out_loss"]) for row in model.history_]
+    model = kq.SeriesClassifier(**SMALL, epochs=60, patience=3, lr=5e-3, refit=False).fit(X, y)
+    checks = [(row["validation_error"], row["validation_loss"]) for row in model.history_]
     assert len(checks) < 60
     best = min(checks)  # the loss breaks ties
     assert checks.index(best) == len(checks) - 1 - 3
@@ -211,7 +211,7 @@ def test_training_stops_early_and_keeps_the_best_epoch():
 
 def test_without_a_holdout_all_epochs_are_run():
     X, y, _ = bumps(10)
-    model = kq.SeriesClassifier(**SMALL, epochs=3, holdout=0).fit(X, y)
+    model = kq.SeriesClassifier(**SMALL, epochs=3, validation_fraction=0).fit(X, y)
     assert [row["epoch"] for row in model.history_] == [1, 2, 3]
     assert list(model.history_[0]) == ["epoch", "loss"]
 
@@ -325,3 +325,41 @@ def test_files_that_are_no_classifier_are_told(tmp_path, fitted):
         kq.SeriesClassifier.load(path)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         kq.SeriesClassifier.load(tmp_path / "none")
+
+
+def test_the_refit_is_a_training_on_all_series_for_the_best_number_of_epochs():
+    X, y, *_ = bumps(40)
+    model = kq.SeriesClassifier(**SMALL, epochs=6, lr=5e-3).fit(X, y)
+    best = min(model.history_, key=lambda row: (row["validation_error"], row["validation_loss"]))["epoch"]
+    plain = kq.SeriesClassifier(**SMALL, epochs=6, lr=5e-3, refit=False).fit(X, y)
+    assert not np.array_equal(plain.predict_proba(X), model.predict_proba(X))
+    assert plain.history_ == model.history_
+    if best == 6:  # then the whole schedule is run on all series
+        whole = kq.SeriesClassifier(**SMALL, epochs=6, lr=5e-3, validation_fraction=0).fit(X, y)
+        assert np.array_equal(whole.predict(X), model.predict(X))
+
+
+def test_weights_of_series_and_classes():
+    X, y, *_ = bumps(24)
+    kept = np.ones(len(y))
+    kept[::5] = 0
+    options = {**SMALL, "epochs": 2}
+    weighted = kq.SeriesClassifier(**options).fit(X, y, sample_weight=kept)
+    chosen = np.flatnonzero(kept)
+    left_out = kq.SeriesClassifier(**options).fit([X[index] for index in chosen], np.asarray(y)[chosen])
+    assert np.array_equal(weighted.predict_proba(X), left_out.predict_proba(X))
+    label = np.unique(y)[1]
+    heavy = kq.SeriesClassifier(**options, lr=1e-2, class_weight={label: 50}).fit(X, y)
+    assert heavy.predict_proba(X)[:, 1].mean() > weighted.predict_proba(X)[:, 1].mean()
+
+
+@pytest.mark.parametrize("tokens", ["multiscale", "plain"])
+def test_padding_does_not_reach_tokens(tokens):
+    torch.manual_seed(0)
+    network = SeriesNetwork(1, 3, 12, 1, 2, "general", tokens=tokens).eval()
+    short, long = torch.randn(1, 30, 1), torch.randn(1, 200, 1)
+    both = torch.zeros(2, 200, 1)
+    both[0, :30], both[1] = short[0], long[0]
+    real = torch.arange(200)[None] < torch.tensor([[30], [200]])
+    alone = torch.cat([network(one, torch.ones(1, one.shape[1], dtype=torch.bool)) for one in (short, long)])
+    assert torch.allclose(network(both, real), alone, atol=1e-5)

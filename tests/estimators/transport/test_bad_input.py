@@ -104,7 +104,7 @@ def test_a_class_of_one_point_is_learned_from():
 def test_classes_of_one_point_each_leave_nothing_to_hold_out():
     model = small(epochs=50).fit([[0.0], [1.0], [2.0]], ["a", "b", "c"])
     assert len(model.history_) == 50
-    assert "held_out_loss" not in model.history_[0]
+    assert "validation_loss" not in model.history_[0]
     assert model.score([[0.0], [1.0], [2.0]], ["a", "b", "c"]) == 1.0
 
 

@@ -217,13 +217,13 @@ def test_standardisation_is_of_what_is_learned_from():
     assert model.mean_[0] != X[:, 0, 0].mean()
     assert abs(model.mean_[0] - X[:, 0, 0].mean()) < 0.5
     assert (model.mean_[1], model.scale_[1]) == (5.0, 1.0)
-    assert {"epoch", "loss", "held_out_loss"} == set(model.history_[0])
+    assert {"epoch", "loss", "validation_loss"} == set(model.history_[0])
 
 
 def test_it_stops_when_it_gets_no_better():
     X, y = drawn(2, 1, 100, 1, seed=0)
     model = kq.TransportClassifier(random_state=0, epochs=400, device="cpu").fit(X, y)
-    losses = [row["held_out_loss"] for row in model.history_]
+    losses = [row["validation_loss"] for row in model.history_]
     assert len(losses) < 400
     assert int(np.argmin(losses)) == len(losses) - 21
 
@@ -259,3 +259,15 @@ def test_a_gpu_gives_the_same_answers():
     assert abs(model.score(*test) - bayes(3, 2)) < 0.02
     found = model.predict_proba(X)
     assert np.allclose(model.set_params(device="cpu").predict_proba(X), found, atol=1e-9)
+
+
+def test_weights_of_samples_and_classes():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(80, 2)), np.arange(80) % 2  # nothing to learn: the weights decide
+    kept = np.arange(80) % 5 > 0
+    options = {"epochs": 5, "random_state": 0, "device": "cpu"}
+    weighted = kq.TransportClassifier(**options).fit(X, y, sample_weight=kept.astype(float))
+    left_out = kq.TransportClassifier(**options).fit(X[kept], y[kept])
+    assert np.array_equal(weighted.predict_proba(X), left_out.predict_proba(X))
+    heavy = kq.TransportClassifier(**options, class_weight={0: 1, 1: 20}).fit(X, y)
+    assert heavy.predict_proba(X)[:, 1].mean() > weighted.predict_proba(X)[:, 1].mean() + 0.2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,9 +16,9 @@ from keyquery.estimators.events.mixture import Mixture
 from keyquery.estimators.events.network import EventNetwork
 from keyquery.estimators.events.windows import Batch, Windows
 from keyquery.estimators.series.training import epochs_of
-from keyquery.support.interrupts import first_interrupt_stops
+from keyquery.estimators.training import fit_network, report
 from keyquery.support.progress import Progress
-from keyquery.training import Recipe, train
+from keyquery.training import Recipe
 
 
 def learn(
@@ -66,8 +64,7 @@ def learn(
         value = metrics["nll_type"] + gap_weight * metrics["nll_gap"]
         if silences[1] is not None and len(silences[1].spans):
             value += gap_weight * weight * silences[1].judged(model, 4 * size)
-        if verbose and not sys.stderr.isatty():  # where no progress bar is shown
-            print(f"validation: {value:.4f} nats per event, accuracy {metrics['accuracy']:.3f}", file=sys.stderr)
+        report(verbose, f"validation: {value:.4f} nats per event, accuracy {metrics['accuracy']:.3f}")
         return value
 
     draw, every = epochs_of(learned.take, len(learned.starts), size, seed)
@@ -79,14 +76,7 @@ def learn(
         check_every=every,
         patience=patience,
     )
-    with first_interrupt_stops() as stopped:
-        options: dict[str, Any] = {"validate": validate if checked else None, "progress": progress}
-        log = train(network, draw, loss, recipe, until=lambda step: stopped(), **options)
-        if stopped():
-            kept = (
-                f"epoch {log.best_step // every}, the best so far, is kept" if log.best_step else "it is kept as it is"
-            )
-            warnings.warn(f"training was interrupted after {len(log.rows)} epochs: {kept}", stacklevel=3)
+    log = fit_network(network, draw, loss, recipe, validate=validate if checked else None, progress=progress)
     return [{"epoch": int(row.pop("step")) // every, **row} for row in log.rows]
 
 

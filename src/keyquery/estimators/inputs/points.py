@@ -31,6 +31,11 @@ class Points(NamedTuple):
         """Which points belong to these samples."""
         return np.isin(self.owner, samples)
 
+    def chosen(self, kept: Bool[np.ndarray, " samples"]) -> Points:
+        """The points of the samples that are kept, numbered anew."""
+        here = kept[self.owner]
+        return Points(self.values[here], np.cumsum(kept)[self.owner[here]] - 1, self.names)
+
 
 def points_of(X: Any) -> Points:
     """Points of a table (n, features), of sequences (n, T, features), or of a list of them, (T, features) each.

@@ -46,6 +46,28 @@ def numbers_of(name: str, y: Any, count: int) -> Float64[np.ndarray, " n"]:
     return check_array(_column(name, y, count), dtype=np.float64, ensure_2d=False, input_name="y")
 
 
+def weights_of(
+    name: str, labels: Shaped[np.ndarray, " n"], sample_weight: Any = None, class_weight: Any = None
+) -> Float64[np.ndarray, " n"]:
+    """Weights of samples times those of their classes, scaled to mean 1.
+
+    `class_weight` is None, "balanced" or {label: weight}, as in scikit-learn.
+
+    >>> weights_of("SeriesClassifier", np.array([0, 0, 0, 1]), class_weight="balanced")
+    array([0.66666667, 0.66666667, 0.66666667, 2.        ])
+    """
+    validation, by_class = optional("sklearn.utils.validation", name), optional("sklearn.utils.class_weight", name)
+    given = sample_weight.detach().cpu().numpy() if isinstance(sample_weight, Tensor) else sample_weight
+    weights = validation._check_sample_weight(
+        given, np.empty((len(labels), 1)), dtype=np.float64, ensure_non_negative=True
+    )
+    if class_weight is not None:
+        weights = weights * by_class.compute_sample_weight(class_weight, labels)
+    if not (np.isfinite(weights).all() and weights.sum() > 0):
+        raise ValueError("sample_weight must be finite, and not 0 for all samples")
+    return weights / weights[weights > 0].mean()
+
+
 def _column(name: str, y: Any, count: int, what: str = "y") -> Shaped[np.ndarray, " n"]:
     """One value per sample, of any dtype, with the errors and the warning of scikit-learn."""
     if y is None:

@@ -74,6 +74,8 @@ class Datapoints(SavedEstimator):
         depth: int = 4,
         heads: int = 8,
         steps: int = 400,
+        lr: float | None = None,
+        validation_fraction: float = 0.2,
         kernel: str = "general",
         row_attention: str = "full",
         semi_supervised: bool = False,
@@ -83,6 +85,7 @@ class Datapoints(SavedEstimator):
         verbose: bool = False,
     ) -> None:
         self.embedding, self.depth, self.heads, self.steps = embedding, depth, heads, steps
+        self.lr, self.validation_fraction = lr, validation_fraction
         self.kernel, self.row_attention, self.semi_supervised = kernel, row_attention, semi_supervised
         self.context, self.random_state, self.device, self.verbose = context, random_state, device, verbose
 
@@ -104,7 +107,7 @@ class Datapoints(SavedEstimator):
                 "attend to other rows"
             )
         seed = seed_of(self.random_state)
-        share = self.plan.holdout if len(targets) >= self.plan.least else 0.0
+        share = self.validation_fraction if len(targets) >= self.plan.least else 0.0
         learned, held = hold_out(self._strata(targets), share, seed)
         coded = self._coded(targets, learned)
         fields = [*fields_of(columns), coded.field]
@@ -129,7 +132,8 @@ class Datapoints(SavedEstimator):
         with seeded(seed, device), bars(self.verbose) as progress:
             network = self._network(sizes, thrifty=thrifty).to(device)
             samples = replace(samples, rows=samples.rows.to(device))
-            history = learn(network, samples, self.plan, self.steps, most, seed, progress)
+            plan = self.plan if self.lr is None else replace(self.plan, lr=self.lr)
+            history = learn(network, samples, plan, self.steps, most, seed, progress, self.verbose)
         return network, history
 
     def explain(self, row: Any, rows: int = 10) -> NPTExplanation:
@@ -221,7 +225,9 @@ class Datapoints(SavedEstimator):
     def _check(self) -> None:
         check_choice("kernel", self.kernel, KERNELS)
         check_choice("row_attention", self.row_attention, ROWS)
-        check_sizes(self, ("embedding", "depth", "heads", "steps"))
+        check_sizes(self, ("embedding", "depth", "heads", "steps"), validation_fraction=1)
+        if self.lr is not None:
+            check_sizes(self, (), lr=math.inf)
         if self.embedding % self.heads:
             raise ValueError(f"heads must divide embedding: {self.heads} does not divide {self.embedding}")
         if not isinstance(self.semi_supervised, (bool, np.bool_)):

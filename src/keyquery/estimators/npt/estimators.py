@@ -36,6 +36,11 @@ class NPTClassifier(Classifier, Datapoints):
         Embedding size per entry, layers and heads. Default: 32, 4, 8; published: 64, 8, 8.
     steps
         Training steps. Default: 400; published: 2,000 and more.
+    lr
+        Learning rate. Default: 1e-3 as published, more in runs of fewer than 2,000 steps.
+    validation_fraction
+        Share of each class used as the validation split, if there are 20 rows or more; the weights of the best check
+        are kept. Default: 0.2.
     kernel
         Any kernel of `kq.Attention`. Default: "general".
     row_attention
@@ -152,7 +157,9 @@ class NPTRegressor(RegressorMixin, Datapoints):  # type: ignore[misc]
 
     Parameters
     ----------
-    embedding, depth, heads, steps, kernel, row_attention, semi_supervised, context, random_state, device, verbose
+    embedding, depth, heads, steps, lr, validation_fraction, kernel, row_attention, semi_supervised, context
+        As in `NPTClassifier`, with the same defaults.
+    random_state, device, verbose
         As in `NPTClassifier`, with the same defaults.
 
     See Also

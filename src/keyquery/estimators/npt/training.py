@@ -15,9 +15,10 @@ from torch.nn.functional import cross_entropy, mse_loss, pad
 from keyquery.estimators.inputs.tables import Rows
 from keyquery.estimators.npt.memory import at_a_time
 from keyquery.estimators.npt.network import TableNetwork
+from keyquery.estimators.training import fit_network
 from keyquery.layers.datapoints import Memory
 from keyquery.support.progress import Progress
-from keyquery.training import Recipe, train
+from keyquery.training import Recipe
 
 LONG = 2000  # steps of the published runs; shorter runs have a larger learning rate
 
@@ -37,7 +38,6 @@ class Plan:
     published: bool = False
     points: int = 64
     batch: int = 4096  # rows per step with full row attention
-    holdout: float = 0.2
     least: int = 20  # rows, below which there is no validation split
     checks: int = 40
     patience: int | None = 24  # checks without improvement, counted once targets outweigh features
@@ -250,6 +250,7 @@ def learn(
     most: int | None,
     seed: int,
     progress: Progress,
+    verbose: bool = False,
 ) -> list[dict[str, float]]:
     """Train in place and return the history, one row per check."""
     recipe = recipe_of(plan, steps, seed)
@@ -258,17 +259,21 @@ def learn(
         return judged(model, samples, plan)  # type: ignore[arg-type]
 
     draw = drawing(samples, network.sizes, plan, steps, most)
-    try:
-        log = train(
-            network, draw, table_loss, recipe, validate=validate if len(samples.held) else None, progress=progress
-        )
-    except FloatingPointError as error:  # the loop suggests options that this estimator does not have
-        raise FloatingPointError(f"{str(error).split(':')[0]}: other steps or embedding may help") from None
+    log = fit_network(
+        network,
+        draw,
+        table_loss,
+        recipe,
+        validate=validate if len(samples.held) else None,
+        progress=progress,
+        advice="a smaller lr, other steps or embedding may help",
+        verbose=verbose,
+    )
     return [
         {
             "step": row["step"],
             "loss": row["loss"],
-            **({"held_out_loss": row["validation"]} if "validation" in row else {}),
+            **({"validation_loss": row["validation"]} if "validation" in row else {}),
         }
         for row in log.rows
     ]

@@ -31,10 +31,11 @@ from keyquery.estimators.rerank.network import (
     rerank_loss,
 )
 from keyquery.estimators.rerank.search import itself_first, search
+from keyquery.estimators.training import fit_network
 from keyquery.layers.kernels import KERNELS
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars
-from keyquery.training import Recipe, train
+from keyquery.training import Recipe
 
 FULL_RATE_WIDTH = 64  # up to this width the learning rate is that of the plan; it falls with 1/√width above
 
@@ -196,7 +197,9 @@ class Reranker(ListReranker, SavedEstimator):
             check_every=max(self.steps // 20, 1),
         )
         with bars(self.verbose) as progress:
-            log = train(network, lambda step, g: lists.draw(plan.batch, g), rerank_loss, recipe, progress=progress)
+            log = fit_network(
+                network, lambda step, g: lists.draw(plan.batch, g), rerank_loss, recipe, progress=progress
+            )
         return [{"step": int(row["step"]), "loss": row["loss"]} for row in log.rows]
 
     def _asked(self, queries: Any, database: Any) -> Asked:

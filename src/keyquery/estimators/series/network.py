@@ -6,21 +6,26 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import gelu
 
 from keyquery.layers import Encoder
 from keyquery.layers.kernels import KERNELS
 from keyquery.support.checks import check_choice
 
 BINS = 16
+WIDTHS = (3, 9, 27)  # of the convolutions of multiscale tokens
+MOST = 64  # tokens of a series after multiscale convolutions
+TOKENS = ("multiscale", "plain")
 KINDS = ("primal+", "primal", *KERNELS)
 
 
 class SeriesNetwork(nn.Module):
     """Series (batch, n, dims) and which tokens are real (batch, n), to logits of classes.
 
-    Tokens are a convolution of width 3 plus sinusoidal positions; an Encoder follows; the means of its outputs over
+    Tokens are a convolution of width 3 plus sinusoidal positions, or "multiscale": convolutions of several widths whose
+    sum with the positions is averaged over at most 64 segments. An Encoder follows; the means of its outputs over
     `bins` consecutive segments of each series go through a linear map, like a flatten head for any length
     (identical to it if `bins` is the length). `primal` are further options of `kq.PrimalAttention`.
     Padding does not affect the output.
@@ -42,14 +47,17 @@ class SeriesNetwork(nn.Module):
         eta: float = 0.1,
         dropout: float = 0.0,
         bins: int = BINS,
+        tokens: str = "plain",
         **primal: Any,
     ) -> None:
         super().__init__()
         check_choice("attention", attention, KINDS)
+        check_choice("tokens", tokens, TOKENS)
         options: dict[str, Any] = {"kernel": attention, "dropout": dropout}
         if attention.startswith("primal"):
             options["primal"] = {"rank": rank, "eta": eta, **primal}
-        self.tokens = nn.Conv1d(dims, width, kernel_size=3, padding=1)
+        self.pooled = tokens == "multiscale"
+        self.tokens = Multiscale(dims, width) if self.pooled else nn.Conv1d(dims, width, kernel_size=3, padding=1)
         self.encoder = Encoder(width, depth, heads, **options)
         self.dropout = nn.Dropout(dropout)
         self.bins = bins
@@ -62,8 +70,29 @@ class SeriesNetwork(nn.Module):
         values = values.where(real.unsqueeze(-1), 0.0)
         x = self.tokens(values.mT).mT
         x = x + places(x.shape[1], x.shape[2], x.device)
+        if self.pooled:
+            weights = stretches(real, real.sum(1).clamp(max=MOST))
+            x, real = weights.to(x.dtype) @ x, weights.any(-1)
         x = self.encoder(self.dropout(x), real)
         return self.classes(self.dropout((stretches(real, self.bins).to(x.dtype) @ x).flatten(1)))
+
+
+class Multiscale(nn.Module):
+    """Convolutions of several widths side by side, and a linear map of what they find.
+
+    >>> Multiscale(2, 8)(torch.randn(5, 2, 40)).shape
+    torch.Size([5, 8, 40])
+    """
+
+    def __init__(self, dims: int, width: int) -> None:
+        super().__init__()
+        each = max(width // len(WIDTHS), 1)
+        self.scales = nn.ModuleList(nn.Conv1d(dims, each, size, padding=size // 2) for size in WIDTHS)
+        self.mix = nn.Conv1d(each * len(WIDTHS), width, 1)
+
+    def forward(self, values: Float[Tensor, "batch dims n"]) -> Float[Tensor, "batch width n"]:
+        """Features of every time step."""
+        return self.mix(gelu(torch.cat([scale(values) for scale in self.scales], 1)))
 
 
 def places(n: int, width: int, device: torch.device | str = "cpu") -> Float[Tensor, "n width"]:
@@ -77,17 +106,19 @@ def places(n: int, width: int, device: torch.device | str = "cpu") -> Float[Tens
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :width]
 
 
-def stretches(real: Bool[Tensor, "batch n"], bins: int) -> Float[Tensor, "batch bins n"]:
+def stretches(real: Bool[Tensor, "batch n"], bins: int | Int[Tensor, " batch"]) -> Float[Tensor, "batch bins n"]:
     """Weights of the means over `bins` segments of the real tokens of each series, of nearly equal size, none empty.
 
-    Segment b of L tokens is ⌊bL/bins⌋ to ⌈(b + 1)L/bins⌉; in a short series segments overlap.
+    Segment b of L tokens is ⌊bL/bins⌋ to ⌈(b + 1)L/bins⌉; in a short series segments overlap. `bins` may differ by
+    series: the weights of a segment that a series does not have are 0.
 
     >>> stretches(torch.tensor([[True, True, True, False]]), 2)
     tensor([[[0.5000, 0.5000, 0.0000, 0.0000],
              [0.0000, 0.5000, 0.5000, 0.0000]]])
     """
     count, rank = real.sum(1)[:, None, None], (real.cumsum(1) - 1).unsqueeze(1)
-    stretch = torch.arange(bins, device=real.device)[:, None]
-    first, end = stretch * count // bins, -(-(stretch + 1) * count // bins)
-    inside = ((rank >= first) & (rank < end) & real.unsqueeze(1)).float()
+    each = torch.as_tensor(bins, device=real.device).expand(len(real))[:, None, None]
+    stretch = torch.arange(int(each.max()), device=real.device)[:, None]
+    first, end = stretch * count // each, -(-(stretch + 1) * count // each)
+    inside = ((rank >= first) & (rank < end) & (stretch < each) & real.unsqueeze(1)).float()
     return inside / inside.sum(-1, keepdim=True).clamp(min=1)

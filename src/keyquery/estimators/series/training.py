@@ -21,15 +21,17 @@ TIE = 1e-3  # weight of the validation loss, as a tie-breaker of the error rate
 
 
 class Labelled(NamedTuple):
-    """Series and their class indices."""
+    """Series, their class indices and weights."""
 
     data: Padded
     target: Int[Tensor, " batch"]
+    weight: Float[Tensor, " batch"] | None = None  # default: equal
 
     def take(self, index: Any) -> Labelled:
         """A subset."""
         chosen = torch.as_tensor(index, device=self.target.device)
-        return Labelled(self.data.take(chosen), self.target[chosen])
+        weight = None if self.weight is None else self.weight[chosen]
+        return Labelled(self.data.take(chosen), self.target[chosen], weight)
 
 
 def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int) -> tuple[Draw, int]:
@@ -48,8 +50,11 @@ def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int) -> t
 
 
 def class_loss(model: nn.Module, batch: Labelled) -> Float[Tensor, ""]:
-    """Cross-entropy plus the regularizer of primal layers."""
-    return cross_entropy(model(*batch.data), batch.target) + regularizer(model)
+    """Weighted cross-entropy plus the regularizer of primal layers."""
+    if batch.weight is None:
+        return cross_entropy(model(*batch.data), batch.target) + regularizer(model)
+    losses = cross_entropy(model(*batch.data), batch.target, reduction="none")
+    return (batch.weight * losses).mean() + regularizer(model)
 
 
 @torch.no_grad()
@@ -57,7 +62,7 @@ def temperature_of(model: nn.Module, samples: Labelled, size: int) -> float:
     """The temperature, at least 1, with the least cross-entropy: small validation splits must not make it surer."""
     logits = _logits(model.eval(), samples, size)
     candidates = torch.logspace(0, math.log10(WARMEST), 200, dtype=torch.float64).clamp(max=WARMEST).tolist()
-    return min(candidates, key=lambda temperature: float(cross_entropy(logits / temperature, samples.target)))
+    return min(candidates, key=lambda temperature: _weighted(logits / temperature, samples)[1])
 
 
 def _logits(model: nn.Module, samples: Labelled, size: int) -> Float[Tensor, "n classes"]:
@@ -66,7 +71,13 @@ def _logits(model: nn.Module, samples: Labelled, size: int) -> Float[Tensor, "n 
 
 @torch.no_grad()
 def judged(model: nn.Module, samples: Labelled, size: int) -> tuple[float, float]:
-    """Error rate and cross-entropy."""
-    logits = _logits(model, samples, size)
-    errors = (logits.argmax(1) != samples.target).double().mean()
-    return float(errors), float(cross_entropy(logits, samples.target))
+    """Weighted error rate and cross-entropy."""
+    return _weighted(_logits(model, samples, size), samples)
+
+
+def _weighted(logits: Float[Tensor, "n classes"], samples: Labelled) -> tuple[float, float]:
+    losses = cross_entropy(logits, samples.target, reduction="none")
+    errors = logits.argmax(1) != samples.target
+    weight = torch.ones_like(losses) if samples.weight is None else samples.weight
+    weight = weight.double() / weight.double().sum()
+    return float(weight @ errors.double()), float(weight @ losses.double())

@@ -65,15 +65,21 @@ class Aligned(NamedTuple):
     x: Float[Tensor, "points features"]
     target: Int[Tensor, " points"]
     offset: Float[Tensor, "points dims"]
+    weight: Float[Tensor, " points"] | None = None  # default: equal
 
     def take(self, index: np.ndarray) -> Aligned:
         """A subset of the points."""
         chosen = torch.as_tensor(index, device=self.x.device)
-        return Aligned(*(part[chosen] for part in self))
+        return Aligned(*(None if part is None else part[chosen] for part in self))  # type: ignore[arg-type]
 
     def to(self, device: str) -> Aligned:
         """The same in float32 on another device."""
-        return Aligned(self.x.float().to(device), self.target.to(device), self.offset.float().to(device))
+        weight = None if self.weight is None else self.weight.float().to(device)
+        return Aligned(self.x.float().to(device), self.target.to(device), self.offset.float().to(device), weight)
+
+    def mean(self, losses: Float[Tensor, " points"]) -> Float[Tensor, ""]:
+        """The weighted mean of the losses of all points."""
+        return losses.mean() if self.weight is None else (self.weight * losses).sum() / self.weight.sum()
 
 
 def align(
@@ -164,10 +170,14 @@ class Mapper(nn.Module):
 def map_loss(model: nn.Module, batch: Aligned) -> Float[Tensor, ""]:
     """‖f(x) − μ_c − offset‖², the mean over points and dimensions, without gradients of the centres."""
     assert isinstance(model, Mapper)
-    return mse_loss(model(batch.x), model.centres.detach()[batch.target] + batch.offset)
+    targets = model.centres.detach()[batch.target] + batch.offset
+    if batch.weight is None:
+        return mse_loss(model(batch.x), targets)
+    return batch.mean((model(batch.x) - targets).square().mean(1))
 
 
 def learned_loss(model: nn.Module, batch: Aligned) -> Float[Tensor, ""]:
     """Cross-entropy of softmax(−‖f(x) − μ_c‖), which trains map and centres, plus a tenth of `map_loss`."""
     assert isinstance(model, Mapper)
-    return PULL * map_loss(model, batch) + cross_entropy(-model.distances(batch.x), batch.target)
+    losses = cross_entropy(-model.distances(batch.x), batch.target, reduction="none")
+    return PULL * map_loss(model, batch) + batch.mean(losses)

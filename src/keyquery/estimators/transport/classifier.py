@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,8 +18,9 @@ from keyquery.estimators.base import Classifier, SavedEstimator, check_is_fitted
 from keyquery.estimators.inputs.points import Points, points_of
 from keyquery.estimators.inputs.sequences import restored_statistics, statistics
 from keyquery.estimators.inputs.tables import check_features, target_of
-from keyquery.estimators.inputs.targets import classes_of, label_facts, labels_of
+from keyquery.estimators.inputs.targets import classes_of, label_facts, labels_of, weights_of
 from keyquery.estimators.series.training import epochs_of
+from keyquery.estimators.training import fit_network
 from keyquery.estimators.transport.alignment import (
     GEOMETRIES,
     MATCHES,
@@ -32,11 +34,8 @@ from keyquery.estimators.transport.alignment import (
 )
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, bars
-from keyquery.training import Recipe, train
+from keyquery.training import Recipe
 
-HOLDOUT = 0.2
-PATIENCE = 20  # epochs without improvement before training stops
-LR = 1e-2
 STEPS = 10  # per epoch
 CHUNK = 2**16  # points per forward pass
 
@@ -50,8 +49,7 @@ class TransportClassifier(Classifier, SavedEstimator):
         p(c | x) = softmax_c(−‖f(x) − μ_c‖)
 
     X is a table (n, features), sequences (n, T, features), or a list of sequences of any length; for sequences each
-    time step is a point, and the scores of all time steps are multiplied. A fifth of each class is the validation
-    split; the weights of the best epoch are kept, and training stops after 20 epochs without improvement.
+    time step is a point, and the scores of all time steps are multiplied.
 
     Parameters
     ----------
@@ -65,8 +63,15 @@ class TransportClassifier(Classifier, SavedEstimator):
         Default: "ot".
     hidden
         Widths of the hidden layers. Default: (32, 32).
-    epochs
-        Default: 100.
+    epochs, lr
+        Default: 100, 1e-2.
+    validation_fraction
+        Share of each class used as the validation split; the weights of the best epoch are kept. With 0, all epochs
+        are run. Default: 0.2.
+    patience
+        Epochs without improvement on the validation split before training stops. Default: 20.
+    class_weight
+        None, "balanced" or {label: weight}. Default: None.
     random_state
         Seed: None, an integer or a numpy generator. Default: None.
     device
@@ -102,22 +107,30 @@ class TransportClassifier(Classifier, SavedEstimator):
         match: str = "ot",
         hidden: Sequence[int] = (32, 32),
         epochs: int = 100,
+        lr: float = 1e-2,
+        validation_fraction: float = 0.2,
+        patience: int = 20,
+        class_weight: Any = None,
         random_state: Any = None,
         device: str | torch.device = "auto",
         verbose: bool = False,
     ) -> None:
         self.geometry, self.match, self.hidden, self.epochs = geometry, match, hidden, epochs
+        self.lr, self.validation_fraction, self.patience = lr, validation_fraction, patience
+        self.class_weight = class_weight
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
-    def fit(self, X: Any, y: Any = None) -> TransportClassifier:
-        """Fit to samples X and labels y (n,). Default y: the labels of X, if X is a `kq.data.Table` or `Series`.
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TransportClassifier:
+        """Fit to samples X, labels y (n,) and weights (n,).
 
         Parameters
         ----------
         X
             Samples: an array (n, columns), a `kq.data.Table` or a `kq.data.Series`.
         y
-            Labels (n,). Default: those of X.
+            Labels (n,). Default: those of X, if X is a `kq.data.Table` or `Series`.
+        sample_weight
+            Weights (n,) of the loss; samples of weight 0 are left out. Default: all 1.
 
         Returns
         -------
@@ -127,20 +140,26 @@ class TransportClassifier(Classifier, SavedEstimator):
         self._check()
         device, points = pick_device(self.device), points_of(X)
         labels = labels_of(type(self).__name__, target_of(X, y), points.samples)
+        weights = weights_of(type(self).__name__, labels, sample_weight, self.class_weight)
+        points, labels, weights = points.chosen(weights > 0), labels[weights > 0], weights[weights > 0]
         classes, numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             only = label_facts(classes)["labels"][0]
             raise ValueError(f"y holds only one class, {only!r}: a classifier needs two or more")
         seed = seed_of(self.random_state)
-        learned, held = (points.of(samples) for samples in hold_out(numbers, HOLDOUT, seed))
+        learned, held = (points.of(samples) for samples in hold_out(numbers, self.validation_fraction, seed))
         mean, scale = statistics([points.values[learned]])
         x = torch.from_numpy((points.values - mean) / scale)
-        target = torch.from_numpy(numbers[points.owner])
+        target, weight = torch.from_numpy(numbers[points.owner]), torch.from_numpy(weights[points.owner])
         with seeded(seed, device), bars(self.verbose) as progress:
             network = self._network(x.shape[1], len(classes)).to(device)
             dims = network.centres.shape[1]
-            samples = align(x[learned], target[learned], dims, self.match, seed, progress).to(device)
-            checked = align(x[held], target[held], dims, "mean", seed).to(device) if held.any() else None
+            samples = align(x[learned], target[learned], dims, self.match, seed, progress)
+            checked = align(x[held], target[held], dims, "mean", seed) if held.any() else None
+            if weights.min() < weights.max():
+                samples = samples._replace(weight=weight[learned])
+                checked = checked._replace(weight=weight[held]) if checked else None
+            samples, checked = samples.to(device), checked.to(device) if checked else None
             history = self._train(network, samples, checked, seed, progress)
         self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
         self.history_, self.params_ = history, self._plain_params()
@@ -202,7 +221,7 @@ class TransportClassifier(Classifier, SavedEstimator):
     def _check(self) -> None:
         check_choice("geometry", self.geometry, GEOMETRIES)
         check_choice("match", self.match, MATCHES)
-        check_sizes(self, ["epochs"])
+        check_sizes(self, ["epochs", "patience"], lr=math.inf, validation_fraction=1)
         if not isinstance(self.hidden, (tuple, list)):
             raise TypeError(f"hidden must be the widths of layers, such as (32, 32), got {self.hidden!r}")
         for width in self.hidden:
@@ -224,12 +243,13 @@ class TransportClassifier(Classifier, SavedEstimator):
             """Validation loss: cross-entropy, or for fixed centres the squared distance to the right one."""
             assert checked is not None
             if learned:
-                return float(cross_entropy(-network.distances(checked.x), checked.target))
+                losses = cross_entropy(-network.distances(checked.x), checked.target, reduction="none")
+                return float(checked.mean(losses))
             return float(map_loss(model, checked))
 
         recipe = Recipe(
             steps=self.epochs * every,
-            lr=LR,
+            lr=self.lr,
             schedule="flat",
             warmup=0,
             weight_decay=0.0,
@@ -237,14 +257,20 @@ class TransportClassifier(Classifier, SavedEstimator):
             seed=seed,
             bf16=False,
             check_every=every,
-            patience=PATIENCE,
+            patience=self.patience,
         )
         loss = learned_loss if learned else map_loss
-        try:
-            log = train(network, draw, loss, recipe, validate=validate if checked else None, progress=progress)
-        except FloatingPointError as error:  # the loop suggests options that this estimator does not have
-            raise FloatingPointError(f"{str(error).split(':')[0]}: X may hold values too large") from None
-        names = {"loss": "loss", "validation": "held_out_loss"}
+        log = fit_network(
+            network,
+            draw,
+            loss,
+            recipe,
+            validate=validate if checked else None,
+            progress=progress,
+            advice="X may hold values too large, or a smaller lr may help",
+            verbose=self.verbose,
+        )
+        names = {"loss": "loss", "validation": "validation_loss"}
         return [
             {"epoch": int(row["step"]) // every, **{names[key]: row[key] for key in names if key in row}}
             for row in log.rows

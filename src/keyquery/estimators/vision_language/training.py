@@ -12,10 +12,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from keyquery.estimators.inputs.captions import FIRST, MASK
 from keyquery.estimators.series.training import epochs_of
+from keyquery.estimators.training import fit_network
 from keyquery.estimators.vision_language.network import Seen, VisionLanguageNetwork
 from keyquery.layers.vision import together
 from keyquery.support.progress import Progress
-from keyquery.training import Recipe, train
+from keyquery.training import Recipe
 
 MASKINGS = ("attention", "random")
 NEAR = 0.5  # share of hard negatives: the most similar text of a pool
@@ -140,10 +141,7 @@ def learn(
         return torch.stack(list(parts.values())).sum()
 
     recipe = Recipe(epochs * every, lr=lr, warmup=min(2 * every, epochs * every // 10), seed=seed, check_every=every)
-    try:
-        log = train(network, draw, loss, recipe, after=after, progress=progress)
-    except FloatingPointError as error:  # the loop suggests options that this estimator does not have
-        raise FloatingPointError(f"{str(error).split(':')[0]}: a smaller lr may help") from None
+    log = fit_network(network, draw, loss, recipe, after=after, progress=progress)
     rows = []
     for number, row in enumerate(log.rows):
         each = steps[number * every : (number + 1) * every]

@@ -1,0 +1,167 @@
+"""Random convolution features of time series: kernels of nine values, dilated, pooled to shares of positive values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from keyquery.estimators.inputs.sequences import Padded
+from keyquery.support.progress import Progress, silent
+
+LENGTH, TWOS = 9, 3
+KERNELS = torch.full((84, LENGTH), -1.0)  # six values of −1, three of 2: their sum is 0
+for _row, _places in zip(KERNELS, combinations(range(LENGTH), TWOS), strict=True):
+    _row[list(_places)] = 2.0
+DILATIONS = 32  # at most, on an exponential scale
+GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 are evenly spread
+TOGETHER = 2**20  # values of a convolution per batch: more do not fit into the caches of a CPU
+
+
+class Convolutions(nn.Module):
+    """Features of series (batch, n, dims): for each kernel, dilation and threshold, the share of values above it.
+
+    The kernels and the pooling are those of MiniRocket (Dempster, Schmidt and Webb, KDD 2021): all 84 kernels of six −1
+    and three 2, dilations 1 to (n − 1)/8 on an exponential scale, thresholds at quantiles of convolutions of random
+    training series, and zero-padding for every second kernel, else only windows that lie inside the series. Half the
+    features are those of first differences (Tan et al., "MultiRocket", 2022). A kernel reads a random subset of the
+    dims. A share is that of the series' own time steps, whatever its length.
+
+    >>> series = Padded(torch.randn(5, 40, 2), torch.ones(5, 40, dtype=torch.bool))
+    >>> Convolutions.fitted(series, 1000, np.random.default_rng(0))(series).shape
+    torch.Size([5, 1008])
+    """
+
+    def __init__(self, dims: int, plans: Sequence[Sequence[Sequence[int]]]) -> None:
+        super().__init__()
+        self.plans = plans  # for series and differences: (dilation, thresholds per kernel) of each dilation
+        self.thresholds, self.dims = nn.ParameterList(), nn.ParameterList()
+        for _dilation, count in (pair for plan in plans for pair in plan):
+            self.thresholds.append(nn.Parameter(torch.zeros(len(KERNELS), count), requires_grad=False))
+            self.dims.append(nn.Parameter(torch.ones(len(KERNELS), dims), requires_grad=False))
+
+    @classmethod
+    def fitted(cls, series: Padded, features: int, generator: np.random.Generator) -> Convolutions:
+        """About `features` features, whose thresholds are quantiles of these series."""
+        views = [series, differences(series)]
+        per_kernel = max(round(features / (len(views) * len(KERNELS))), 1)
+        plans = [plan(int(view.real.sum(1).max()), per_kernel) for view in views]
+        module, number, used = cls(series.values.shape[-1], plans), 0, 0
+        module.to(series.values.device)
+        for view, each in zip(views, plans, strict=True):
+            for dilation, count in each:
+                dims = module.dims[number].data
+                dims.copy_(torch.from_numpy(subsets(dims.shape[1], generator)))
+                drawn = generator.integers(len(view.real), size=len(KERNELS))
+                levels = torch.arange(1, count * len(KERNELS) + 1, dtype=torch.float64) + used
+                levels = (levels * GOLDEN % 1).view(-1, count).to(dims.device)
+                one_each = view.take(torch.from_numpy(drawn).to(dims.device))
+                module.thresholds[number].data.copy_(quantiles(one_each, weights(dims), dilation, levels))
+                number, used = number + 1, used + count * len(KERNELS)
+        return module
+
+    @torch.no_grad()
+    def forward(self, series: Padded, progress: Progress = silent) -> Float[Tensor, "batch features"]:
+        """The features of all series, in batches."""
+        size = max(TOGETHER // (len(KERNELS) * series.values.shape[1]), 1)
+        count = -(-len(series.values) // size)
+        parts = [self._features(part) for part in progress(series.batches(size), "convolutions", count)]
+        return torch.cat(parts)
+
+    def _features(self, series: Padded) -> Float[Tensor, "batch features"]:
+        pooled, number = list[Tensor](), 0
+        for view, each in zip((series, differences(series)), self.plans, strict=True):
+            for dilation, _count in each:
+                values = convolved(view.values, weights(self.dims[number]), dilation)
+                for half in (0, 1):
+                    inside = view.real if (half + number) % 2 == 0 else windows_inside(view.real, dilation)
+                    pooled += shares(values[half::2], inside, self.thresholds[number][half::2])
+                number += 1
+        return torch.cat(pooled).T
+
+
+def plan(length: int, per_kernel: int) -> list[list[int]]:
+    """Dilations of series of this length, and the number of thresholds of each, `per_kernel` in all.
+
+    >>> plan(100, 10)
+    [[1, 3], [2, 1], [3, 1], [4, 1], [5, 1], [7, 1], [9, 1], [12, 1]]
+    """
+    most = max((length - 1) / (LENGTH - 1), 1.0)
+    steps = np.floor(2 ** np.linspace(0, np.log2(most), min(DILATIONS, per_kernel))).astype(int)
+    dilations, counts = np.unique(steps, return_counts=True)
+    shared = np.diff(np.round(np.concatenate(([0], counts.cumsum())) * per_kernel / counts.sum()).astype(int))
+    return [[int(dilation), int(count)] for dilation, count in zip(dilations, shared, strict=True) if count]
+
+
+def subsets(dims: int, generator: np.random.Generator) -> Float[np.ndarray, "84 dims"]:
+    """1 for the dims that each kernel reads: at most nine, fewer being as probable as more on a log scale."""
+    chosen = np.zeros((len(KERNELS), dims), dtype=np.float32)
+    for row in chosen:
+        size = int(2 ** generator.uniform(0, np.log2(min(dims, LENGTH) + 1)))
+        row[generator.choice(dims, size, replace=False)] = 1
+    return chosen
+
+
+def weights(dims: Float[Tensor, "84 dims"]) -> Float[Tensor, "84 weights"]:
+    """Weights (84, 9 · dims) of all kernels."""
+    return (KERNELS.to(dims).unsqueeze(-1) * dims.unsqueeze(1)).flatten(1)
+
+
+def shifted(values: Float[Tensor, "batch n dims"], dilation: int) -> Float[Tensor, "weights batch n"]:
+    """What each weight of a dilated kernel meets, in zero-padded series."""
+    n, reach = values.shape[1], dilation * (LENGTH // 2)
+    longer = pad(values.permute(2, 0, 1), (reach, reach))
+    return torch.stack([longer[..., place * dilation :][..., :n] for place in range(LENGTH)]).flatten(0, 1)
+
+
+def quantiles(
+    series: Padded, kernels: Float[Tensor, "84 weights"], dilation: int, levels: Float[Tensor, "84 count"]
+) -> Float[Tensor, "84 count"]:
+    """Quantiles of the convolution of series i with kernel i."""
+    values = torch.einsum("kw,wkn->kn", kernels, shifted(series.values, dilation))
+    ordered = values.masked_fill(~series.real, torch.inf).sort(1).values
+    return ordered.gather(1, (levels * (series.real.sum(1, keepdim=True) - 1)).long())
+
+
+def convolved(
+    values: Float[Tensor, "batch n dims"], kernels: Float[Tensor, "kernels weights"], dilation: int
+) -> Float[Tensor, "kernels batch n"]:
+    """Dilated convolutions of zero-padded series: one product of matrices."""
+    return (kernels @ shifted(values, dilation).flatten(1)).view(len(kernels), *values.shape[:2])
+
+
+def windows_inside(real: Bool[Tensor, "batch n"], dilation: int) -> Bool[Tensor, "batch n"]:
+    """Time steps whose window of a dilated kernel lies inside the series; all, if none does."""
+    reach, length = dilation * (LENGTH // 2), real.sum(1, keepdim=True)
+    place = torch.arange(real.shape[1], device=real.device)
+    inside = (place >= reach) & (place < length - reach)
+    return torch.where(length > 2 * reach, inside, real)
+
+
+def shares(
+    values: Float[Tensor, "kernels batch n"],
+    inside: Bool[Tensor, "batch n"],
+    thresholds: Float[Tensor, "kernels count"],
+) -> list[Float[Tensor, "kernels batch"]]:
+    """The share of values above each threshold."""
+    if not inside.all():
+        values = values.masked_fill(~inside, -torch.inf)
+    above, each = torch.empty_like(values), (1 / inside.sum(1).clamp(min=1)).to(values)
+    ones = torch.ones(values.shape[-1], device=values.device)
+    return [(torch.gt(values, threshold[:, None, None], out=above) @ ones) * each for threshold in thresholds.unbind(1)]
+
+
+def differences(series: Padded) -> Padded:
+    """First differences; a series of one time step has the difference 0."""
+    values, real = series
+    if values.shape[1] == 1:
+        return Padded(torch.zeros_like(values), real)
+    inside = real[:, 1:].clone()
+    inside[:, 0] |= ~inside.any(1)
+    steps = values.diff(dim=1).where(real[:, 1:, None], 0.0)
+    return Padded(steps, inside)

@@ -1,0 +1,187 @@
+"""ConvolutionRidgeClassifier: random convolution features of time series, and ridge regression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from keyquery.capture.load import pick_device
+from keyquery.estimators.base import check_sizes, seed_of
+from keyquery.estimators.inputs.sequences import Padded, columns_of, padded, restored_statistics, statistics
+from keyquery.estimators.inputs.targets import classes_of, label_facts
+from keyquery.estimators.series.base import SeriesEstimator
+from keyquery.estimators.series.convolution import Convolutions
+from keyquery.estimators.series.ridge import fit_ridge
+from keyquery.support.checks import check_count, check_number
+from keyquery.support.progress import bars
+
+
+class ConvolutionRidgeClassifier(SeriesEstimator):
+    """Time-series classifier without attention: random convolutions and a linear map, for small sets on a CPU.
+
+    Features are the shares of positive values of dilated convolutions of the series and of their differences, as in
+    MiniRocket and MultiRocket; ridge regression maps them to classes. Penalty and temperature of the probabilities
+    minimise the leave-one-out cross-entropy, which has a closed form, so that no series are set aside.
+
+    Series are those of `SeriesClassifier`: of any length, with one or more dims. Gaps are interpolated linearly;
+    missing values at the end of all dims are no part of a series.
+
+    Parameters
+    ----------
+    features
+        Number of features, to the next multiple of 168. Default: 10,000.
+    class_weight
+        None, "balanced" or {label: weight}. Default: None.
+    axis
+        The axis of time: 1 for arrays (n, length, dims) and lists of (length, dims); 2 for (n, dims, length) and lists
+        of (dims, length), as in aeon. Default: 1.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress bars. Default: False.
+
+    See Also
+    --------
+    SeriesClassifier : a small transformer.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> noise, ramp = torch.randn(2, 20, 30), torch.linspace(-1, 1, 30)
+    >>> X, y = torch.cat((noise[0] + 2 * ramp.sin(), noise[1] - ramp)), ["up"] * 20 + ["down"] * 20
+    >>> model = kq.ConvolutionRidgeClassifier(features=2000, random_state=0).fit(X, y)
+    >>> model.predict([3 * ramp, -3 * ramp[::3]])
+    array(['up', 'down'], dtype='<U4')
+    """
+
+    network_: Linear
+    temperature_: float  # by which scores are divided
+    penalty_: float  # of the ridge regression
+    loss_: float | None  # leave-one-out cross-entropy of classes with two series or more, in nats
+
+    def __init__(
+        self,
+        features: int = 10_000,
+        class_weight: Any = None,
+        axis: int = 1,
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.features, self.class_weight, self.axis = features, class_weight, axis
+        self.random_state, self.device, self.verbose = random_state, device, verbose
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ConvolutionRidgeClassifier:
+        """Fit to series X, labels y (n,) and weights (n,).
+
+        Parameters
+        ----------
+        X
+            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
+        y
+            Labels (n,). Default: those of X, if X is a `kq.data.Series`.
+        sample_weight
+            Weights (n,) of the loss; series of weight 0 are left out. Default: all 1.
+
+        Returns
+        -------
+        ConvolutionRidgeClassifier
+            The fitted estimator.
+        """
+        self._check()
+        device = pick_device(self.device)
+        series, labels, weights = self._samples(X, y, sample_weight)
+        classes, numbers = np.unique(labels, return_inverse=True)
+        mean, scale = statistics(series)
+        data = padded(series, mean, scale, device)
+        convolutions = Convolutions.fitted(data, self.features, np.random.default_rng(seed_of(self.random_state)))
+        with bars(self.verbose) as progress:
+            features = convolutions(data, progress)
+        ridge = fit_ridge(features, torch.from_numpy(numbers).to(device), torch.from_numpy(weights).to(device))
+        network = Linear(convolutions, len(classes), features.shape[1]).to(device)
+        network.weight.data.copy_(ridge.weight)
+        network.bias.data.copy_(ridge.bias)
+        self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
+        self.temperature_, self.penalty_ = ridge.temperature, ridge.penalty
+        self.loss_ = ridge.loss if ridge.loss == ridge.loss else None
+        self.history_, self.columns_, self.params_ = [], columns_of(X), self._plain_params()
+        return self
+
+    def _prepared(self, series: list[np.ndarray]) -> list[np.ndarray]:
+        return [interpolated(values) for values in series]
+
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        facts: dict[str, Any] = {
+            "classes": label_facts(self.classes_),
+            "columns": self.columns_,
+            "temperature": self.temperature_,
+        }
+        facts |= {"penalty": self.penalty_, "loss": self.loss_, "plans": self.network_.convolutions.plans}
+        return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
+
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], Linear], int]:
+        self.classes_, self.columns_ = classes_of(facts["classes"]), facts.get("columns")
+        self.mean_, self.scale_ = restored_statistics(tensors, "dims")
+        for name in ("temperature", "penalty"):
+            check_number(name, facts[name])
+            setattr(self, f"{name}_", float(facts[name]))
+        self.loss_ = facts["loss"]
+        if not self.temperature_ > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature_}")
+        plans = facts["plans"]
+        if len(plans) != 2 or sum(map(len, plans)) > len(tensors):
+            raise ValueError("the dilations do not match the tensors")
+        for dilation, count in (pair for plan in plans for pair in plan):
+            check_count("dilation", dilation, least=1, most=2**40)
+            check_count("thresholds", count, least=1, most=2**20)
+        dims, classes, width = len(self.mean_), len(self.classes_), tensors["network.weight"].shape[0]
+        return lambda: Linear(Convolutions(dims, plans), classes, width), 1
+
+    def _check(self) -> None:
+        check_sizes(self, ["features"])
+        check_count("axis", self.axis, least=1, most=2)
+
+    @torch.no_grad()
+    def _log_probabilities(self, data: Padded) -> Float64[Tensor, "batch classes"]:
+        network = self.network_.to(data.values.device)
+        if not data.values.isfinite().all():
+            raise ValueError("X holds values too large: they are infinite in float32 once standardised")
+        return (network(data) / self.temperature_).log_softmax(-1)
+
+
+class Linear(nn.Module):
+    """Scores of classes, linear in the features of convolutions."""
+
+    def __init__(self, convolutions: Convolutions, classes: int, features: int) -> None:
+        super().__init__()
+        self.convolutions = convolutions
+        self.weight = nn.Parameter(torch.zeros(features, classes, dtype=torch.float64), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(classes, dtype=torch.float64), requires_grad=False)
+
+    def forward(self, series: Padded) -> Float64[Tensor, "batch classes"]:
+        """Scores in float64."""
+        return self.convolutions(series).double() @ self.weight + self.bias
+
+
+def interpolated(values: Float64[np.ndarray, "n dims"]) -> Float64[np.ndarray, "_ dims"]:
+    """A series up to its last value, gaps filled linearly; a dim without any value stays NaN, which becomes the mean.
+
+    >>> interpolated(np.array([[1.0], [np.nan], [3.0], [np.nan]])).ravel()
+    array([1., 2., 3.])
+    """
+    present = ~np.isnan(values)
+    values, present = (part[: np.flatnonzero(present.any(1))[-1] + 1] for part in (values, present))
+    if present.all():
+        return values
+    filled, places = values.copy(), np.arange(len(values))
+    for dim in np.flatnonzero(present.any(0)):
+        there = present[:, dim]
+        filled[:, dim] = np.interp(places, places[there], values[there, dim])
+    return filled

@@ -1,0 +1,74 @@
+"""The training of all estimators: Ctrl-C keeps the best weights so far."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from keyquery.support.interrupts import first_interrupt_stops
+from keyquery.support.progress import Progress
+from keyquery.training import Log, Recipe, train
+from keyquery.training.loop import Draw, Loss
+
+
+def fit_network(
+    network: nn.Module,
+    draw: Draw,
+    loss: Loss,
+    recipe: Recipe,
+    *,
+    validate: Callable[[Any], float] | None = None,
+    until: Callable[[int], bool] = lambda step: False,
+    interrupted: Callable[[str], Any] = lambda message: None,
+    progress: Progress | None = None,
+    advice: str = "a smaller lr may help",
+    verbose: bool = False,
+    **options: Any,
+) -> Log:
+    """`train`, except that the first Ctrl-C ends it with a warning and keeps the best weights.
+
+    `interrupted` is then called with the message; `advice` ends the error of a loss that is not finite. `verbose`
+    prints validation losses where no progress bar is shown.
+
+    >>> draw = lambda step, generator: torch.randn(8, 2, generator=generator)
+    >>> log = fit_network(nn.Linear(2, 1), draw, lambda model, x: model(x).square().mean(), Recipe(20, check_every=10))
+    >>> len(log.rows)
+    2
+    """
+    losses = list[float]()
+
+    def checked(model: Any) -> float:
+        assert validate is not None
+        losses.append(validate(model))
+        report(verbose, f"validation {len(losses)}: {losses[-1]:.4f}")
+        return losses[-1]
+
+    with first_interrupt_stops() as stopped:
+        try:
+            log = train(
+                network,
+                draw,
+                loss,
+                recipe,
+                validate=None if validate is None else checked,
+                until=lambda step: stopped() or until(step),
+                progress=progress,
+                **options,
+            )
+        except FloatingPointError as error:  # the loop suggests options that an estimator may not have
+            raise FloatingPointError(f"{str(error).split(':')[0]}: {advice}") from None
+        if stopped():
+            kept = "the best weights so far are kept" if log.best_step else "it is kept as it is"
+            interrupted(message := f"training was interrupted after {len(log.rows)} validations: {kept}")
+            warnings.warn(message, stacklevel=4)
+    return log
+
+
+def report(verbose: bool, text: str) -> None:
+    """Print a line to stderr if `verbose`, where no progress bar is shown."""
+    if verbose and not sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
