@@ -120,7 +120,8 @@ def main() -> None:
             write(folder, width, given.layers or layers, heads, shared, given.device)
             rows += measure(folder, name, given.device)
             if name == "8B":
-                cpu, gpu = (kq.look(folder, device=device, workers=16) for device in ("cpu", given.device))
+                few = range(min(4, given.layers or layers))
+                cpu, gpu = (kq.look(folder, device=on, layers=few, workers=16) for on in ("cpu", given.device))
                 apart = differences(cpu, gpu)
                 print({key: f"{value:.1e}" for key, value in sorted(apart.items(), key=lambda item: -item[1])})
                 exact = max(value for key, value in apart.items() if key not in OTHERS)
