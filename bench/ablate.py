@@ -1,6 +1,6 @@
 """`ablate` of every head and part of a model of SmolLM2-135M's shape: random weights, 32 windows of 128 tokens.
 
-    python bench/ablate.py                    270 heads; --device cpu --layers 2 for a trial
+    python bench/ablate.py                    270 heads; --device cpu --layers 2 --length 8 for a trial
 
 Before it is timed, the changes of some heads are compared with those of the same model in float64. What the layers
 below the ablated one would cost is measured in the same run, by the same ablation with every run whole.
@@ -55,10 +55,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--device", default="cuda")
     options.add_argument("--layers", type=int, default=30)
+    options.add_argument("--length", type=int, default=LENGTH)
     options.add_argument("--no-publish", action="store_true")
     given = options.parse_args()
     model = smollm(given.layers, given.device)
-    ids = torch.randint(49152, (SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(49152, (SEQUENCES, given.length), generator=torch.Generator().manual_seed(1))
     batches = [{"input_ids": ids}]
     few = [head for head in FEW if int(head.split(".")[0]) < given.layers]
     _, ours = timed(model, batches, heads=few)
@@ -70,9 +71,8 @@ def main() -> None:
     assert apart < 1e-4, f"changes differ from float64 by {apart:.1e}"
     seconds, rows = timed(model, batches)
     heads = 9 * given.layers
-    what = (
-        f"`ablate` of {heads} heads × {len(rows) // heads} parts, random weights of SmolLM2-135M's shape, 4,096 tokens"
-    )
+    what = f"`ablate` of {heads} heads × {len(rows) // heads} parts, random weights of SmolLM2-135M's shape"
+    what += f", {ids.numel():,} tokens"
     figures = [row(f"{what}, float32, H200", [seconds], "s", GOAL)]
     middle = f"{given.layers // 2}.*"
     reused, _ = timed(model, batches, heads=middle)

@@ -21,7 +21,8 @@ from keyquery._version import __version__
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.extras import optional
 from keyquery.support.field_checks import check_fields
-from keyquery.support.files import read_text, write_text
+from keyquery.support.files import read_text, write_all, write_text
+from keyquery.support.packed_json import packed, suffix_of, unpacked
 from keyquery.support.plugins import plugins
 from keyquery.support.printable import REPR, brief, printable
 
@@ -133,16 +134,42 @@ class Reading:
             write_text(path, text + "\n")
         return text
 
+    def save(self, path: str | Path) -> None:
+        """Write the reading to a file by its suffix: .json, .json.xz, .safetensors or .parquet (needs pyarrow).
+
+        All are exact, and `load` reads them. Of a look at 144 heads, .json.xz and .safetensors take about half of what
+        .json takes. A Parquet file shows `records()` to other programs.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     kq.Reading(provenance={"seed": 0}).save(f"{folder}/a.safetensors")
+        ...     kq.Reading.load(f"{folder}/a.safetensors")
+        Reading(provenance={'seed': 0})
+        """
+        write_all({path: self.content(path)})
+
+    def content(self, path: str | Path) -> bytes:
+        """What `save` writes to a file of this name.
+
+        >>> kq.Reading().content("a.json")[:13]
+        b'{"schema": 2,'
+        """
+        suffix = suffix_of(path)
+        return packed(self.to_json(), self.records() if suffix == ".parquet" else [], suffix)
+
     @staticmethod
     def load(source: str | Path) -> Reading:
-        """Load a reading from a JSON file, or from JSON text; its `kind` selects the class.
+        """Load a reading from a file that `save` or `to_json` wrote, or from JSON text; its `kind` selects the class.
 
         >>> kq.Reading.load(kq.Reading(provenance={"seed": 0}).to_json())
         Reading(provenance={'seed': 0})
         """
-        text = source if isinstance(source, str) and source.lstrip()[:1] in ("{", "[") else _file(source)
+        is_text = isinstance(source, str) and source.lstrip()[:1] in ("{", "[")
+        suffix = ".json" if is_text else suffix_of(source)
+        plain_text = suffix in (".json", ".json.xz")
+        text = str(source) if is_text else read_text(source) if plain_text else ""
         try:
-            data = parse_json(text, finite=True)
+            data = parse_json(text, finite=True) if plain_text else unpacked(source, suffix)
         except json.JSONDecodeError as error:
             raise ValueError(f"not a reading: invalid JSON at line {error.lineno}, column {error.colno}") from None
         except ValueError as error:
@@ -286,10 +313,6 @@ def _not_json(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
             yield from _not_json(item, f"{where}[{index}]")
     elif not isinstance(value, (str, int, type(None))) and not (isinstance(value, float) and math.isfinite(value)):
         yield where, value
-
-
-def _file(path: str | Path) -> str:
-    return read_text(path)
 
 
 def _class_of(kind: str) -> type[Reading]:

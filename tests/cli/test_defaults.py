@@ -42,6 +42,8 @@ OWN = {
     ("ablate", "tokens"): 4096,
     ("ablate", "length"): 128,
     ("ablate", "device"): "auto",
+    ("look", "device"): "cpu",  # Python: None, the CPU or where a live model is
+    ("causes", "device"): "cpu",
     ("attribute", "device"): "auto",
     ("wiring", "device"): "auto",
     ("causes", "largest"): 3,  # Python: 4; the command line masks words for the user, one model run per set

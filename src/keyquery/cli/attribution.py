@@ -9,9 +9,9 @@ import typer
 
 from keyquery import models
 from keyquery.capture.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
-from keyquery.capture.load import in_float32, load_model, pick_device
+from keyquery.capture.load import in_float32, load_model
 from keyquery.checkpoints import read
-from keyquery.cli.options import DEVICE, Device, Ids, Output, default_of, writes
+from keyquery.cli.options import DEVICE, Device, Dtype, Ids, Output, default_of, writes
 from keyquery.instruments.attribution.attribution import attribute as attribute_head
 from keyquery.instruments.attribution.wiring import wiring as measure_wiring
 
@@ -52,6 +52,7 @@ def attribute(
     ),
     length: Length = LENGTH,
     device: Device = DEVICE,
+    dtype: Dtype = None,
     *,
     output: Output,
 ) -> None:
@@ -65,7 +66,9 @@ def attribute(
     options: dict[str, Any] = {"head": head, "query": query, "key": key, "depth": depth, "sequence": sequence}
     options |= {"without": without, "side": side}
     with output.watching() as progress:
-        reading = attribute_head(**_running(model, text, ids, device), **options, length=length, progress=progress)
+        reading = attribute_head(
+            **_running(model, text, ids, device, dtype), **options, length=length, progress=progress
+        )
     output.deliver(reading)
 
 
@@ -78,6 +81,7 @@ def wiring(
     length: Length = LENGTH,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the shuffled null.")] = default_of(measure_wiring, "seed"),
     device: Device = DEVICE,
+    dtype: Dtype = None,
     *,
     output: Output,
 ) -> None:
@@ -87,20 +91,20 @@ def wiring(
     with its tokens in random order. The HTML page has a map of sources by heads, with examples.
     """
     with output.watching() as progress:
-        running = _running(model, text, ids, device, tokens)
+        running = _running(model, text, ids, device, dtype, tokens)
         reading = measure_wiring(**running, length=length, tokens=tokens, seed=seed, progress=progress)
     output.deliver(reading)
 
 
 def _running(
-    source: str | None, text: Path | None, ids: Path | None, device: str, tokens: int = TOKENS
+    source: str | None, text: Path | None, ids: Path | None, device: str, dtype: str | None, tokens: int = TOKENS
 ) -> dict[str, Any]:
-    """A live model in float32 with its tokenizer, and the text or batches of token ids."""
+    """A live model, by default in float32, with its tokenizer, and the text or batches of token ids."""
     if text is not None and ids is not None:
         raise ValueError("give --text or --ids, not both")
     path = source or str(models.DECODER)
-    live, tokenizer = load_model(path)
-    live = in_float32(live).to(pick_device(device))
+    live, tokenizer = load_model(path, device=device, dtype=dtype)
+    live = live if dtype else in_float32(live)
     shared = {"source": live, "tokenizer": tokenizer, "name": Path(path).name}
     if ids is None:
         return {**shared, "text": text or models.LONG_TEXT}

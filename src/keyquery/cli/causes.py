@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from torch import nn
 
 from keyquery.capture.load import has_lm_head, load_model
 from keyquery.capture.word_pieces import words_of
-from keyquery.cli.options import Output, default_of, writes
+from keyquery.cli.options import Device, Dtype, Output, default_of, writes
 from keyquery.instruments.causes.causes import Causes
 from keyquery.instruments.causes.causes import causes as find_causes
 from keyquery.instruments.causes.explain import explain
@@ -55,6 +56,8 @@ def causes(
             show_default=False,
         ),
     ] = None,
+    device: Device = "cpu",
+    dtype: Dtype = None,
     *,
     output: Output,
 ) -> None:
@@ -77,17 +80,27 @@ def causes(
         "selection": selection,
         "causal": causal,
     }
+    lm_head = target is not None and has_lm_head(model)
+    live = load_model(model, lm_head=lm_head, device=device, dtype=dtype)
     with output.watching() as progress:
-        reading = _read(model, content, target, largest, not pieces, {**options, "progress": progress})
+        options |= {"name": Path(model).name, "progress": progress}
+        reading = _read(live, lm_head, content, target, largest, not pieces, options)
     output.deliver(reading)
 
 
-def _read(source: str, text: str, target: int | None, largest: int, merge: bool, options: dict[str, Any]) -> Causes:
-    lm_head = target is not None and has_lm_head(source)
-    live, tokenizer = load_model(source, lm_head=lm_head)
+def _read(
+    loaded: tuple[nn.Module, Any],
+    lm_head: bool,
+    text: str,
+    target: int | None,
+    largest: int,
+    merge: bool,
+    options: dict[str, Any],
+) -> Causes:
+    live, tokenizer = loaded
     if tokenizer is None:
-        raise ValueError(f"{source} has no tokenizer, which running a text requires")
-    options |= {"tokenizer": tokenizer, "name": Path(source).name}
+        raise ValueError(f"{options['name']} has no tokenizer, which running a text requires")
+    options |= {"tokenizer": tokenizer}
     if target is None:
         return find_causes(live, text=text, merge=merge, **options)
     original = words_of(text, tokenizer, merge)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from keyquery.capture.load import load_model, load_processor, pick_device
-from keyquery.cli.options import DEVICE, Device, Output, default_of, writes
+from keyquery.capture.load import load_model, load_processor
+from keyquery.cli.options import DEVICE, Device, Dtype, Output, default_of, writes
 from keyquery.instruments.flow.flow import flow as measure_flow
 from keyquery.report.flow.page import HEADS
 
@@ -42,6 +42,7 @@ def flow(
         ),
     ] = default_of(measure_flow, "sink"),
     device: Device = DEVICE,
+    dtype: Dtype = None,
     *,
     output: Output,
 ) -> None:
@@ -60,9 +61,9 @@ def flow(
         raise ValueError(f"--text takes the text itself, but {paths[0]} is a file: give its content")
     if not text and image is None:
         raise ValueError("give --text TEXT together with --image FILE or a second --text")
-    live, tokenizer = load_model(model)
+    live, tokenizer = load_model(model, device=device, dtype=dtype)
     reading = measure_flow(
-        live.to(pick_device(device)),
+        live,
         text=text,
         image=image,
         processor=load_processor(model) or tokenizer,

@@ -15,7 +15,7 @@ from keyquery.capture.batches import LENGTH, TOKENS, id_batches, read_ids, with_
 from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.fitted import saved_network
 from keyquery.checkpoints.remote.cache import located
-from keyquery.cli.options import Config, HeadCount, Ids, Key, Layout, Output, Query, numbers_of, writes
+from keyquery.cli.options import Config, Device, Dtype, HeadCount, Ids, Key, Layout, Output, Query, numbers_of, writes
 from keyquery.instruments.cooccurrence.cooccurrence import WINDOW
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.compare import compare as side_by_side
@@ -96,6 +96,8 @@ def look(
     window: Window = WINDOW,
     ids: Ids = None,
     roles: Roles = False,
+    device: Device = "cpu",
+    dtype: Dtype = None,
     *,
     output: Output,
 ) -> None:
@@ -123,6 +125,8 @@ def look(
         "pairs": pairs,
         "corpus": corpus,
         "window": window,
+        "device": None if device == "cpu" else device,
+        "dtype": dtype,
         **for_page("html" in output.files, directions, model),
     }
     reading = _shipped(output, options) if model is None else watched_look(model, output, **options)
@@ -187,7 +191,7 @@ def _shipped(output: Output, options: dict[str, Any]) -> Comparison:
 
 
 def _is_saved(source: str) -> bool:
-    return source.endswith(".json") and Path(source).is_file()
+    return source.endswith((".json", ".json.xz", ".parquet")) and Path(source).is_file()
 
 
 def _saved_look(source: str) -> Look:

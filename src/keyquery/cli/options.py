@@ -18,11 +18,14 @@ from keyquery.checkpoints.custom import LAYOUTS
 from keyquery.reading import Reading
 from keyquery.report.kit import terminal
 from keyquery.report.kit.terminal import plain_console
+from keyquery.support.devices import DTYPES
 from keyquery.support.files import check_target, csv_text, write_all
 from keyquery.support.printable import printable
 from keyquery.support.progress import Progress
 
-Json = Annotated[Path | None, typer.Option(help="Write all results to this JSON file.")]
+Json = Annotated[
+    Path | None, typer.Option(help="Write all results to this .json, .json.xz, .safetensors or .parquet file.")
+]
 Csv = Annotated[Path | None, typer.Option(help="Write the results as a table to this CSV file.")]
 Html = Annotated[Path | None, typer.Option(help="Write a self-contained page to this HTML file; it opens offline.")]
 Picture = Annotated[Path | None, typer.Option(help="Write the figure to this .svg, .png or .pdf file.")]
@@ -50,6 +53,10 @@ Layout = Annotated[
 Config = Annotated[Path | None, typer.Option(help="A config.json that is not in the folder of the weights.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 DEVICE = "auto"
+Dtype = Annotated[
+    str | None,
+    typer.Option(help=f"Run the model in {', '.join(DTYPES)}. Default: as its weights are stored.", show_default=False),
+]
 Out = Annotated[
     Path | None, typer.Option(file_okay=False, help="Folder for results; a later run resumes and skips finished work.")
 ]
@@ -112,7 +119,7 @@ def deliver(
         Functions that make the content of files that only one command writes.
     """
     makers: dict[str, Callable[[], str | bytes]] = {
-        "json": lambda: reading.to_json() + "\n",
+        "json": lambda: reading.content(targets["json"]),
         "csv": lambda: csv_text(reading.records()),
         "html": lambda: report.page(page_of or reading),
         "picture": lambda: report.picture_bytes(targets["picture"], reading, joined),

@@ -12,10 +12,10 @@ from torch import nn
 from keyquery import models
 from keyquery.capture import text_batches
 from keyquery.capture.batches import LENGTH, id_batches, read_ids, read_lines
-from keyquery.capture.load import load_model, pick_device
+from keyquery.capture.load import load_model
 from keyquery.checkpoints import read
 from keyquery.cli.look import for_page, watched_look
-from keyquery.cli.options import DEVICE, Device, Ids, Output, default_of, numbers_of, writes
+from keyquery.cli.options import DEVICE, Device, Dtype, Ids, Output, default_of, numbers_of, writes
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.ablate import BY
 from keyquery.instruments.ablation.ablate import ablate as ablate_parts
@@ -101,6 +101,7 @@ def dial(
     tokens: Tokens = TOKENS,
     length: Length = LENGTH,
     device: Device = DEVICE,
+    dtype: Dtype = None,
     *,
     output: Output,
 ) -> None:
@@ -112,7 +113,7 @@ def dial(
     if directions is None and (of, gain, on) != (OF, default_of(dial_parts, "gain"), ON):
         raise ValueError("--of, --gain and --on are for --directions, which is missing")
     numbers = [] if directions is None else numbers_of("--directions", directions)
-    name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
+    name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device, dtype)
     gains = dict(zip(PARTS, (symmetric, skew, popularity, query_only, position), strict=True))
     chosen: dict[str, Any] = {"directions": numbers, "of": of, "gain": gain, "on": on}
     shown: dict[str, Any] = {"samples": samples, "name": name}
@@ -146,6 +147,7 @@ def ablate(
     tokens: Tokens = TOKENS,
     length: Length = LENGTH,
     device: Device = DEVICE,
+    dtype: Dtype = None,
     *,
     output: Output,
 ) -> None:
@@ -164,7 +166,7 @@ def ablate(
         raise ValueError("--parts does not go with --by direction: choose --of singular, symmetric or skew")
     if "html" in output.files and by != "head":
         raise ValueError(f"--html requires --by head, got --by {by}")
-    name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device)
+    name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device, dtype)
     _, loss = default_loss(live, tokenizer)
     with output.watching() as progress:
         options: dict[str, Any] = {} if parts is None else {"parts": [part.strip() for part in parts.split(",")]}
@@ -176,7 +178,7 @@ def ablate(
     if "html" in output.files:
         source = model or str(models.DECODER)
         data = {"ids": ids} if ids is not None else {"text": text or models.LONG_TEXT}
-        shared: dict[str, Any] = {**data, "tokens": tokens, "length": length}
+        shared: dict[str, Any] = {**data, "tokens": tokens, "length": length, "device": device, "dtype": dtype}
         look = watched_look(source, output, **shared, **for_page(True, None, source))
         shown = ablation.onto(look, Thresholds(loss=limit))
     output.deliver(ablation, page_of=shown)
@@ -191,14 +193,20 @@ class Numbers:
 
 
 def _running(
-    source: str | None, text: Path | None, ids: Path | None, length: int, tokens: int, device: str
+    source: str | None,
+    text: Path | None,
+    ids: Path | None,
+    length: int,
+    tokens: int,
+    device: str,
+    dtype: str | None,
 ) -> tuple[str, nn.Module, Any, list[Any]]:
     """A model with an LM head, its tokenizer, and the text or the token ids as batches."""
     path = source or str(models.DECODER)
     if text is not None and ids is not None:
         raise ValueError("give --text or --ids, not both")
     lines = read_lines(text or models.LONG_TEXT) if ids is None else []
-    model, tokenizer = load_model(path, lm_head=True)
+    model, tokenizer = load_model(path, lm_head=True, device=device, dtype=dtype)
     if ids is not None:
         batches, tokenizer = id_batches(read_ids(ids, read(model)), tokens), tokenizer or Numbers()
     elif tokenizer is None:
@@ -209,4 +217,4 @@ def _running(
         raise ValueError(
             "the data give one sequence, but an interval needs two: use more text, raise --tokens or lower --length"
         )
-    return Path(path).name, model.to(pick_device(device)), tokenizer, batches
+    return Path(path).name, model, tokenizer, batches

@@ -18,13 +18,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.forms.derivatives import first_order
+from keyquery.forms.derivatives import differentiated, first_order
 from keyquery.support.checks import broadcast
 
 # Largest norm of the inverse Cholesky factor at which the Gram matrix is trusted: eleven digits are left. Where N is
@@ -106,12 +107,21 @@ class Core:
     @cached_property
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of S, descending."""
-        return eigenvalues(self.symmetric).flip(-1)
+        return self._spectra[0]
 
     @cached_property
     def skew_values(self) -> Tensor:
         """Singular values of A, descending."""
-        return singular_values(self.skew)
+        return self._spectra[1]
+
+    @cached_property
+    def _spectra(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues of S and singular values of A: both at once on a GPU."""
+        if not _many_on_gpu(self.symmetric):
+            return torch.linalg.eigvalsh(self.symmetric).flip(-1), singular_values(self.skew)
+        both = torch.stack((self.symmetric, self.skew))
+        values = eigenvalues(both, both.new_tensor([1.0, -1.0]).view(2, *[1] * (both.ndim - 3)))
+        return values[0].flip(-1), values[1].abs().sort(descending=True).values
 
     @cached_property
     def singular_values(self) -> Tensor:
@@ -187,9 +197,27 @@ def singular_values(matrix: Tensor) -> Tensor:
     return values.masked_scatter(~safe.unsqueeze(-1), torch.linalg.svdvals(matrix[~safe].cpu()).to(values))
 
 
-def eigenvalues(matrix: Tensor) -> Tensor:
-    """Eigenvalues (..., n) of symmetric matrices, ascending."""
-    return torch.linalg.eigvalsh(matrix)
+def eigenvalues(matrix: Tensor, sign: Tensor | None = None) -> Tensor:
+    """Eigenvalues (..., n) of symmetric matrices, ascending.
+
+    On a GPU, where `sign` is −1, those of −i times a skew matrix.
+
+    >>> eigenvalues(torch.tensor([[0.0, 2.0], [2.0, 0.0]]))
+    tensor([-2.,  2.])
+    """
+    if not _many_on_gpu(matrix):
+        return torch.linalg.eigvalsh(matrix)
+    from keyquery.forms.tridiagonal_triton import eigenvalues as fast  # imports triton, an optional dependency
+
+    signs = None if sign is None else sign.expand(matrix.shape[:-2]).reshape(-1)
+    return fast(matrix.flatten(0, -3), signs).reshape(matrix.shape[:-1])
+
+
+def _many_on_gpu(matrix: Tensor) -> bool:
+    """Whether these are matrices of a size, and of so many, that one program each is fastest."""
+    count, size = math.prod(matrix.shape[:-2]), matrix.shape[-1]
+    able = matrix.is_cuda and matrix.dtype == torch.float64 and not differentiated(matrix)
+    return able and matrix.ndim > 2 and count >= 8 and 32 <= size <= 512 and find_spec("triton") is not None
 
 
 def weighted(query: Tensor, key: Tensor, covariance: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -64,10 +64,10 @@ def energies(gram: Float[Tensor, "*batch n n"], rope: Rope | None, offsets: Floa
         torch.polar(2 * (factors[:, None] * factors).expand(len(at), -1, -1), at)
         for at in (offsets.to(gram.device, torch.float64)[:, None, None] * each for each in (alike, apart))
     ]
-    norm, trace = (p_query.conj() * p_key, n_query.conj() * n_key), (p * p.mT, n * n.conj().mT)
-    there, exchange = (_traced(pair, phases) for pair in (norm, trace))
-    back = _traced(norm, [phase.conj() for phase in phases])
-    return Energies(there, back, _traced(trace, phases[::-1]), exchange)
+    norms, traces = (p_query.conj() * p_key, n_query.conj() * n_key), (p * p.mT, n * n.conj().mT)
+    there, exchange = (_traced(pair, phases) for pair in (norms, traces))
+    back = _traced(norms, [phase.conj() for phase in phases])
+    return Energies(there, back, _traced(traces, phases[::-1]), exchange)
 
 
 def _in_planes(matrix: Float[Tensor, "*batch r r"], rope: Rope) -> tuple[Tensor, Tensor]:

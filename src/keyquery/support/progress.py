@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,29 @@ SECONDS = 5.0  # between lines
 WIDE = 60  # characters of a description
 # (items, description, number of items) → the same items, wrapped to show progress.
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+
+
+class Runs(list[Any]):
+    """Runs of a model on the same data, each of so many tokens: a bar shows tokens per second.
+
+    >>> Runs(["a run", "another"], 512).tokens
+    512
+    """
+
+    def __init__(self, items: Iterable[Any], tokens: int) -> None:
+        super().__init__(items)
+        self.tokens = tokens
+
+
+def tokens_in(items: Iterable[Any], item: Any) -> int:
+    """Tokens of an item: of a batch of token ids, or of one of `Runs`; 0 for anything else.
+
+    >>> import torch
+    >>> tokens_in([], {"input_ids": torch.ones(2, 8)}), tokens_in(Runs(["a run"], 512), "a run"), tokens_in([1], 1)
+    (16, 512, 0)
+    """
+    ids = item.get("input_ids") if isinstance(item, Mapping) else None
+    return int(getattr(items, "tokens", 0) if ids is None else ids.numel())
 
 
 def silent(items: Iterable[Any], description: str, total: int) -> Iterable[Any]:

@@ -23,7 +23,7 @@ from keyquery.instruments.look.labels import Thresholds, label_head
 from keyquery.instruments.look.look import Look
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.checks import check_choice, check_count
-from keyquery.support.progress import Progress, silent
+from keyquery.support.progress import Progress, Runs, silent
 from keyquery.support.statistics import paired
 from keyquery.surgery.dial.dial import dial
 from keyquery.surgery.dial.means import Means
@@ -185,7 +185,7 @@ def ablate(
             where = {"layer": layer, "head": head, "part": part}
             return {**where, **interval._asdict()}
 
-        watched = (progress or silent)(trials, "ablating parts", len(trials))
+        watched = (progress or silent)(_runs(trials, batches), "ablating parts", len(trials))
         for layer, own in groupby(watched, key=lambda trial: trial[0][0]):
             dialled.turn()
             with below(model, None if layer is None else sites[layer], batches, loss):
@@ -234,7 +234,8 @@ def _by_direction(
         before = losses_of(model, batches, loss)
         trials = [(at, number) for at in places for number in range(min(count, len(dialled.bases[at].values)))]
         sites = sites_of(model)
-        for index, own in groupby(progress(trials, "ablating directions", len(trials)), key=lambda trial: trial[0][0]):
+        watched = progress(_runs(trials, batches), "ablating directions", len(trials))
+        for index, own in groupby(watched, key=lambda trial: trial[0][0]):
             dialled.turn_directions({})
             with below(model, sites[index], batches, loss):
                 for (layer, head), number in own:
@@ -245,6 +246,11 @@ def _by_direction(
                     size = {"value": float(basis.values[number]), "share": float(basis.shares[number])}
                     rows.append({**where, **size, **interval._asdict()})
     return before, sorted(rows, key=lambda row: -row["change"])
+
+
+def _runs(trials: Iterable[Any], batches: Sequence[Batch]) -> Runs:
+    """Trials, each a run on all batches."""
+    return Runs(trials, sum(batch["input_ids"].numel() for batch in batches if "input_ids" in batch))
 
 
 def _groups(chosen: Mapping[int, list[int]], by: str) -> Iterator[tuple[int | None, int | None, Any]]:
