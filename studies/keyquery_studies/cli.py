@@ -16,6 +16,7 @@ from keyquery_studies.objectives.command import objectives
 from keyquery_studies.primal.command import primal
 from keyquery_studies.rerank.command import rerank
 from keyquery_studies.stability.command import stability
+from keyquery_studies.starts.command import starts
 from keyquery_studies.time.command import time
 from keyquery_studies.transport.command import transport
 from keyquery_studies.vision_language.command import vision_language
@@ -27,6 +28,7 @@ study = typer.Typer(
 COMMANDS = (
     objectives,
     mask,
+    starts,
     kernels,
     dial,
     circuit,

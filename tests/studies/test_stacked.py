@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
-from keyquery_studies.common.stacked import Adam
+from keyquery_studies.common.stacked import Adam, stacked
+from keyquery_studies.starts.study import FACTORS, Plan, run
+from keyquery_studies.starts.training import StartRun, losses
+from torch.nn.functional import cross_entropy
+
+from keyquery.layers import LanguageModel, Shape
 
 
 def test_adam_with_a_rate_per_model() -> None:
@@ -22,3 +30,33 @@ def test_adam_with_a_rate_per_model() -> None:
             torch.nn.utils.clip_grad_norm_([row], 1.0)
             optimiser.step()
     torch.testing.assert_close(together, torch.stack(singles))
+
+
+@pytest.mark.parametrize("objective", ["masked", "next token"])
+def test_stacked_language_models_equal_single_ones(objective: str) -> None:
+    options = {"objective": objective, "lr": 1e-3, "text": "", "vocabulary": 40, "width": 16, "length": 8, "heads": 2}
+    runs = [StartRun(start=start, seed=seed, **options) for start, seed in (("tied", 0), ("small tied", 1))]
+    weights = stacked([run.initial() for run in runs], "cpu")
+    inputs, targets = torch.randint(40, (2, 2, 3, 8), generator=torch.Generator().manual_seed(0))
+    targets[0, 0, :5] = -100
+    together = losses(weights, runs[0], inputs, targets)
+    shape = Shape(40, 16, 2, 2, 8, causal=objective == "next token")
+    for index, own in enumerate(runs):
+        model = LanguageModel(shape)
+        model.load_state_dict(own.initial())
+        single = cross_entropy(model(inputs[index]).flatten(0, 1), targets[index].flatten())
+        torch.testing.assert_close(together[index], single)
+
+
+@pytest.mark.slow
+def test_starts_are_trained_and_compared(tmp_path: Path) -> None:
+    corpus = tmp_path / "text.txt"
+    corpus.write_text(" ".join(f"word{number % 97} and {number % 13}" for number in range(9000)))
+    reading = run(corpus, tmp_path / "out", Plan(seeds=(0, 1), objectives=("masked",), steps=2, vocabulary=300))
+    factors = {row["factor"]: row for row in reading.summary()}
+    assert set(factors) == set(FACTORS)
+    row, one, other = (
+        factors["tie at the small scale"],
+        *({r["seed"]: r["loss"] for r in reading._of("masked", start)} for start in ("small tied", "small")),
+    )
+    assert row["change"] == pytest.approx(sum(one[seed] - other[seed] for seed in (0, 1)) / 2)

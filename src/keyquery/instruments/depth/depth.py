@@ -21,7 +21,7 @@ VERDICTS = ("depth-efficient", "balanced", "depth-inefficient")
 WIDEST = 10**7  # beyond any model; ranks are summed over the width
 HEADS = ((512, (64, 128, 96, 80)), (128, (32, 16, 24)), (1, (8,)))  # head sizes from a width on, the most common first
 USUAL = 64
-ERRORS = "quoted from memory, not checked against the paper"
+TOLERANCE = 0.1  # of the law's depth, within which a shape is balanced if the law has no errors: a convention
 ALIKE = 1.25  # factor by which block parameters may differ from 12·L·d²
 CONTRARY = (
     "Kaplan et al. (2020): over a wide range the shape hardly matters",
@@ -35,7 +35,7 @@ class Depth(Reading, kind="depth"):
 
     units: ClassVar[Mapping[str, str]] = {
         "params": "12·layers·width²: non-embedding parameters",
-        "interval": "95 %, along the budget, from standard errors quoted from memory and assumed independent",
+        "interval": "95 %, along the budget, from standard errors of the law assumed independent; none without them",
         "saves": "at most: parameters of the shape minus those of the largest shape on the law within it",
         "threshold": "log₃ of the width, layers of a linear-attention network",
         "separation": "log₃ of the separation rank; low and high are bounds quoted from memory",
@@ -45,7 +45,7 @@ class Depth(Reading, kind="depth"):
     layers: int  # recommended depth
     width: int  # recommended width
     exact: Sequence[float]  # depth and width, unrounded
-    interval: Mapping[str, Sequence[float]]  # of layers and width
+    interval: Mapping[str, Sequence[float]] | None  # of layers and width; None if the law has no errors
     usable: Mapping[str, int]  # the shape with a width divisible by the head size
     threshold: float
     separation: Mapping[str, float | None]
@@ -62,7 +62,7 @@ class Depth(Reading, kind="depth"):
         """One row: every scalar field, with the ends of the intervals."""
         ends = {
             f"{name}_{end}": value
-            for name, pair in self.interval.items()
+            for name, pair in (self.interval or {}).items()
             for end, value in zip(("low", "high"), pair, strict=True)
         }
         shape = {f"shape_{name}": value for name, value in (self.shape or {}).items()}
@@ -109,10 +109,11 @@ def depth(
     Returns
     -------
     Depth
-        The shape on the law with its 95 % `.interval`. `.verdict` is "balanced" if the depth of the given shape lies
-        within it, "depth-efficient" if it is shallower (more depth would help), "depth-inefficient" if it is deeper
-        (more width would help). `.saves` bounds how many parameters a better shape saves: the parameters of the given
-        shape minus those of `.contained`, the largest shape on the law within it.
+        The shape on the law; if the law has standard errors, with its 95 % `.interval`. `.verdict` is "balanced" if
+        the depth of the given shape lies within that, or within a tenth of the law's depth, "depth-efficient" if it is
+        shallower (more depth would help), "depth-inefficient" if it is deeper (more width would help). `.saves` bounds
+        how many parameters a better shape saves: those of the given shape minus those of `.contained`, the largest
+        shape on the law within it.
 
     Raises
     ------
@@ -141,15 +142,15 @@ def depth(
     whole = max(round(exact[0]), 1)
     goal = min(_width(budget, whole), fitted_law.rank or math.inf)  # rounding the depth changes the width
     wide = width if shape is None and width else round(goal)
-    ends = sorted(fitted_law.layers(budget, sigmas) for sigmas in (-SIGMAS, SIGMAS))
+    ends = _ends(budget, fitted_law)
     measured_shape = shape or {"layers": whole, "width": wide}
-    law_facts = {"law": asdict(fitted_law), "errors": ERRORS, "fitted": FITTED}
+    law_facts = {"law": asdict(fitted_law), "fitted": FITTED}
     return Depth(
         params=budget,
         layers=whole,
         width=wide,
         exact=exact,
-        interval={"layers": ends, "width": [_width(budget, end) for end in reversed(ends)]},
+        interval=_interval(budget, ends) if _has_errors(fitted_law) else None,
         usable=_usable(goal, whole, head_dim, fitted_law.rank),
         threshold=math.log(measured_shape["width"], 3),
         separation=_separation(measured_shape["layers"], measured_shape["width"], heads or measured_shape.get("heads")),
@@ -159,6 +160,21 @@ def depth(
         notes=[*_notes(exact, shape, fitted_law), *notes],
         provenance=provenance(**law_facts),
     )
+
+
+def _has_errors(law: Law) -> bool:
+    return law.a_error is not None and law.b_error is not None
+
+
+def _ends(params: float, law: Law) -> list[float]:
+    """The depths between which a shape is balanced: 95 % of the law's, or a tenth around its depth."""
+    if _has_errors(law):
+        return sorted(law.layers(params, sigmas) for sigmas in (-SIGMAS, SIGMAS))
+    return [law.layers(params) * (1 - TOLERANCE), law.layers(params) * (1 + TOLERANCE)]
+
+
+def _interval(params: float, ends: Sequence[float]) -> dict[str, list[float]]:
+    return {"layers": list(ends), "width": [_width(params, end) for end in reversed(ends)]}
 
 
 def _check(params: Any, width: Any, layers: Any, model: Any, *counts: Any) -> dict[str, Any]:

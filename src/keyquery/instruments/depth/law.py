@@ -15,8 +15,8 @@ SIGMAS = 1.96  # of a 95 % interval
 class Law:
     """ln d = a + b·L between width d and depth L, with N = 12·L·d² non-embedding parameters.
 
-    The errors of a and b are quoted from memory, not checked against the paper, and assumed independent. `rank` is
-    that of the embeddings: the law's width is then min(d, rank).
+    `a_error` and `b_error` are standard errors, of your own fit: none are checked for the published one. `rank` is that
+    of the embeddings: the law's width is then min(d, rank).
 
     >>> law = Law()
     >>> round(law.width(70)), round(law.layers(1.75e11), 1)
@@ -25,14 +25,14 @@ class Law:
 
     a: float = 5.039
     b: float = 0.0555
-    a_error: float = 0.030
-    b_error: float = 0.0013
+    a_error: float | None = None
+    b_error: float | None = None
     rank: int | None = None
 
     def width(self, layers: float, sigmas: float = 0.0) -> float:
         """The width at a depth, plus `sigmas` standard errors.
 
-        >>> [round(Law().width(24, sigmas)) for sigmas in (-1.96, 0, 1.96)]
+        >>> [round(Law(a_error=0.030, b_error=0.0013).width(24, sigmas)) for sigmas in (-1.96, 0, 1.96)]
         [537, 585, 636]
         """
         width = math.exp(min(self.a + self.b * layers + sigmas * self._error(layers), 700.0))
@@ -74,7 +74,7 @@ class Law:
         return self.a + self.b * layers + sigmas * self._error(layers)
 
     def _error(self, layers: float) -> float:
-        return math.hypot(self.a_error, layers * self.b_error)
+        return math.hypot(self.a_error or 0.0, layers * (self.b_error or 0.0))
 
 
 def count(layers: float, width: float) -> float:

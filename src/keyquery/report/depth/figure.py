@@ -61,10 +61,9 @@ def _budgets(axis: Any, deepest: float, low: float, high: float) -> None:
 
 def _law(axis: Any, law: Law, deepest: float) -> None:
     depths = [deepest * i / 200 for i in range(201)]
-    edges = ([law.width(layers, sigmas) for layers in depths] for sigmas in (-SIGMAS, SIGMAS))
-    axis.fill_between(
-        depths, *edges, color=LAW, alpha=0.15, linewidth=0, label="95 % band (unverified standard errors)"
-    )
+    if law.a_error is not None and law.b_error is not None:
+        edges = ([law.width(layers, sigmas) for layers in depths] for sigmas in (-SIGMAS, SIGMAS))
+        axis.fill_between(depths, *edges, color=LAW, alpha=0.15, linewidth=0, label="95 % band")
     axis.plot(depths, [law.width(layers) for layers in depths], color=LAW, linewidth=0.9, linestyle="--")
     fitted = [FITTED[0] + (FITTED[1] - FITTED[0]) * i / 100 for i in range(101)]
     fitted = [layers for layers in fitted if law.rank is None or law.width(layers) < law.rank]

@@ -43,8 +43,9 @@ def _shapes(reading: Depth) -> Table:
         table.add_row("given", str(shape["layers"]), f"{shape['width']:,}", heads, short(reading.params))
     exact = reading.exact
     table.add_row("by the law", f"{exact[0]:.1f}", f"{exact[1]:,.1f}", "", short(count(*exact)))
-    (low, high), (narrow, wide) = reading.interval["layers"], reading.interval["width"]
-    table.add_row("  95 % interval", f"{low:.1f} to {high:.1f}", f"{narrow:,.0f} to {wide:,.0f}", "", "")
+    if reading.interval is not None:
+        (low, high), (narrow, wide) = reading.interval["layers"], reading.interval["width"]
+        table.add_row("  95 % interval", f"{low:.1f} to {high:.1f}", f"{narrow:,.0f} to {wide:,.0f}", "", "")
     table.add_row("  whole layers", str(reading.layers), f"{reading.width:,}", "", "")
     heads = f"{usable['heads']} × {usable['head_dim']}"
     table.add_row("  whole heads", str(usable["layers"]), f"{usable['width']:,}", heads, short(usable["params"]))
@@ -65,7 +66,7 @@ def _words(reading: Depth, equation: str) -> list[str]:
         )
     lines.append(f"{theory}, for two tokens at most {separation['two_tokens']:,.0f}.")
     lines += [f"Note: {note}." for note in reading.notes]
-    lines.append("Parameters: 12·L·d², non-embedding. The interval uses unverified standard errors of the fit.")
+    lines.append("Parameters: 12·L·d², non-embedding. Balanced: within a tenth of the law's depth, or its interval.")
     return [*lines, f"Contrary evidence: {'; '.join(reading.contrary)}."]
 
 

@@ -22,7 +22,7 @@ from keyquery_studies.primal.arena.stacked import STACKED, initial, losses
 from keyquery_studies.primal.arena.tasks import SPLITS, TASKS, load_arena
 
 TASK = TASKS["text"]
-CHECKS = 20  # evaluations during a training
+CHECKS = 12  # evaluations during a training
 SEEN = 2500  # training texts on which the last weights are evaluated as well
 RATES = (1e-4, 3e-4, 1e-3)  # the published rate, and higher ones for fewer steps
 Late = Callable[[], bool]

@@ -1,0 +1,1 @@
+"""Symmetric initialisation: how much is scale, how much is the tie?"""
