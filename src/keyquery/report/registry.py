@@ -91,9 +91,7 @@ DISPLAYS: dict[str, Display] = {
         figures={"moves": f"{REPORT}.rerank.figure:moves"},
         page=f"{REPORT}.rerank.page:moves_page",
     ),
-    "lineage": Display(
-        terminal=f"{REPORT}.lineage.terminal:lineage_lines", page=f"{REPORT}.lineage.page:lineage_page"
-    ),
+    "lineage": Display(terminal=f"{REPORT}.lineage.terminal:lineage_lines", page=f"{REPORT}.lineage.page:lineage_page"),
     "lineage search": Display(terminal=f"{REPORT}.lineage.terminal:relatives_lines"),
     "monitor": Display(
         terminal=f"{REPORT}.monitor.terminal:monitor_lines",
