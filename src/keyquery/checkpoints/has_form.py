@@ -83,7 +83,8 @@ class FormedHeads(Heads):
             scale=module.scale,
             rope=module.rope,
             norm=self._norm(name),
-            **_qk_norms(module),
+            query_norm=_head_norm(module, "query_norm"),
+            key_norm=_head_norm(module, "key_norm"),
             modules={"module": name},
             notes=tuple(notes),
         )
@@ -162,14 +163,12 @@ def formed(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, HasForm)]
 
 
-def _qk_norms(module: Any) -> dict[str, Norm]:
-    """The RMS norms of each head's queries and keys, if the layer has modules of these names."""
-    found = {role: getattr(module, role, None) for role in ("query_norm", "key_norm")}
-    return {
-        role: Norm("rms", norm.weight.detach().reshape(1, 1, -1), eps=norm.eps or 1e-6)
-        for role, norm in found.items()
-        if isinstance(norm, nn.RMSNorm) and norm.weight is not None
-    }
+def _head_norm(module: Any, role: str) -> Norm | None:
+    """The RMS norm of each head's queries or keys, if the layer has a module of this name."""
+    norm = getattr(module, role, None)
+    if not isinstance(norm, nn.RMSNorm) or norm.weight is None:
+        return None
+    return Norm("rms", norm.weight.detach().reshape(1, 1, -1), eps=norm.eps or 1e-6)
 
 
 def _projections(module: HasForm) -> Projections:

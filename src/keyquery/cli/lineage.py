@@ -14,6 +14,7 @@ from keyquery.instruments.lineage.fingerprint import Fingerprint, fingerprint
 from keyquery.instruments.lineage.index import among as search
 from keyquery.instruments.lineage.index import index_files, packed
 from keyquery.instruments.lineage.lineage import lineage as compare_weights
+from keyquery.reading import Reading
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress
 from keyquery.survey.find_models import find_models
@@ -57,6 +58,7 @@ def lineage(
         if index is not None:
             _add(models, index, progress, output)
             return
+        reading: Reading
         if among is not None:
             reading = search(models[0], _prints(among, progress), progress)
         else:

@@ -61,7 +61,12 @@ class Size:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the weights of one model."""
         d, queries, keys = self.width, self.heads * self.head_width, self.groups * self.head_width
-        layer = {"query": (queries, d), "key": (keys, d), "value": (keys, d), "output": (d, queries)}
+        layer: dict[str, tuple[int, ...]] = {
+            "query": (queries, d),
+            "key": (keys, d),
+            "value": (keys, d),
+            "output": (d, queries),
+        }
         layer |= {"gate": (self.hidden, d), "up": (self.hidden, d), "down": (d, self.hidden)}
         layer |= {"norm": (d,), "mlp_norm": (d,)}
         layer |= {"query_norm": (self.head_width,), "key_norm": (self.head_width,)} if self.normed else {}

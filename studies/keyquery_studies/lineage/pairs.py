@@ -43,7 +43,7 @@ def kin(folder: Path, source: str, derived: str, others: Sequence[str], facts: M
     for test in reading.tests:
         name = NAMES[test["test"]]
         found |= {name: round(test["statistic"], 4), f"{name}_path": test["path"]}
-    change = weight_change(*map(kq.read, pair))  # also where no test finds the models related
+    change = weight_change(kq.read(pair[0]), kq.read(pair[1]))  # also where no test finds the models related
     moved = [row["change"] for row in change.rows if row["change"] is not None] if change else []
     found |= {"change": round(statistics.median(moved), 6) if moved else None, "label": reading.label}
     return {**facts, **found, "merge": [round(row["weight"], 4) for row in reading.merge]}

@@ -110,8 +110,8 @@ def _trained_and_tested(plan: Plan, texts: Texts, folder: Path, pool: Pool, devi
     _test_unrelated(pool, folder, range(1, plan.bases, 2), {"config": size.name, "set": "test"})
     for other_size in plan.sizes[1:]:
         _saved(other_size, other_bases(other_size, plan, texts, device), folder, other_size.name)
-        facts = {"config": other_size.name, "set": "test"}
-        _test_unrelated(pool, folder, range(plan.others), facts, other_size.name)
+        other_facts = {"config": other_size.name, "set": "test"}
+        _test_unrelated(pool, folder, range(plan.others), other_facts, other_size.name)
     losses = texts.losses(size, first["base"], plan)
     start = picked(first["base"], parents)
     tuned = fine_tunes(plan, texts, start)

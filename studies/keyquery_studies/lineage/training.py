@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,7 +118,7 @@ def fine_tunes(plan: Plan, texts: Texts, start: Weights) -> dict[str, Weights]:
     found: dict[str, Weights] = {}
     for kind, (spans, rate, kept) in arms.items():
         draw = batches(texts.bytes, spans, seeds, max(kept), plan.batch, plan.length)
-        limits = {"kept": kept, "lora": kind == "LoRA", "seconds": 0.15 * plan.seconds}
+        limits: dict[str, Any] = {"kept": kept, "lora": kind == "LoRA", "seconds": 0.15 * plan.seconds}
         for step, weights in trained(size, start, draw, rate, max(kept), **limits).items():
             found[f"{kind} {step}"] = weights
     return found

@@ -105,6 +105,7 @@ class StackedModel(nn.Module):
         runs, vocabulary, _ = self.tokens.shape
         places = ids + vocabulary * torch.arange(runs, device=ids.device)[:, None, None]
         x = embedding(places, self.tokens.flatten(0, 1))
+        block: Any  # a dict of stacked weights
         for attention, block in zip(self.attention, self.blocks, strict=True):
             x = x + attention(_norm(x, block["attention_norm_weight"], block["attention_norm_bias"]))
             inner = _norm(x, block["mlp_norm_weight"], block["mlp_norm_bias"]).flatten(1, 2)

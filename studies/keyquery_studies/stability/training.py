@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ class _Run:
         norms = model.gradient_norms()
         model.scale_gradients(CLIP / norms.clamp(min=CLIP))
         if step % trials[0].every == 0:
-            self.bounds.append(torch.stack([attention.bound() for attention in model.attention]).amax(0))
+            self.bounds.append(torch.stack([cast(Any, attention).bound() for attention in model.attention]).amax(0))
         self._update([trial.rate_at(step) for trial in trials])
         self.losses.append(losses.detach())
         self.gradients.append(norms)
@@ -113,6 +113,7 @@ class _Run:
 
     def _clip(self, monitor: Monitor) -> None:
         largest = monitor.recorder.latest("largest").reshape(len(self.model.attention), len(self.trials), -1)
+        attention: Any  # a StackedAttention
         for attention, values in zip(self.model.attention, torch.from_numpy(largest), strict=True):
             gamma = torch.where(values > self.taus.cpu()[:, None], self.taus.cpu()[:, None] / values, 1.0)
             self.clips += (gamma < 1).sum(1).numpy()

@@ -86,6 +86,7 @@ class Trial:
         if self.kernel == "tied":
             begin(model, "matched")
         if self.normed:
+            block: Any
             for block in model.body.blocks:
                 old = block.attention
                 block.attention = NormedAttention(self.width, self.heads, rope=old.rope)

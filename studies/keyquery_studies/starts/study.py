@@ -79,7 +79,7 @@ class Starts(Reading, kind="starts study"):
                 one, other = self._of(objective, start), self._of(objective, base)
                 if one and other:
                     steps = difference(self._timed(objective, start), self._timed(objective, base), "steps")
-                    row = {"objective": objective, "factor": factor, "start": start, "less": base}
+                    row: dict[str, Any] = {"objective": objective, "factor": factor, "start": start, "less": base}
                     row |= difference(one, other, "loss")
                     rows.append(row | {f"steps_{key}": steps[key] for key in ("change", "low", "high", "p")})
         for name in ("p", "steps_p"):

@@ -152,8 +152,8 @@ def among(model: Any, index: Iterable[Path | Fingerprint], progress: Progress | 
             scored.append((none if free is None else free, none if shared is None else shared, file))
     nearest: dict[int, Path | Fingerprint] = {}
     for test in (0, 1):
-        for row in sorted(scored, key=lambda row: -row[test])[:FULL]:
-            nearest[id(row[2])] = row[2]
+        for *_, file in sorted(scored, key=lambda row: -(row[0], row[1])[test])[:FULL]:
+            nearest[id(file)] = file
     rows = [_row(whole, file, len(scored)) for file in nearest.values()]
     rows.sort(key=lambda row: row["p"])
     facts = provenance(model=dict(heads.model), level=LEVEL)

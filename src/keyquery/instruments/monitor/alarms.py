@@ -126,7 +126,7 @@ class Rules:
         if len(history["largest"]) < 4 or "smallest" not in history:
             return None
         spread = history["largest"][-3:] - history["smallest"][-3:]
-        flat = (spread < self.dead_range).all(0)
+        flat = np.all(spread < self.dead_range, axis=0, keepdims=False)
         if not flat.any():
             return None
         head = int(np.nanargmin(np.where(flat, spread[-1], np.inf)))

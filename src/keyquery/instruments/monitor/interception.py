@@ -178,12 +178,12 @@ class Interception(TorchFunctionMode):
         """The forward of an attention module begins: torch functions are heard until it ends."""
         self._running.append((name, module))
         self._safely(self._input, name, module, args, kwargs)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
 
     def _end(self, *_: Any) -> None:
         if self._running:
             self._running.pop()
-            super().__exit__(None, None, None)
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _input(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """The largest norm of a token of a module's input; of several inputs, as of cross-attention, of all."""

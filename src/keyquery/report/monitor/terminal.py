@@ -20,8 +20,8 @@ def monitor_lines(reading: Monitored) -> list[Any]:
     shown = [name for name in SHOWN if name in reading.curves]
     table = columns_table("head", *(name.replace("_", " ") for name in shown))
     table.columns[0].no_wrap = True
-    logits = [curve[-1] for curve in reading.curves["largest"]]
-    order = sorted(range(len(logits)), key=lambda at: -(logits[at] if logits[at] is not None else float("inf")))
+    logits = [float("inf") if curve[-1] is None else curve[-1] for curve in reading.curves["largest"]]
+    order = sorted(range(len(logits)), key=lambda at: -logits[at])
     for at in order[:MOST]:
         cells = (reading.curves[name][at][-1] for name in shown)
         table.add_row(reading.heads[at]["name"], *("–" if cell is None else f"{cell:.4g}" for cell in cells))
