@@ -69,17 +69,9 @@ def causes(
     if (words is None) == (text is None):
         raise ValueError("give either the text in quotes or --text FILE, not both")
     content = words if words is not None else read_text(text or "")
-    options: dict[str, Any] = {
-        "layer": layer,
-        "head": _numbers("--head", head),
-        "nodes": _nodes(nodes),
-        "alpha": alpha,
-        "samples": samples,
-        "method": method,
-        "rounds": rounds,
-        "selection": selection,
-        "causal": causal,
-    }
+    options: dict[str, Any] = {"alpha": alpha, "samples": samples, "method": method, "rounds": rounds}
+    options |= {"layer": layer, "head": _numbers("--head", head), "nodes": _nodes(nodes)}
+    options |= {"selection": selection, "causal": causal}
     lm_head = target is not None and has_lm_head(model)
     live = load_model(model, lm_head=lm_head, device=device, dtype=dtype)
     with output.watching() as progress:

@@ -207,7 +207,7 @@ def eigenvalues(matrix: Tensor, sign: Tensor | None = None) -> Tensor:
     """
     if not _many_on_gpu(matrix):
         return torch.linalg.eigvalsh(matrix)
-    from keyquery.forms.tridiagonal_triton import eigenvalues as fast  # imports triton, an optional dependency
+    from keyquery.forms.kernels.tridiagonal import eigenvalues as fast  # imports triton, an optional dependency
 
     signs = None if sign is None else sign.expand(matrix.shape[:-2]).reshape(-1)
     return fast(matrix.flatten(0, -3), signs).reshape(matrix.shape[:-1])

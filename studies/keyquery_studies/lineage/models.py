@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, scaled_dot_product_attention, silu
 
 from keyquery.support.extras import optional
+from keyquery.support.files import writing
 
 Weights = dict[str, Tensor]
 BYTES = 256
@@ -296,7 +297,6 @@ def save(size: Size, weights: Mapping[str, Tensor], folder: Path) -> None:
     """A checkpoint of queries, keys and their norms alone."""
     folder.mkdir(parents=True, exist_ok=True)
     config_of(size, len(weights["query"])).save_pretrained(folder)
-    save_file(
-        {name: row.detach().cpu().contiguous() for name, row in attention_state(weights).items()},
-        folder / "model.safetensors",
-    )
+    state = {name: row.detach().cpu().contiguous() for name, row in attention_state(weights).items()}
+    with writing(folder / "model.safetensors") as file:
+        save_file(state, file)

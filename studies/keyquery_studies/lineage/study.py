@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from keyquery.reading import Reading, provenance
+from keyquery.support.files import append_line
 from keyquery_studies.common.runner import device_name, study_folder
 from keyquery_studies.lineage.kin import kin_of
 from keyquery_studies.lineage.models import Size, Weights, joined, picked, save
@@ -61,8 +62,8 @@ class Pool:
         if future.cancelled() or future.exception():
             return
         rows = future.result()
-        with (self.folder / f"{self.pending[future]}.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in (rows if isinstance(rows, list) else [rows]))
+        for row in rows if isinstance(rows, list) else [rows]:
+            append_line(self.folder / f"{self.pending[future]}.jsonl", json.dumps(row))
 
     def close(self) -> None:
         """Wait for all rows; the first failure is raised."""

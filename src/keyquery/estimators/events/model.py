@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,22 +17,14 @@ from keyquery.estimators.events.base import EventEstimator
 from keyquery.estimators.events.evaluation import EventEvaluation, counted, transitions
 from keyquery.estimators.events.interactions import Interactions, checked_lags, compare, contexts_of, usual_lags
 from keyquery.estimators.events.mixture import Mixture
+from keyquery.estimators.events.sampling import Events, sampled
 from keyquery.estimators.events.training import Censored, following, judged, learn
 from keyquery.estimators.events.windows import Batch, Clock, cut, ends
-from keyquery.estimators.inputs.columns import in_clock
-from keyquery.estimators.inputs.event_streams import learnable, longer, stream_of
+from keyquery.estimators.inputs.event_streams import learnable, stream_of
 from keyquery.estimators.inputs.targets import label_facts
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars
-
-
-class Events(NamedTuple):
-    """Sampled events as three columns of equal length."""
-
-    events: Shaped[np.ndarray, " n"]
-    times: Shaped[np.ndarray, " n"]
-    groups: Shaped[np.ndarray, " n"]
 
 
 class EventModel(EventEstimator):
@@ -349,22 +341,7 @@ class EventModel(EventEstimator):
             Columns of types, times and groups.
         """
         check_count("n", n, least=1)
-        stream = self._stream(events, times, groups)
-        generator = torch.Generator().manual_seed(seed_of(random_state))
-        codes = self._codes(stream)
-        drawn_codes, drawn_times = [], []
-        for _ in range(n):
-            logits, mixture = self._last(stream, stream.last, codes)
-            gap = mixture.draw(generator).double().cpu().numpy() * self.scale_
-            when = stream.last + gap
-            if self._targeted:
-                logits, _ = self._last(stream, when, codes)
-            kind = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).squeeze(1).numpy()
-            stream, codes = longer(stream, codes, kind, when)
-            drawn_codes.append(kind)
-            drawn_times.append(when)
-        times = in_clock(np.stack(drawn_times, 1).ravel(), self.clock_)
-        return Events(self.classes_[np.stack(drawn_codes, 1).ravel()], times, np.repeat(stream.groups, n))
+        return sampled(self, self._stream(events, times, groups), n, seed_of(random_state))
 
     def interactions(self, events: Any = None, times: Any = None, groups: Any = None, lags: Any = None) -> Interactions:
         """Which event types change the prediction of the next event, and at which lags.

@@ -212,19 +212,8 @@ def look(
     ablate : What the loss changes by without each part.
     """
     layers = _check_options(layers, directions, corpus, window, workers, name, thresholds)
-    data = Data(
-        text=text,
-        inputs=inputs,
-        tokenizer=tokenizer,
-        length=length,
-        lengths=lengths,
-        tokens=tokens,
-        pairs=pairs,
-        sample=sample,
-        roles=roles,
-        device=device,
-        dtype=dtype,
-    )
+    cut: dict[str, Any] = {"length": length, "lengths": lengths, "tokens": tokens, "pairs": pairs, "sample": sample}
+    data = Data(text=text, inputs=inputs, tokenizer=tokenizer, roles=roles, device=device, dtype=dtype, **cut)
     how: dict[str, Any] = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
     source, name = opened(source, name or adapted_name(source, adapter), text=text, corpus=corpus, **how)
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
