@@ -90,7 +90,11 @@ def test_a_default_is_that_of_python(command, option, default):
 
 def test_every_command_is_tested():
     assert {row[0] for row in options()} == {*PYTHON, *(f"study {study.__name__}" for study in STUDIES)}
-    assert set(typer.main.get_command(cli.app).commands) - set(PYTHON) == {"prove", "study"}  # prove has no defaults
+    assert set(typer.main.get_command(cli.app).commands) - set(PYTHON) == {
+        "monitor",
+        "prove",
+        "study",
+    }  # without a function in Python
     assert set(OWN) <= {row[:2] for row in SET}
 
 

@@ -285,8 +285,8 @@ def _column_lengths(factor: Tensor, other: Tensor) -> Tensor:
         # A key shared by several queries is multiplied once, with all queries concatenated.
         wide = other.movedim(-3, -2).flatten(-2)
         products = (factor.squeeze(-3).mT @ wide).unflatten(-1, (other.shape[-3], other.shape[-1]))
-        return torch.linalg.vector_norm(products, dim=-1).double().mT
-    return torch.linalg.vector_norm(factor.mT @ other, dim=-1).double()
+        return torch.linalg.vector_norm(products, dim=-1, dtype=torch.float64).mT
+    return torch.linalg.vector_norm(factor.mT @ other, dim=-1, dtype=torch.float64)
 
 
 def _as_square(rows: Tensor) -> Tensor:

@@ -119,8 +119,8 @@ def row_heads(network: TableNetwork, rows: Rows) -> list[dict[str, Any]]:
     captured: list[tuple[Tensor, Tensor]] = []
 
     def capture(layer: Any, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-        source = options.get("source")  # published keys come from other vectors than queries
-        captured.append((layer.queries(inputs[0]), layer.memory(inputs[0] if source is None else source).key))
+        memory = options.get("memory")  # published keys come from other vectors than queries
+        captured.append((layer.queries(inputs[0]), (layer.memory(inputs[0]) if memory is None else memory).key))
 
     hooks = [layer.register_forward_pre_hook(capture, with_kwargs=True) for layer in between]
     network(*rows.within())

@@ -101,7 +101,8 @@ class TableTrial:
 
     def _settings(self) -> dict[str, Any]:
         settings = {key: value for key, value in asdict(self).items() if key != "deadline"}
-        return {**settings, "plan": asdict(self.plan()), "most_corrupted": CORRUPTED}
+        plan = {**asdict(self.plan()), "holdout": 0.2}  # once a field of the plan: names of kept results depend on it
+        return {**settings, "plan": plan, "most_corrupted": CORRUPTED}
 
     def plan(self) -> Plan:
         """The training plan."""

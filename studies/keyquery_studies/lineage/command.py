@@ -28,9 +28,8 @@ def lineage(
 
     Fine-tunes, LoRA, merges, pruning, stacking, quantisation, disguises and noise; unrelated pairs, students and twins.
     """
-    from keyquery.capture.load import pick_device
     from keyquery_studies.lineage.study import run
     from keyquery_studies.lineage.training import Plan
 
     plan = Plan(bases=bases, kin=kin, others=others, steps=steps)
-    output.deliver(run((corpus, other), out, plan, pick_device(device), workers))
+    output.deliver(run((corpus, other), out, plan, device, workers))

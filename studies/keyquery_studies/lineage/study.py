@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from keyquery.capture.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.files import append_line
 from keyquery_studies.common.runner import device_name, study_folder
@@ -76,11 +77,11 @@ def run(
     texts: Sequence[str | Path],
     out: str | Path | None = None,
     plan: Plan | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     workers: int = 1,
 ) -> Kinship:
     """Train all models, and test all pairs; rows are written to `out` as they come."""
-    plan = plan or Plan()
+    plan, device = plan or Plan(), pick_device(device)
     with study_folder(out) as folder:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.jsonl"):

@@ -68,7 +68,7 @@ def start_of(model: torch.nn.Module, start: str) -> None:
 
     >>> layer = kq.Attention(8, heads=2)
     >>> start_of(layer, "small tied")
-    >>> bool(layer.form().symmetry.min() > 1 - 1e-12), bool(layer.query.weight.std() < 2 * SMALL)
+    >>> bool(layer.form().symmetry.min() > 1 - 1e-12), bool(layer.query.weight.std() < 0.04)
     (True, True)
     """
     if start != "small tied":

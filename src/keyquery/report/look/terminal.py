@@ -266,7 +266,9 @@ def _summary(reading: Look) -> list[str]:
     lines = [f"\nAll heads of a layer together, raw, median over layers: {together}."]
     if not has_data(reading):
         lines.append(f"Random weights have symmetry 1/width = {1 / reading.model['width']:.3f}.")
-        on_data = "" if reading.model["family"] == "custom" else " For shares of score variance on data: --text FILE."
+        on_data = (
+            "" if reading.model.get("family") == "custom" else " For shares of score variance on data: --text FILE."
+        )
         lines.append(f"Weights alone decide few labels.{on_data}")
     lines.append(f"Labels: {_counts(reading)}.")
     if len(reading.heads) > MOST_HEADS:
