@@ -2,17 +2,18 @@
 
 import os
 import sys
+from collections import Counter
 
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("KEYQUERY_NO_PROOFS", "1")  # reading proves nothing by itself, and writes to no user's cache
 # Some virtual machines report AMX and do not allow it: a bfloat16 product would end the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
-from jaxtyping import config, install_import_hook
+from jaxtyping import config
 
 import tests.shapes
 
-install_import_hook(["keyquery", "keyquery_studies"], f"{tests.shapes.__name__}.checked")
+tests.shapes.install(["keyquery", "keyquery_studies"])
 
 import hypothesis
 import pytest
@@ -24,6 +25,14 @@ import keyquery as kq
 SLOW_PAGES = {
     *("ablate", "atlas", "attention", "choosing", "datapoints", "events", "primal", "rerank", "series", "transport"),
     *("vision_language", "studies/objectives", "studies/vision_language"),
+}
+# Examples that train.
+SLOW_EXAMPLES = {
+    "keyquery.estimators.npt.estimators.NPTRegressor",
+    "keyquery.estimators.vision_language.parser.VisualParser",
+    "keyquery.testing.kernels.check_kernel",
+    "keyquery_studies.dial.study.run",
+    "keyquery_studies.transport.cost.costing",
 }
 collect_ignore = ["docs/site"]  # what `make docs` runs; it needs the extra docs
 
@@ -55,10 +64,14 @@ def _names_of_examples(doctest_namespace):
 
 
 def pytest_collection_modifyitems(items):
-    """Leave the slow pages to `make test-all`."""
+    """Leave slow pages and examples, and all but the first cases of tests marked `few`, to `make test-all`."""
     pages = {f"docs/{page}.md" for page in SLOW_PAGES}
+    cases = Counter()
     for item in items:
-        if item.nodeid.partition("::")[0] in pages:
+        name, few = item.nodeid.partition("[")[0], item.get_closest_marker("few")
+        cases[name] += 1
+        file, _, example = name.partition("::")
+        if file in pages or example in SLOW_EXAMPLES or (few and cases[name] > few.args[0]):
             item.add_marker(pytest.mark.slow)
 
 

@@ -16,6 +16,7 @@ def bench():
     sys.path.remove(str(ROOT / "bench"))
 
 
+@pytest.mark.slow
 def test_the_appendices_of_studies_are_those_of_their_results(bench):
     pages = {path: text for path, text in bench("appendix")["pages"]().items() if path.exists()}
     assert len(pages) > 10

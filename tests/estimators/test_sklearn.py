@@ -82,6 +82,7 @@ def test_transport_passes_the_checks_of_scikit_learn(geometry):
     assert sum(one["status"] == "passed" for one in found) > 50
 
 
+@pytest.mark.slow
 def test_it_walks_through_folds_grids_and_pipelines():
     X, y = slopes(12)
     model = kq.SeriesClassifier(**SMALL, epochs=10, lr=0.02, random_state=0)

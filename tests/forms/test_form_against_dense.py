@@ -21,6 +21,7 @@ def wide(form):
 @pytest.mark.parametrize("kind", DEGENERATE)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @given(data=st.data())
+@pytest.mark.few(16)
 def test_every_number_equals_the_dense_one(kind, dtype, data):
     check_form(kq.Form(*data.draw(pairs(kinds=(kind,), dtype=dtype))))
 

@@ -57,6 +57,7 @@ CASES = [(n, p) for n in (*SMOOTH, *ON) for p in PAIRS if (n, p) not in KINKED]
 
 
 @pytest.mark.parametrize(("number", "pair"), CASES)
+@pytest.mark.few(12)
 def test_first_derivatives(number, pair):
     assert gradcheck(lambda q, k: {**SMOOTH, **ON}[number](kq.Form(q, k)), PAIRS[pair]())
 

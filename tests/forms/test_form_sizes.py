@@ -34,6 +34,7 @@ def assert_same(form, other, size=1.0, rtol=1e-9):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
+@pytest.mark.few(8)
 def test_each_pair_of_rows_may_be_scaled_against_each_other(kind, data):
     query, key = data.draw(pairs(kinds=(kind,)))
     powers = data.draw(st.lists(st.integers(-400, 400), min_size=query.shape[-2], max_size=query.shape[-2]))
@@ -50,6 +51,7 @@ def test_each_pair_of_rows_may_be_scaled_against_each_other(kind, data):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
+@pytest.mark.few(8)
 def test_float64_factors_of_any_size(kind, data):
     query, key = data.draw(pairs(kinds=(kind,)))
     size = 2.0 ** data.draw(st.integers(-480, 480))

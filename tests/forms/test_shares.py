@@ -28,6 +28,7 @@ def monte_carlo(form, mean, root, bias, n=1_000_000):
     return parts / parts.sum()
 
 
+@pytest.mark.slow
 def test_shares_equal_monte_carlo_over_a_million_pairs():
     torch.manual_seed(1)
     dim, rank = 6, 3

@@ -32,6 +32,7 @@ def partial(kernel, dims):
 
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.few(10)
 def test_every_kernel_keeps_its_promises(kernel, rope):
     check_kernel(kq.Attention(12, heads=2, kernel=kernel, rope=ROPES[rope]), None)
 

@@ -91,6 +91,7 @@ def test_training_keeps_no_matrix_of_rows_by_rows():
 
 
 @pytest.mark.parametrize("kernel", ["general", "rbf"])
+@pytest.mark.slow
 def test_layers_with_dropout_are_on_average_those_without(kernel):
     torch.manual_seed(0)
     layer = kq.DatapointAttention(2, 4, heads=2, dropout=0.2, kernel=kernel).double()

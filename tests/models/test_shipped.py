@@ -54,6 +54,7 @@ def predictions(folder, text, hidden):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.slow
 def test_both_have_learned_their_objective(folder):
     text = kq.models.TEXT.read_text()[:900]
     chances = []

@@ -29,6 +29,8 @@ import keyquery as kq
 from keyquery import cli
 from keyquery.report.kit import terminal
 
+pytestmark = pytest.mark.slow  # it trains
+
 
 def films(folder, count=60, seed=0):
     """A word at the end tells whether a film is liked."""

@@ -128,6 +128,7 @@ def test_a_head_that_knows_nothing_tells_the_mean_of_the_others():
     assert alike(tokens)[1, 3] == pytest.approx(float((labels.sum() - labels[3]) / (TOKENS - 1)), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_skew_learns_to_look_up_and_symmetric_does_not(tmp_path):
     errors = {k: Trial("look-up", k, 128, 0, steps=150).run(tmp_path, "cpu")["error"] for k in ("skew", "symmetric")}
     assert errors["skew"] < 0.3
@@ -278,6 +279,7 @@ def test_a_reading_comes_back_from_json(study):
     assert all("curve" not in row for row in again.records())
 
 
+@pytest.mark.slow
 def test_a_study_that_was_broken_off_goes_on_and_may_grow(corpus, study, tmp_path):
     def interrupted(items, what, total):
         for count, item in enumerate(items):

@@ -14,7 +14,7 @@ from keyquery import cli
 from keyquery.layers import LanguageModel
 from keyquery.report.kit import terminal
 
-pytestmark = pytest.mark.usefixtures("few_windows")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_windows")]  # they train
 TINY = Plan(
     seeds=(0, 1),
     rates=(1e-3,),

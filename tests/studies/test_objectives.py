@@ -12,7 +12,7 @@ import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.layers import LanguageModel, Shape
 
-pytestmark = pytest.mark.usefixtures("few_windows")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_windows")]  # they train
 TINY = Shape(vocab_size=300, width=16, depth=2, num_attention_heads=2, length=16)
 
 

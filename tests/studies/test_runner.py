@@ -23,6 +23,7 @@ class Small:
         return {"number": self.number}
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_beside_others_does_not_stop_them(tmp_path):
     with pytest.raises(FloatingPointError, match="the loss is nan"):
         run_jobs([Small(number) for number in range(4)], tmp_path, "cpu", workers=2)

@@ -20,6 +20,8 @@ import keyquery as kq
 from keyquery import cli
 from keyquery.report.kit import terminal
 
+pytestmark = pytest.mark.slow  # it trains
+
 
 def test_simulated_classes_are_those_that_were_published():
     for classes, i in ((2, 3), (3, 2)):

@@ -167,6 +167,7 @@ def study(tmp_path_factory):
         return run_vision_language(folder / "images.npz", folder / "out", **options), folder
 
 
+@pytest.mark.slow
 def test_the_study_tells_every_figure(study, tmp_path, monkeypatch):
     monkeypatch.setattr(vision_language, "DRAWS", 20)
     reading, _ = study

@@ -43,6 +43,7 @@ def test_what_is_read_measured_and_changed_is_the_model_within(wrap):
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("bloom", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_compiled_model_follows_every_turn_of_its_dial(name):
     """What the compiler keeps of one turn, or of one dial, must not be used for the next."""
     model, batch = decoder(name), text(2, 6)

@@ -57,6 +57,7 @@ def after(monkeypatch):
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("when", [1, 3])
 @pytest.mark.parametrize(("make", "name"), [(llama, "model.safetensors"), (pickled, "pytorch_model.bin")])
+@pytest.mark.few(2)
 def test_a_model_that_is_replaced_by_its_like_is_an_error_and_not_two_in_one(
     make, name, when, in_place, tmp_path, after
 ):

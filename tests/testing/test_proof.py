@@ -319,6 +319,7 @@ def test_a_cache_that_is_a_pipe_is_refused_at_once(tmp_path):
         sweep(["gpt2"], tmp_path / "proofs.jsonl", again=True)
 
 
+@pytest.mark.slow
 def test_where_no_cache_can_be_written_a_type_is_proven_all_the_same(monkeypatch, tmp_path):
     monkeypatch.delenv("KEYQUERY_NO_PROOFS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -78,6 +78,7 @@ def brute_force(pairs, mean_query, mean_key):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.few(1)
 def test_parts_with_means_over_all_positions_by_brute_force(name):
     model = tiny_model(name)
     heads, batch = kq.read(model), inputs(name, model, 6)
@@ -115,6 +116,7 @@ def simulated(sequences, rank=3, n=4, m=6):
     return CrossPairs(query, key, *real), {name: value / total for name, value in expected.items()}
 
 
+@pytest.mark.slow
 def test_means_by_position_give_the_known_shares_without_bias():
     pairs, expected = simulated(800)
     half = 400

@@ -109,6 +109,7 @@ def brute_force(first, second, rope, heads):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.few(3)
 def test_shares_are_those_of_the_models_own_scores(name):
     model = tiny_model(name).eval()
     data = [inputs(name, model, SEQUENCES // 2 + 8), {k: v.flip(0) for k, v in inputs(name, model, 20).items()}]

@@ -73,6 +73,7 @@ def head(part, sequences=64, n=12, rank=16):
         ("skew", "skew"),
     ],
 )
+@pytest.mark.few(3)
 def test_a_head_of_one_part_has_that_part_alone(made, part):
     # The noise of the means moves popularity into the interaction and back, by the order of 1/sequences.
     query, key, rope, bias = head(
@@ -150,6 +151,7 @@ def trials(sequences, repeats, rope):
 
 @pytest.mark.parametrize("rope", [None, kq.Rope(RANK)], ids=["none", "rope"])
 @pytest.mark.parametrize("sequences", [50, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_cross_fitting_has_no_bias(sequences, rope):
     """Means of few sequences are noisy, and what is measured with them is right on average all the same."""
     repeats = 120 if sequences < 100 else 40

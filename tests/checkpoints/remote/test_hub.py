@@ -244,6 +244,7 @@ def say_nothing(handler):
 
 @pytest.mark.parametrize("answer", [drip, drip_headers, say_nothing])
 @pytest.mark.parametrize("command", ["HEAD", "GET"])
+@pytest.mark.few(2)
 def test_a_slow_answer_ends_in_time(answer, command, site, folder, hurried):
     site(lambda handler: answer(handler) if handler.command == command or command == "HEAD" else serve(handler, folder))
     start = time.monotonic()

@@ -81,6 +81,7 @@ def test_a_gap_is_seen_through_lines_between_quantiles():
 
 
 @pytest.mark.parametrize("time", ["mercer", pytest.param("bochner", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_what_depends_on_elapsed_time_is_learned_with_times_alone(time):
     options = {**SMALL, "epochs": 12, "lr": 1e-2}
     data, new = late(), late(seed=1)

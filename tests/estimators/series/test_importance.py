@@ -66,6 +66,7 @@ def trained():
     return kq.SeriesClassifier(**SMALL, epochs=15, lr=5e-3).fit(X, y)
 
 
+@pytest.mark.slow
 def test_the_bump_is_found(trained):
     X, y, at = bumps(60, seed=3)
     found = trained.importance(X)

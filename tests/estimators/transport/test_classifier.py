@@ -46,6 +46,7 @@ def test_the_oracle_is_the_closed_form():
 
 @pytest.mark.parametrize("i", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.few(2)
 def test_it_comes_within_two_points_of_bayes(classes, i):
     model = kq.TransportClassifier(random_state=0, device="cpu").fit(*drawn(classes, i, 1200, 1, seed=i))
     found = model.score(*drawn(classes, i, 30_000, 1, seed=10 + i))  # a sampling error of at most .003
@@ -201,6 +202,7 @@ def test_labels_may_stand_in_the_data(tmp_path):
     "geometry",
     [pytest.param("circle", marks=pytest.mark.slow), pytest.param("simplex", marks=pytest.mark.slow), "learned"],
 )
+@pytest.mark.slow
 def test_one_feature_has_room_for_any_geometry(geometry):
     rng = np.random.default_rng(0)
     y = rng.integers(4, size=600)

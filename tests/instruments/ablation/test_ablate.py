@@ -109,6 +109,7 @@ def test_position_is_turned_off_only_where_there_is_one():
     assert {row["part"] for row in found.rows} == {"symmetric", "skew", "popularity"}
 
 
+@pytest.mark.slow
 def test_a_look_shows_what_is_lost_beside_its_verdicts(decoder, batches):
     found = kq.ablate(decoder, batches, heads="3.*")
     shown = found.onto(kq.look(decoder, inputs=batches, name="decoder"))

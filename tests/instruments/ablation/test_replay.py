@@ -15,6 +15,7 @@ BATCHES = [{"input_ids": torch.arange(160).reshape(16, 10) + start} for start in
 
 
 @pytest.mark.parametrize("by", ["head", "layer", "all", "direction"])
+@pytest.mark.few(1)
 def test_ablations_are_those_of_whole_runs(by, monkeypatch):
     model = LanguageModel.load(kq.models.DECODER)
     options = {"heads": ["0.1", "3.*"], "by": by, "means": "global"}

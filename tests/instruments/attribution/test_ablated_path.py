@@ -24,6 +24,7 @@ def test_the_path_of_a_circuit_is_above_its_null_and_the_cause():
     assert pair["random"] > 0.5
 
 
+@pytest.mark.slow
 def test_null_levels_are_those_of_shuffled_tokens():
     """In an encoder without RoPE, an order brings to a query what any other token would read there, all as often."""
     torch.manual_seed(0)

@@ -23,6 +23,7 @@ EACH = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for
 
 
 @pytest.mark.parametrize("name", EACH)
+@pytest.mark.few(3)
 def test_the_entries_sum_to_the_score_of_the_model(name):
     model = build(name)
     own = softmax_inputs(model)

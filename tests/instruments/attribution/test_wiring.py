@@ -17,6 +17,7 @@ TWO = torch.cat((IDS, IDS.flip(1)))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "deepseek"])
+@pytest.mark.few(1)
 def test_shares_are_those_of_the_tables_of_all_pairs(name):
     """One sequence twice: its shares are the sums over one side of the table that `attribute` gives of it."""
     model = build(name)
@@ -80,6 +81,7 @@ def test_a_source_that_is_noise_is_not_clear_of_its_null():
     assert reading.of("0.1", "key")[0]["clear"]
 
 
+@pytest.mark.slow
 def test_padding_and_the_size_of_batches_change_nothing(monkeypatch):
     model = build("llama")
     batch = {"input_ids": TWO, "attention_mask": torch.ones_like(TWO)}

@@ -102,6 +102,7 @@ def test_exact_graphs_at_many_samples(sems, true_pags):
 
 
 @pytest.mark.parametrize("order_free", [True, False])
+@pytest.mark.slow
 def test_skeletons_at_768_samples(sems, true_pags, order_free):
     tests = (PartialCorrelation(correlations(sem), 768, 0.01) for sem in sems)
     found = (icd(test, order_free=order_free).graph for test in tests)
@@ -111,6 +112,7 @@ def test_skeletons_at_768_samples(sems, true_pags, order_free):
 
 
 @pytest.mark.parametrize("order_free", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_icd_equals_fci_and_asks_less(sems, true_pags, order_free):
     asked = np.zeros(2)
     for sem, truth in zip(sems, true_pags, strict=True):
@@ -164,6 +166,7 @@ def turned(graph, order):
 
 @pytest.mark.parametrize("method", [icd, fci])
 @pytest.mark.parametrize("samples", [64, 768])
+@pytest.mark.few(1)
 def test_the_order_of_nodes_does_not_matter(sems, samples, method):
     # Samples so few that tests are wrong and contradict each other.
     for seed, sem in enumerate(sems[:20]):
@@ -173,6 +176,7 @@ def test_the_order_of_nodes_does_not_matter(sems, samples, method):
         assert turned(first, order.tolist()) == method(PartialCorrelation(correlation, samples, 0.01)).graph
 
 
+@pytest.mark.slow
 def test_the_order_of_nodes_does_not_matter_to_the_truth(sems, true_pags):
     for seed, (sem, truth) in enumerate(zip(sems[:20], true_pags, strict=False)):
         order = np.random.default_rng(seed).permutation(len(sem.observed)).tolist()

@@ -28,6 +28,7 @@ class Respecting(Mags):
 @pytest.mark.parametrize(
     ("forbidden", "required"), [([(0, 1), (2, 3)], []), ([], [(0, 1)]), ([(2, 1)], [(0, 1), (1, 3)])]
 )
+@pytest.mark.few(2)
 def test_marks_hold_in_every_graph_that_respects_the_knowledge(forbidden, required, method):
     known, more = knowledge_of(4, forbidden=forbidden, required=required), 0
     for apart, edges in islice(Respecting(4, forbidden, required).classes(), 0, None, 6):

@@ -49,6 +49,7 @@ def test_marks_of_five_ordered_nodes_too():
 
 
 @pytest.mark.parametrize("method", [icd, fci])
+@pytest.mark.slow
 def test_an_order_is_never_contradicted_whatever_the_tests_say(method):
     # Few samples, so that tests err: no tail at a later node, and every edge has an arrowhead there.
     rng, definite = np.random.default_rng(0), 0

@@ -57,6 +57,7 @@ def selected_mag(graph, observed, selected):
 
 
 @pytest.mark.parametrize("method", [icd, fci])
+@pytest.mark.slow
 def test_random_graphs_with_hidden_causes_and_selection(method):
     rng, told = np.random.default_rng(0), 0
     for _ in range(12):

@@ -98,6 +98,7 @@ def nonlinear(rng, rows, effect):
 @pytest.mark.parametrize(
     ("test", "draw", "rows", "times"), [(Regression, mixed, 200, 60), (KernelTest, nonlinear, 200, 40)]
 )
+@pytest.mark.slow
 def test_levels_and_power_by_simulation(test, draw, rows, times):
     rng = np.random.default_rng(3)
     p = {

@@ -89,6 +89,7 @@ def test_rotated_residual_stream(base):
     assert shared["p"] > 1e-3
 
 
+@pytest.mark.slow
 def test_other_seed_is_unrelated(base):
     labels = [kq.lineage(base, decoder(seed)).label for seed in range(1, 6)]
     assert labels == ["unrelated"] * 5

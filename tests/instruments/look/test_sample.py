@@ -34,6 +34,7 @@ def matrices(head, causal):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.few(3)
 def test_the_softmax_of_the_sum_is_the_attention_of_the_model(name):
     model, batch, reading = looked(name, sample=7)
     first = {key: value[:1, :7] for key, value in batch.items()}
@@ -54,6 +55,7 @@ def test_the_softmax_of_the_sum_is_the_attention_of_the_model(name):
 
 @pytest.mark.parametrize("rows", [3, SEQUENCES])
 @pytest.mark.parametrize("name", ["bert", "llama", "bloom"])
+@pytest.mark.few(2)
 def test_parts_are_those_of_the_definition(name, rows):
     """Token by token, each vector rotated to its own place; means by position where there are enough sequences."""
     from keyquery.capture import queries_and_keys
@@ -138,6 +140,7 @@ def test_without_a_sample_or_token_ids_there_are_no_scores():
     ("name", "words"),
     [("gemma2", "caps its scores"), ("gpt_oss", "sink"), ("deepseek", "nope and rope"), ("modernbert", "window")],
 )
+@pytest.mark.few(2)
 def test_what_else_a_model_does_to_its_scores_is_said(name, words):
     _, _, reading = looked(name, sample=9)
     assert any(words in note for note in reading.sample["notes"])

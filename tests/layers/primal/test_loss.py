@@ -153,6 +153,7 @@ def assert_only_the_ksvd_loss_finds_the_singular_subspace(size, seed, data_depen
 
 @pytest.mark.unchecked  # for speed
 @pytest.mark.parametrize("data_dependent", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
 def test_only_the_ksvd_loss_finds_the_singular_subspace(data_dependent):
     assert_only_the_ksvd_loss_finds_the_singular_subspace(SMALL, 0, data_dependent)
 

@@ -48,6 +48,7 @@ def ours(layer, x, weight, autocast=False):
 
 
 @pytest.mark.parametrize(("batch", "n", "options"), CASES, ids=str)
+@pytest.mark.few(1)
 def test_it_is_brute_force(batch, n, options, monkeypatch):
     monkeypatch.setattr(samples, "SHARES", 2)
     layer = make(**options)

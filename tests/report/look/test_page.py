@@ -74,6 +74,7 @@ def test_few_heads_keep_all_tokens():
 
 @pytest.mark.unchecked  # as users run it: the checks would look at every number of the reading
 @pytest.mark.parametrize("rotary", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_1024_heads_stay_below_five_megabytes_and_say_what_was_left_out(rotary):
     html = page(crowd(32, 32, 128, 24, rotary))
     assert len(html.encode()) < 5_000_000

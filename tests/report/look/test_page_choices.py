@@ -194,6 +194,7 @@ def test_addresses_that_say_nonsense_change_nothing(visit, look):
     assert len(rows(tab)) == len(look.heads)
 
 
+@pytest.mark.slow
 def test_many_heads_have_a_table_too(visit):
     tab = visit(crowd(16, 32, 8, 4, True), "#3.1?sort=-raw.symmetry")
     assert tab.locator("#table tbody tr").count() == 512

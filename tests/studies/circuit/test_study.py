@@ -10,6 +10,8 @@ from scipy.stats import mannwhitneyu, spearmanr, ttest_1samp
 
 import keyquery as kq
 
+pytestmark = pytest.mark.slow  # it trains
+
 
 @pytest.fixture(scope="module")
 def reading(tmp_path_factory):

@@ -17,6 +17,8 @@ from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.instruments.ablation.losses import next_token_loss
 from keyquery.layers import LanguageModel, Shape
 
+pytestmark = pytest.mark.slow  # it trains
+
 SHORT = {"by": "all", "sequences": 2, "length": 16, "device": "cpu"}
 TALE = kq.models.TEXT.read_text()
 

@@ -15,6 +15,8 @@ from keyquery_studies.primal.arena.tasks import SPLITS, TASKS, load_arena, prepa
 from keyquery_studies.primal.arena.training import ArenaTraining, _order
 from keyquery_studies.primal.released_code import published_regularizer, start_as_published
 
+pytestmark = pytest.mark.slow  # it trains
+
 WORDS = ["", *map(str, range(10)), "min(", "max(", "median(", "total(", ")"]
 
 

@@ -132,6 +132,7 @@ def test_a_trial_is_a_job_that_is_done_once(study):
     assert replace(jobs[0], digest="other").name != jobs[0].name
 
 
+@pytest.mark.slow
 def test_protocols(study):
     folder, facts = study
     held = trial(facts, epochs=6).run(folder, "cpu")
@@ -150,6 +151,7 @@ def test_the_head_flattens_tokens_or_stretches(study):
     assert trial(facts, bins=4).network(2, 3, 9).classes.weight.shape == (3, 4 * 16)
 
 
+@pytest.mark.slow
 def test_it_learns(study):
     folder, facts = study
     assert trial(facts, epochs=30, attention="primal").run(folder, "cpu")["accuracy"] > 0.8

@@ -45,6 +45,7 @@ CASES = [(*case, 24) if len(case) == 5 else case for case in CASES]
 
 
 @pytest.mark.parametrize(("gains", "placed", "shared", "new", "rotated", "rank"), CASES)
+@pytest.mark.few(6)
 def test_the_kernel_gives_what_the_reference_gives_in_float64(gains, placed, shared, new, rotated, rank):
     """Outputs and gradients; the reference's gradients are autograd's."""
     gains, turn = GAINS[gains], half_turn(rotated, rank=rank)

@@ -79,6 +79,7 @@ def outputs(model, batch):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.few(2)
 def test_a_registered_implementation_is_kept(name):
     model, batch = tiny_model(name, **MODELS[name]), padded()
     model.set_attn_implementation("eager")
@@ -97,6 +98,7 @@ def test_a_registered_implementation_is_kept(name):
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "gpt2", "qwen3"])
+@pytest.mark.few(2)
 def test_gains_of_one_change_no_bit_under_fused_attention(name):
     model, batch = tiny_model(name), padded()
     batch |= {"decoder_input_ids": batch["input_ids"]} if name == "t5" else {}
