@@ -1,4 +1,4 @@
-"""Helpers of all Triton kernels: compilation, and where they cannot run."""
+"""Helpers of all Triton kernels: compilation, launches, and where they cannot run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor
 
 TRITON = find_spec("triton") is not None
+KEPT = 1024  # compiled kernels that are found without Triton's lookup
+Constants = tuple[tuple[str, Any], ...]  # compile-time constants, the last parameters of a kernel, and launch options
+_COMPILED: dict[Any, tuple[Any, ...]] = {}
 
 
 def kernel(function: Any) -> Any:
@@ -17,6 +21,31 @@ def kernel(function: Any) -> Any:
     import triton  # on use only
 
     return triton.jit(inspect.unwrap(function))
+
+
+def launch(function: Any, grid: tuple[int, int], arguments: tuple[Any, ...], constants: Constants) -> None:
+    """Start a kernel; `function[grid](*arguments, **constants)`, of which Triton's lookup takes longer than the rest.
+
+    Compiled kernels are kept by all that Triton specialises them on: numbers, dtypes and alignments of tensors, and
+    the device.
+    """
+    if not arguments[0].is_cuda:  # the interpreter
+        function[grid](*arguments, **dict(constants))
+        return
+    device = torch.cuda.current_device()
+    facts = [(a.dtype, a.data_ptr() & 15) if isinstance(a, Tensor) else a for a in arguments]
+    key = (function, device, constants, *facts)
+    kept = _COMPILED.get(key)
+    if kept is None:
+        compiled = function[grid](*arguments, **dict(constants))
+        if len(_COMPILED) >= KEPT:
+            _COMPILED.clear()
+        last = tuple(map(dict(constants).__getitem__, function.arg_names[len(arguments) :]))
+        _COMPILED[key] = compiled.run, compiled.function, compiled.packed_metadata, last
+        return
+    run, handle, metadata, last = kept
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    run(*grid, 1, stream, handle, metadata, None, None, None, *arguments, *last)
 
 
 def blocks(count: int, size: int) -> int:

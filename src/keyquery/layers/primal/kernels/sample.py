@@ -5,15 +5,16 @@ Signatures are those of `sample.combine` and `sample.uncombine`.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from keyquery.layers.primal.kernels.tiles import flags, load, products, small, store, turns, widths
-from keyquery.layers.triton_support import blocks, kernel
+from keyquery.layers.primal.kernels.tiles import COLUMNS, column_sums, flags, load, products, small, store, turns, widths
+from keyquery.layers.triton_support import blocks, kernel, launch
 
 BLOCK = 64  # sampled tokens at a time
 SHARES = 8  # programs among which the samples of a batch are divided, when gradients of directions are summed
@@ -61,15 +62,50 @@ def _combine(
 
 
 @kernel
+def _finish(
+    x, grad_x, place, used, directions, grad_weights, log_lambda, energy, pull, gain, grad_directions, grad_lambda,
+    mixes, biases, shifts, grad_mix, grad_bias, grad_shift,
+    rows, heads, batch, tiles, n, x_b, x_n, place_b, d_side, d_h, d_row, out_b, out_n, total,
+    to_tokens, to_directions, of_mix, of_bias, mix_rows, mix_columns, bias_rows, bias_columns, shift_rows, v,
+    p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
+    USED: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHARES: tl.constexpr,
+    TURNS: tl.constexpr, LOSS: tl.constexpr, BATCHES: tl.constexpr,
+    MIXES: tl.constexpr, BIASES: tl.constexpr, SHIFTS: tl.constexpr,
+):  # fmt: skip
+    """What is left of backward, each program with one task: gradients of sampled tokens, of directions, or sums."""
+    program = tl.program_id(0)
+    if program < to_tokens:
+        _to_tokens(
+            program, grad_x, place, used, directions, grad_weights,
+            rows, heads, batch, n, out_b, out_n, place_b, d_side, d_h, d_row,
+            p, s, P, S, BLOCK, USED, EVEN, DOT, PRECISION,
+        )  # fmt: skip
+    elif program < to_tokens + to_directions:
+        _to_directions(
+            program - to_tokens, x, place, used, grad_weights, directions, log_lambda, energy, pull, gain,
+            grad_directions, grad_lambda, rows, heads, batch, tiles, n, x_b, x_n, place_b, d_side, d_h, d_row, total,
+            p, s, P, S, BLOCK, USED, EVEN, DOT, PRECISION, SHARES, TURNS, LOSS, BATCHES,
+        )  # fmt: skip
+    else:
+        program -= to_tokens + to_directions
+        if program < of_mix:
+            column_sums(mixes, grad_mix, program, mix_rows, mix_columns, MIXES)
+        elif program < of_mix + of_bias:
+            column_sums(biases, grad_bias, program - of_mix, bias_rows, bias_columns, BIASES)
+        else:
+            column_sums(shifts, grad_shift, program - of_mix - of_bias, shift_rows, v, SHIFTS)
+
+
+@kernel
 def _to_tokens(
-    grad_x, place, used, directions, grad_weights,
+    program, grad_x, place, used, directions, grad_weights,
     rows, heads, batch, n, x_b, x_n, place_b, d_side, d_h, d_row,
     p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
     USED: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Adds to the gradient of x, at the sampled tokens: no two programs write to the same entry."""
-    h, b = tl.program_id(0) % heads, (tl.program_id(0) // heads).to(tl.int64)
-    feature, score, row = tl.arange(0, P), tl.arange(0, S), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    h, b, tile = program % heads, (program // heads % batch).to(tl.int64), program // (heads * batch)
+    feature, score, row = tl.arange(0, P), tl.arange(0, S), tile * BLOCK + tl.arange(0, BLOCK)
     own = grad_weights + (b * heads + h) * p * s
     gradient = tl.trans(small(own, feature, score, s, 1, p, s, S).to(DOT))
     table = load(directions + h * d_h, row, score, d_row, rows, s, S).to(DOT)
@@ -86,14 +122,13 @@ def _to_tokens(
 
 @kernel
 def _to_directions(
-    x, place, used, grad_weights, directions, log_lambda, energy, pull, gain, grad_directions, grad_lambda,
+    program, x, place, used, grad_weights, directions, log_lambda, energy, pull, gain, grad_directions, grad_lambda,
     rows, heads, batch, tiles, n, x_b, x_n, place_b, d_side, d_h, d_row, total,
     p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
     USED: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHARES: tl.constexpr,
     TURNS: tl.constexpr, LOSS: tl.constexpr, BATCHES: tl.constexpr,
 ):  # fmt: skip
     """Sums over samples of sampled tokens and gradients; with `LOSS`, the first share adds the gradient of the loss."""
-    program = tl.program_id(0)
     h, tile, share = program % heads, (program // heads) % tiles, program // (heads * tiles)
     feature, score, row = tl.arange(0, P), tl.arange(0, S), tile * BLOCK + tl.arange(0, BLOCK)
     left = tl.zeros((BLOCK, S), dtype=tl.float32)
@@ -170,53 +205,69 @@ def launch_combine(x: Tensor, place: Tensor | None, directions: Tensor, used: Te
     # Rows are padded to a multiple of 8, for aligned loads.
     weights = torch.empty(2, batch, heads, p, -(-s // 8) * 8, dtype=x.dtype, device=x.device)[..., :s]
     if batch:
-        _combine[(batch * heads,)](
+        given = (
             x, x if place is None else place, flags(used, x), directions, weights,
             rows, heads, batch, x.shape[1], *_strides(x, place, directions), *weights.stride()[:4],
-            TILES=blocks(rows, BLOCK), **_shared(x, p, s, place, used),
         )  # fmt: skip
+        tiles = (("TILES", blocks(rows, BLOCK)),)
+        launch(_combine, (batch * heads, 1), given, tiles + _shared(x, p, s, place, used))
     return weights
 
 
-def add_to_tokens(
-    grad_x: Tensor, place: Tensor | None, directions: Tensor, used: Tensor | None, grad_weights: Tensor, like: Tensor
-) -> None:
-    """Add the gradient of the sampled tokens to that of all; products in the dtype of `like`."""
-    _, heads, rows, s = directions.shape
-    p = grad_x.shape[-1] // heads
-    _to_tokens[(len(grad_x) * heads, blocks(rows, BLOCK))](
-        grad_x, grad_x if place is None else place, flags(used, grad_x), directions, grad_weights,
-        rows, heads, len(grad_x), grad_x.shape[1], *_strides(grad_x, place, directions),
-        **_shared(like, p, s, place, used),
-    )  # fmt: skip
+class Sums(NamedTuple):
+    """Partial sums of the gradients of the map of [e; r], the bias of q and k and the bias of that map, by row."""
+
+    mix: Float[Tensor, "rows columns"]
+    bias: Float[Tensor, "rows columns"]
+    shift: Float[Tensor, "rows v"]
 
 
-def sum_directions(
+class Loss(NamedTuple):
+    """log Λ, energies, ∂loss/∂J (batch, heads), and the number that multiplies it."""
+
+    log_lambda: Tensor
+    energy: Tensor
+    pull: Tensor
+    gain: Tensor
+
+
+def launch_finish(
     x: Tensor,
     place: Tensor | None,
     directions: Tensor,
     used: Tensor | None,
     grad_weights: Tensor,
     total: int,
-    loss: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Gradient of `total` rows of the directions, and that of log Λ by the `loss`.
+    grad_x: Tensor | None,
+    loss: Loss | None = None,
+    sums: Sums | None = None,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Gradients of `total` rows of the directions and of log Λ by the `loss`, and the totals of `sums`.
 
-    The latter has log Λ, the energies, ∂loss/∂J (batch, heads) and the number that multiplies it.
+    The gradient of the sampled tokens is added to `grad_x`, with products in the dtype of x.
     """
     _, heads, rows, s = directions.shape
     batch, p = len(x), x.shape[-1] // heads
     shares, tiles = max(1, min(batch, SHARES)), blocks(total, BLOCK)
     grad_directions = torch.empty(shares, 2, heads, total, s, dtype=torch.float32, device=x.device)
     grad_lambda = torch.empty(heads, s, dtype=torch.float32, device=x.device)
-    _to_directions[(shares * tiles * heads,)](
-        x, x if place is None else place, flags(used, x), grad_weights, directions,
-        *((x,) * 4 if loss is None else loss), grad_directions, grad_lambda,
-        rows, heads, batch, tiles, x.shape[1], *_strides(x, place, directions), total,
-        SHARES=shares, TURNS=blocks(batch, shares), LOSS=loss is not None,
-        BATCHES=turns(batch, 16), **_shared(x, p, s, place, used),
+    parts: tuple[Tensor, ...] = (grad_lambda,) * 3 if sums is None else sums
+    totals = [grad_lambda] * 3 if sums is None else [part.new_empty(part.shape[1:]) for part in sums]
+    tasks = [0, 0, 0] if sums is None else [blocks(part.shape[1], COLUMNS) if len(part) else 0 for part in sums]
+    first = 0 if grad_x is None else batch * heads * blocks(rows, BLOCK)
+    out = x if grad_x is None else grad_x
+    given = (
+        x, out, x if place is None else place, flags(used, x), directions, grad_weights,
+        *((x,) * 4 if loss is None else loss), grad_directions, grad_lambda, *parts, *totals,
+        rows, heads, batch, tiles, x.shape[1], *_strides(x, place, directions), *out.stride()[:2], total,
+        first, shares * tiles * heads, tasks[0], tasks[1], *(size for part in parts for size in part.shape),
     )  # fmt: skip
-    return grad_directions[0] if shares == 1 else grad_directions.sum(0), grad_lambda
+    facts = (("SHARES", shares), ("TURNS", blocks(batch, shares)), ("LOSS", loss is not None))
+    facts += (("BATCHES", turns(batch, 16)),)
+    facts += tuple((name, turns(len(part), 32)) for name, part in zip(("MIXES", "BIASES", "SHIFTS"), parts, strict=True))
+    grid = first + shares * tiles * heads + sum(tasks)
+    launch(_finish, (grid, 1), given, _shared(x, p, s, place, used) + facts)
+    return grad_directions[0] if shares == 1 else grad_directions.sum(0), grad_lambda, totals
 
 
 def _run_uncombine(
@@ -224,13 +275,16 @@ def _run_uncombine(
 ) -> Tensor:
     if len(x) == 0:
         return torch.zeros(directions.shape, dtype=torch.float32, device=x.device)
-    grad_weights = grad_weights.contiguous()
-    add_to_tokens(grad_x, place, directions, used, grad_weights, x)
-    return sum_directions(x, place, directions, used, grad_weights, directions.shape[2])[0]
+    return launch_finish(x, place, directions, used, grad_weights.contiguous(), directions.shape[2], grad_x)[0]
 
 
-def _shared(x: Tensor, p: int, s: int, place: Tensor | None, used: Tensor | None) -> dict[str, Any]:
-    return {**widths(p=p, s=s), **products(x), "BLOCK": BLOCK, "USED": used is not None, "EVEN": place is None}
+def _shared(x: Tensor, p: int, s: int, place: Tensor | None, used: Tensor | None) -> tuple[tuple[str, Any], ...]:
+    return _constants(p, s, used is not None, place is None, *products(x))
+
+
+@lru_cache(maxsize=256)
+def _constants(p: int, s: int, used: bool, even: bool, *dots: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple({**widths(p=p, s=s), **dict(dots), "BLOCK": BLOCK, "USED": used, "EVEN": even}.items())
 
 
 def _strides(x: Tensor, place: Tensor | None, directions: Tensor) -> tuple[int, ...]:
