@@ -252,7 +252,7 @@ def launch_finish(
     grad_directions = torch.empty(shares, 2, heads, total, s, dtype=torch.float32, device=x.device)
     grad_lambda = torch.empty(heads, s, dtype=torch.float32, device=x.device)
     parts: tuple[Tensor, ...] = (grad_lambda,) * 3 if sums is None else sums
-    totals = [grad_lambda] * 3 if sums is None else [part.new_empty(part.shape[1:]) for part in sums]
+    totals = [grad_lambda] * 3 if sums is None else [part.new_empty(part.shape[1:] if len(part) else 0) for part in sums]
     tasks = [0, 0, 0] if sums is None else [blocks(part.shape[1], COLUMNS) if len(part) else 0 for part in sums]
     first = 0 if grad_x is None else batch * heads * blocks(rows, BLOCK)
     out = x if grad_x is None else grad_x
