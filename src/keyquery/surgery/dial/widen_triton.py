@@ -91,9 +91,7 @@ def _widen(
         _store(to_query + last, second, query_only * q2 + position * mean_q2, other & late)
     if ACROSS:
         if TURNED:  # R(−2t), from the rotation by t to that by −t
-            cos, sin = _angles(
-                cosine + batch * angle_batch, sine + batch * angle_batch, row, m, turned, HALF, PAIRS
-            )
+            cos, sin = _angles(cosine + batch * angle_batch, sine + batch * angle_batch, row, m, turned, HALF, PAIRS)
             q, q2 = q * cos + q2 * sin, q2 * cos - q * sin
             k, k2 = k * cos + k2 * sin, k2 * cos - k * sin
         apart = (symmetric - skew) / 2
@@ -135,9 +133,7 @@ def _narrow(
             _load(from_query + RANK, second, other & late),
         )
         if TURNED:  # R(2t), the transpose
-            cos, sin = _angles(
-                cosine + batch * angle_batch, sine + batch * angle_batch, row, m, turned, HALF, PAIRS
-            )
+            cos, sin = _angles(cosine + batch * angle_batch, sine + batch * angle_batch, row, m, turned, HALF, PAIRS)
             swapped_q, swapped_q2 = swapped_q * cos - swapped_q2 * sin, swapped_q2 * cos + swapped_q * sin
             swapped_k, swapped_k2 = swapped_k * cos - swapped_k2 * sin, swapped_k2 * cos + swapped_k * sin
         apart = (symmetric - skew) / 2

@@ -13,8 +13,18 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from keyquery.layers.primal.kernels.tiles import COLUMNS, column_sums, flags, load, products, small, store, turns, widths
-from keyquery.layers.triton_support import blocks, kernel, launch
+from keyquery.layers.primal.kernels.tiles import (
+    COLUMNS,
+    column_sums,
+    flags,
+    load,
+    products,
+    small,
+    store,
+    turns,
+    widths,
+)
+from keyquery.layers.triton_support import Constants, blocks, kernel, launch
 
 BLOCK = 64  # sampled tokens at a time
 SHARES = 8  # programs among which the samples of a batch are divided, when gradients of directions are summed
@@ -252,7 +262,9 @@ def launch_finish(
     grad_directions = torch.empty(shares, 2, heads, total, s, dtype=torch.float32, device=x.device)
     grad_lambda = torch.empty(heads, s, dtype=torch.float32, device=x.device)
     parts: tuple[Tensor, ...] = (grad_lambda,) * 3 if sums is None else sums
-    totals = [grad_lambda] * 3 if sums is None else [part.new_empty(part.shape[1:] if len(part) else 0) for part in sums]
+    totals = (
+        [grad_lambda] * 3 if sums is None else [part.new_empty(part.shape[1:] if len(part) else 0) for part in sums]
+    )
     tasks = [0, 0, 0] if sums is None else [blocks(part.shape[1], COLUMNS) if len(part) else 0 for part in sums]
     first = 0 if grad_x is None else batch * heads * blocks(rows, BLOCK)
     out = x if grad_x is None else grad_x
@@ -262,9 +274,9 @@ def launch_finish(
         rows, heads, batch, tiles, x.shape[1], *_strides(x, place, directions), *out.stride()[:2], total,
         first, shares * tiles * heads, tasks[0], tasks[1], *(size for part in parts for size in part.shape),
     )  # fmt: skip
-    facts = (("SHARES", shares), ("TURNS", blocks(batch, shares)), ("LOSS", loss is not None))
-    facts += (("BATCHES", turns(batch, 16)),)
-    facts += tuple((name, turns(len(part), 32)) for name, part in zip(("MIXES", "BIASES", "SHIFTS"), parts, strict=True))
+    facts: Constants = (("SHARES", shares), ("TURNS", blocks(batch, shares)), ("LOSS", loss is not None))
+    rounds = [turns(len(part), 32) for part in parts]
+    facts += (("BATCHES", turns(batch, 16)), *zip(("MIXES", "BIASES", "SHIFTS"), rounds, strict=True))
     grid = first + shares * tiles * heads + sum(tasks)
     launch(_finish, (grid, 1), given, _shared(x, p, s, place, used) + facts)
     return grad_directions[0] if shares == 1 else grad_directions.sum(0), grad_lambda, totals
@@ -278,12 +290,12 @@ def _run_uncombine(
     return launch_finish(x, place, directions, used, grad_weights.contiguous(), directions.shape[2], grad_x)[0]
 
 
-def _shared(x: Tensor, p: int, s: int, place: Tensor | None, used: Tensor | None) -> tuple[tuple[str, Any], ...]:
+def _shared(x: Tensor, p: int, s: int, place: Tensor | None, used: Tensor | None) -> Constants:
     return _constants(p, s, used is not None, place is None, *products(x))
 
 
 @lru_cache(maxsize=256)
-def _constants(p: int, s: int, used: bool, even: bool, *dots: Any) -> tuple[tuple[str, Any], ...]:
+def _constants(p: int, s: int, used: bool, even: bool, *dots: Any) -> Constants:
     return tuple({**widths(p=p, s=s), **dict(dots), "BLOCK": BLOCK, "USED": used, "EVEN": even}.items())
 
 

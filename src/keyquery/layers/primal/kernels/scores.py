@@ -21,7 +21,7 @@ from torch import Tensor
 from keyquery.layers.primal.features import FUSED
 from keyquery.layers.primal.kernels.tiles import flags, load, products, small, store, widths
 from keyquery.layers.primal.reference import Grams
-from keyquery.layers.triton_support import blocks, kernel, launch
+from keyquery.layers.triton_support import Constants, blocks, kernel, launch
 
 
 class Launch(NamedTuple):
@@ -285,7 +285,7 @@ def launch_backward(
             n, splits, heads, batch, *_strides(qk), *_strides(weights), *mix.stride(), *grad.stride()[:3],
             bend.stride(0) if bend is not None and bend.ndim == 4 else 0,
         )  # fmt: skip
-        own = (("BENT", bend is not None), ("GAINED", gain is not None), ("CURVED", curve is not None))
+        own: Constants = (("BENT", bend is not None), ("GAINED", gain is not None), ("CURVED", curve is not None))
         own += (("BIASED", biased), ("SHIFTED", shifted))
         launch(_backward, (2 * splits * batch * heads, 1), given, own + _shared(qk, s, v, feature, real, sizes, tiles))
     return grad_qk, grad_weights, grad_mix, grad_bias, grad_shift
@@ -314,17 +314,13 @@ def _run_backward(
     return grads[0], added(grads[1]), grads[2].sum((0, 1, 2)).permute(1, 2, 0)
 
 
-def _shared(
-    qk: Tensor, s: int, v: int, feature: str, real: Tensor | None, sizes: Launch, tiles: int
-) -> tuple[tuple[str, Any], ...]:
+def _shared(qk: Tensor, s: int, v: int, feature: str, real: Tensor | None, sizes: Launch, tiles: int) -> Constants:
     """Compile-time constants of a kernel, and options of its launch."""
     return _constants(qk.shape[-1], s, v, feature, real is not None, sizes, tiles, *products(qk))
 
 
 @lru_cache(maxsize=256)
-def _constants(
-    p: int, s: int, v: int, feature: str, masked: bool, sizes: Launch, tiles: int, *dots: Any
-) -> tuple[tuple[str, Any], ...]:
+def _constants(p: int, s: int, v: int, feature: str, masked: bool, sizes: Launch, tiles: int, *dots: Any) -> Constants:
     facts = {"FEATURE": FUSED.index(feature), "MASKED": masked, "TILES": tiles, "BLOCK": sizes.block}
     options = {"STAGES": sizes.stages, "num_warps": sizes.warps}
     limit = {} if sizes.registers is None else {"maxnreg": sizes.registers}

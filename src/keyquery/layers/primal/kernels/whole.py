@@ -49,9 +49,9 @@ def attend(
 def _cast(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
     """Tensors in another dtype, all in one kernel; empty ones in place of those that have it already."""
     new = [None if t is None else t.new_empty(t.shape if t.dtype != dtype else 0, dtype=dtype) for t in tensors]
-    pairs = [(cast, t) for cast, t in zip(new, tensors, strict=True) if t is not None and t.dtype != dtype]
-    if pairs:
-        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+    old = [t for t in tensors if t is not None and t.dtype != dtype]
+    if old:
+        torch._foreach_copy_([cast for cast in new if cast is not None and cast.numel()], old)
     return new
 
 
@@ -88,9 +88,7 @@ class _Whole(torch.autograd.Function):
         to_x: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # skip the backward of the loss if it is unused
-        own = Weights(
-            directions, log_lambda, query_key, query_key_bias, concat, concat_bias, output, output_bias
-        )
+        own = Weights(directions, log_lambda, query_key, query_key_bias, concat, concat_bias, output, output_bias)
         run = _FORWARD if torch.compiler.is_compiling() else _run_forward
         out, loss, energy, weights, *kept = run(x, *own, feature, eta, dtype)
         biased = [bias is not None for bias in (query_key_bias, concat_bias, output_bias)]
@@ -105,7 +103,7 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor | None, gain: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        run = _BACKWARD if torch.compiler.is_compiling() else _run_backward
+        run: Any = _BACKWARD if torch.compiler.is_compiling() else _run_backward
         feature, dtype, to_x, biased = ctx.options
         of_x, of_directions, of_lambda, of_query_key, of_bias, of_concat, of_shift, of_output, of_output_bias = run(
             grad, gain, *ctx.saved_tensors, feature, dtype, to_x, biased
@@ -139,12 +137,16 @@ def _run_forward(
     eta: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:
-    """The output, the loss, energies and projection weights; and for backward x, both maps, q and k, the heads' outputs,
-    and the derivatives of the loss by J and by scores."""
+    """The output, the loss, energies and projection weights, and what backward needs.
+
+    That is x and two maps, cast, q and k, the heads' outputs, and derivatives of the loss by J and by scores.
+    """
     batch, n, _ = x.shape
     casts = _cast(dtype, x, query_key, output, query_key_bias, output_bias)
     x, query_key, output = (_either(*pair) for pair in zip(casts, (x, query_key, output), strict=False))
-    biases = (None if b is None else _either(c, b) for c, b in zip(casts[3:], (query_key_bias, output_bias), strict=True))
+    biases = (
+        None if b is None else _either(c, b) for c, b in zip(casts[3:], (query_key_bias, output_bias), strict=True)
+    )
     qk = linear(x, query_key, next(biases))
     directions = directions[:, :, :n]
     weights = launch_combine(x, None, directions, None)
