@@ -23,29 +23,30 @@ def kernel(function: Any) -> Any:
     return triton.jit(inspect.unwrap(function))
 
 
-def launch(function: Any, grid: tuple[int, int], arguments: tuple[Any, ...], constants: Constants) -> None:
-    """Start a kernel; `function[grid](*arguments, **constants)`, of which Triton's lookup takes longer than the rest.
+def launch(
+    function: Any, grid: tuple[int, int], tensors: tuple[Tensor, ...], numbers: tuple[float, ...], constants: Constants
+) -> None:
+    """Start a kernel: `function[grid](*tensors, *numbers, **constants)`, without Triton's lookup, which takes longer.
 
     Compiled kernels are kept by all that Triton specialises them on: numbers, dtypes and alignments of tensors, and
     the device.
     """
-    if not arguments[0].is_cuda:  # the interpreter
-        function[grid](*arguments, **dict(constants))
+    if not tensors[0].is_cuda:  # the interpreter
+        function[grid](*tensors, *numbers, **dict(constants))
         return
     device = torch.cuda.current_device()
-    facts = [(a.dtype, a.data_ptr() & 15) if isinstance(a, Tensor) else a for a in arguments]
-    key = (function, device, constants, *facts)
+    key = (function, device, constants, numbers, *[t.dtype for t in tensors], *[t.data_ptr() & 15 for t in tensors])
     kept = _COMPILED.get(key)
     if kept is None:
-        compiled = function[grid](*arguments, **dict(constants))
+        compiled = function[grid](*tensors, *numbers, **dict(constants))
         if len(_COMPILED) >= KEPT:
             _COMPILED.clear()
-        last = tuple(map(dict(constants).__getitem__, function.arg_names[len(arguments) :]))
+        last = tuple(map(dict(constants).__getitem__, function.arg_names[len(tensors) + len(numbers) :]))
         _COMPILED[key] = compiled.run, compiled.function, compiled.packed_metadata, last
         return
     run, handle, metadata, last = kept
     stream = torch._C._cuda_getCurrentRawStream(device)
-    run(*grid, 1, stream, handle, metadata, None, None, None, *arguments, *last)
+    run(*grid, 1, stream, handle, metadata, None, None, None, *tensors, *numbers, *last)
 
 
 def blocks(count: int, size: int) -> int:

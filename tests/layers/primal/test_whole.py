@@ -11,7 +11,7 @@ from tests.layers.primal import oracle
 pytest.importorskip("triton")
 whole = pytest.importorskip("keyquery.layers.primal.kernels.whole")
 kernels = pytest.importorskip("keyquery.layers.primal.kernels.scores")
-samples = pytest.importorskip("keyquery.layers.primal.kernels.sample")
+finish = pytest.importorskip("keyquery.layers.primal.kernels.finish")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # (batch, n, options): more tokens than rows of directions, fewer, and more samples than programs share them
@@ -49,7 +49,7 @@ def ours(layer, x, weight, autocast=False):
 
 @pytest.mark.parametrize(("batch", "n", "options"), CASES, ids=str)
 def test_it_is_brute_force(batch, n, options, monkeypatch):
-    monkeypatch.setattr(samples, "SHARES", 2)
+    monkeypatch.setattr(finish, "SHARES", 2)
     layer = make(**options)
     x, weight = torch.randn(2, batch, n, 24, device=DEVICE)
     for found, truth in zip(ours(layer, x, weight), brute_force(layer, x, weight), strict=True):

@@ -50,23 +50,31 @@ def _store(to, column, value, within):
 
 
 @kernel
+def _place(batches, heads, ROWS: tl.constexpr):
+    """Sequence, head and tokens of a program; next to each other are those with the same means and angles."""
+    batch, rest = tl.program_id(0) % batches, tl.program_id(0) // batches
+    head, row = rest % heads, rest // heads * ROWS + tl.arange(0, ROWS)
+    return batch.to(tl.int64), head.to(tl.int64), row
+
+
+@kernel
 def _widen(
     query, key, at_query, at_key, cosine, sine, gains, wide_query, wide_key,
-    heads, m, new, query_batch, query_head, query_row, key_batch, key_head, key_row, angle_batch,
+    batches, heads, m, new, query_batch, query_head, query_row, key_batch, key_head, key_row, angle_batch,
     SHARED: tl.constexpr, ACROSS: tl.constexpr, PLACED: tl.constexpr, TURNED: tl.constexpr,
     RANK: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
     START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """One head of one sequence, some of its tokens: every block of q̃ and k̃, sums in float32."""
-    batch, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    batch, head, row = _place(batches, heads, ROWS)
+    sequence = batch * heads + head
     first, second, turned, has_first, has_second = _pairs(RANK, HALF, START, PAIRS, INTERLEAVED)
     inside = row[:, None] < m
     one, other = inside & has_first[None, :], inside & has_second[None, :]
     from_query = query + batch * query_batch + head * query_head + row[:, None].to(tl.int64) * query_row
     from_key = key + batch * key_batch + head * key_head + row[:, None].to(tl.int64) * key_row
-    own = head if SHARED else tl.program_id(1)  # means at shared positions are stored once
-    mean = (own.to(tl.int64) * m + row[:, None]) * RANK
+    own = head if SHARED else sequence  # means at shared positions are stored once
+    mean = (own * m + row[:, None]) * RANK
     mean_q, mean_q2 = _load(at_query + mean, first, one), _load(at_query + mean, second, other)
     mean_k, mean_k2 = _load(at_key + mean, first, one), _load(at_key + mean, second, other)
     q, q2 = _load(from_query, first, one) - mean_q, _load(from_query, second, other) - mean_q2
@@ -75,8 +83,8 @@ def _widen(
     popularity, query_only = tl.load(gains + 2 * heads + head), tl.load(gains + 3 * heads + head)
     position = tl.load(gains + 4 * heads + head)
     width = RANK * (1 + ACROSS + PLACED)
-    to_key = wide_key + (tl.program_id(1).to(tl.int64) * m + row[:, None]) * width
-    to_query = wide_query + (tl.program_id(1).to(tl.int64) * new + row[:, None] - (m - new)) * width
+    to_key = wide_key + (sequence * m + row[:, None]) * width
+    to_query = wide_query + (sequence * new + row[:, None] - (m - new)) * width
     late = row[:, None] >= m - new
     both = (symmetric + skew) / 2
     _store(to_key, first, k, one)
@@ -103,20 +111,21 @@ def _widen(
 
 @kernel
 def _narrow(
-    grad_wide_query, grad_wide_key, cosine, sine, gains, grad_query, grad_key, heads, m, new, angle_batch,
+    grad_wide_query, grad_wide_key, cosine, sine, gains, grad_query, grad_key,
+    batches, heads, m, new, angle_batch,
     ACROSS: tl.constexpr, PLACED: tl.constexpr, TURNED: tl.constexpr,
     RANK: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
     START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Backward of `_widen`, which is affine: gradients of queries and keys from those of q̃ and k̃."""
-    batch, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    batch, head, row = _place(batches, heads, ROWS)
+    sequence = batch * heads + head
     first, second, turned, has_first, has_second = _pairs(RANK, HALF, START, PAIRS, INTERLEAVED)
     inside, late = row[:, None] < m, row[:, None] >= m - new
     one, other = inside & has_first[None, :], inside & has_second[None, :]
     width = RANK * (1 + ACROSS + PLACED)
-    from_key = grad_wide_key + (tl.program_id(1).to(tl.int64) * m + row[:, None]) * width
-    from_query = grad_wide_query + (tl.program_id(1).to(tl.int64) * new + row[:, None] - (m - new)) * width
+    from_key = grad_wide_key + (sequence * m + row[:, None]) * width
+    from_query = grad_wide_query + (sequence * new + row[:, None] - (m - new)) * width
     symmetric, skew = tl.load(gains + head), tl.load(gains + heads + head)
     query_only = tl.load(gains + 3 * heads + head)
     both = (symmetric + skew) / 2
@@ -139,7 +148,7 @@ def _narrow(
         apart = (symmetric - skew) / 2
         q, q2 = q + swapped_q, q2 + swapped_q2
         k, k2 = k + apart * swapped_k, k2 + apart * swapped_k2
-    to = (tl.program_id(1).to(tl.int64) * m + row[:, None]) * RANK
+    to = (sequence * m + row[:, None]) * RANK
     _store(grad_query + to, first, q, one)
     _store(grad_query + to, second, q2, other)
     _store(grad_key + to, first, k, one)
@@ -185,9 +194,10 @@ class _Widen(torch.autograd.Function):
             for grad, shape in zip((grad_query, grad_key), shapes, strict=True)
         ]
         of_query, of_key = (ctx.like.new_empty(batch, heads, m, rank) for _ in range(2))
-        arguments = (*given, *_tables(turn, of_key), ctx.gains, of_query, of_key, heads, m, new, _of_batch(turn))
-        grid = blocks(m, SIZES[0]), batch * heads
-        launch(_narrow, grid, arguments, (("ACROSS", across), ("PLACED", placed), *_constants(rank, turn)))
+        tensors = (*given, *_tables(turn, of_key), ctx.gains, of_query, of_key)
+        numbers = (batch, heads, m, new, _of_batch(turn))
+        grid = (batch * heads * blocks(m, SIZES[0]), 1)
+        launch(_narrow, grid, tensors, numbers, (("ACROSS", across), ("PLACED", placed), *_constants(rank, turn)))
         return of_query, of_key, *(None,) * 7
 
 
@@ -207,13 +217,11 @@ def _run(
     queries, keys = (t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys))
     at_query, at_key = at_query.contiguous(), at_key.contiguous()
     wide_query, wide_key = queries.new_empty(batch, heads, new, width), keys.new_empty(batch, heads, m, width)
-    arguments = (
-        queries, keys, at_query, at_key, *_tables(turn, keys), gains, wide_query, wide_key,
-        heads, m, new, *queries.stride()[:3], *keys.stride()[:3], _of_batch(turn),
-    )  # fmt: skip
+    tensors = (queries, keys, at_query, at_key, *_tables(turn, keys), gains, wide_query, wide_key)
+    numbers = (batch, heads, m, new, *queries.stride()[:3], *keys.stride()[:3], _of_batch(turn))
     shared = ("SHARED", len(at_query) == 1 and len(at_key) == 1)
     constants = (shared, ("ACROSS", across), ("PLACED", placed), *_constants(rank, turn))
-    launch(_widen, (blocks(m, SIZES[0]), batch * heads), arguments, constants)
+    launch(_widen, (batch * heads * blocks(m, SIZES[0]), 1), tensors, numbers, constants)
     return wide_query, wide_key
 
 

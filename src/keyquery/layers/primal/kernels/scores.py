@@ -36,7 +36,7 @@ class Launch(NamedTuple):
 
 # Forward and backward, by (bytes per number, whether heads are wider than 64); measured by bench/primal.py --tune.
 LAUNCHES = {
-    (2, False): (Launch(128, 4, 2, 3), Launch(64, 4, 2, 4)),
+    (2, False): (Launch(64, 4, 3, 4), Launch(64, 4, 3, 4)),
     (2, True): (Launch(32, 8, 2, 2), Launch(32, 8, 1, 2)),
     (4, False): (Launch(32, 8, 1, 4), Launch(16, 8, 1, 4)),
 }
@@ -238,12 +238,11 @@ def launch_forward(
     energy = torch.empty(splits, 2, batch, heads, s, dtype=torch.float32, device=qk.device)
     grams = torch.empty(splits, 2, batch, heads, *((p, p) if gram else (0, 0)), dtype=torch.float32, device=qk.device)
     if splits and batch:
-        given = (
-            qk, _lined(weights), mix, qk if bias is None else bias, flags(real, qk), out, energy, grams,
-            n, splits, heads, batch, *_strides(_lined(qk)), *_strides(weights), *mix.stride(),
-        )  # fmt: skip
+        tensors = (qk, _lined(weights), mix, qk if bias is None else bias, flags(real, qk), out, energy, grams)
+        numbers = (n, splits, heads, batch, *_strides(_lined(qk)), *_strides(weights), *mix.stride())
         own = (("GRAM", gram), ("BIASED", bias is not None))
-        launch(_forward, (splits * batch * heads, 1), given, own + _shared(qk, s, v, feature, real, sizes, tiles))
+        constants = own + _shared(qk, s, v, feature, real, sizes, tiles)
+        launch(_forward, (splits * batch * heads, 1), tensors, numbers, constants)
     return out, energy, grams
 
 
@@ -278,16 +277,19 @@ def launch_backward(
     rows = splits if shifted else 0
     grad_shift = torch.empty(rows, batch, heads, v, dtype=torch.float32, device=qk.device)
     if splits and batch:
-        given = (
+        tensors = (
             _lined(qk), _lined(weights), mix, flags(real, qk), grad if grad.stride(-1) == 1 else grad.contiguous(),
             qk if bend is None else bend, qk if gain is None else gain, qk if curve is None else curve,
             grad_qk, grad_weights, grad_mix, grad_bias, grad_shift,
+        )  # fmt: skip
+        numbers = (
             n, splits, heads, batch, *_strides(qk), *_strides(weights), *mix.stride(), *grad.stride()[:3],
             bend.stride(0) if bend is not None and bend.ndim == 4 else 0,
         )  # fmt: skip
         own: Constants = (("BENT", bend is not None), ("GAINED", gain is not None), ("CURVED", curve is not None))
         own += (("BIASED", biased), ("SHIFTED", shifted))
-        launch(_backward, (2 * splits * batch * heads, 1), given, own + _shared(qk, s, v, feature, real, sizes, tiles))
+        constants = own + _shared(qk, s, v, feature, real, sizes, tiles)
+        launch(_backward, (2 * splits * batch * heads, 1), tensors, numbers, constants)
     return grad_qk, grad_weights, grad_mix, grad_bias, grad_shift
 
 
@@ -316,7 +318,7 @@ def _run_backward(
 
 def _shared(qk: Tensor, s: int, v: int, feature: str, real: Tensor | None, sizes: Launch, tiles: int) -> Constants:
     """Compile-time constants of a kernel, and options of its launch."""
-    return _constants(qk.shape[-1], s, v, feature, real is not None, sizes, tiles, *products(qk))
+    return _constants(qk.shape[-1], s, v, feature, real is not None, sizes, tiles, *products(qk, qk.dtype))
 
 
 @lru_cache(maxsize=256)

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from keyquery.layers.primal.kernels.finish import Loss, Sums, launch_finish
 from keyquery.layers.primal.kernels.loss import objective
-from keyquery.layers.primal.kernels.sample import Loss, Sums, launch_combine, launch_finish
+from keyquery.layers.primal.kernels.prepare import launch_prepare
 from keyquery.layers.primal.kernels.scores import added, launch_backward, launch_forward
+from keyquery.layers.primal.kernels.tiles import part_sums
 
 WIDENING = hasattr(torch.ops.aten.mm, "dtype")  # products of half precision with float32 outputs
 
@@ -46,17 +48,8 @@ def attend(
     return out
 
 
-def _cast(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
-    """Tensors in another dtype, all in one kernel; empty ones in place of those that have it already."""
-    new = [None if t is None else t.new_empty(t.shape if t.dtype != dtype else 0, dtype=dtype) for t in tensors]
-    old = [t for t in tensors if t is not None and t.dtype != dtype]
-    if old:
-        torch._foreach_copy_([cast for cast in new if cast is not None and cast.numel()], old)
-    return new
-
-
 def _either(cast: Tensor, own: Tensor) -> Tensor:
-    """What `_cast` was asked for."""
+    """The tensor in the dtype of `launch_prepare`."""
     return own if cast.numel() == 0 else cast
 
 
@@ -142,17 +135,16 @@ def _run_forward(
     That is x and two maps, cast, q and k, the heads' outputs, and derivatives of the loss by J and by scores.
     """
     batch, n, _ = x.shape
-    casts = _cast(dtype, x, query_key, output, query_key_bias, output_bias)
+    maps = query_key, output, query_key_bias, output_bias
+    weights, casts = launch_prepare(x, None, directions[:, :, :n], None, dtype, maps)
     x, query_key, output = (_either(*pair) for pair in zip(casts, (x, query_key, output), strict=False))
     biases = (
         None if b is None else _either(c, b) for c, b in zip(casts[3:], (query_key_bias, output_bias), strict=True)
     )
     qk = linear(x, query_key, next(biases))
-    directions = directions[:, :, :n]
-    weights = launch_combine(x, None, directions, None)
     wide = qk.view(batch, n, 2, len(log_lambda), -1)
     joined, parts, _ = launch_forward(wide, weights, _mix(concat), concat_bias, None, feature, False)
-    losses, energy, pull, bend = objective(parts, directions, log_lambda, n, eta)
+    losses, energy, pull, bend = objective(parts, directions[:, :, :n], log_lambda, n, eta)
     joined = joined.view(batch, n, -1)
     out = linear(joined, output, next(biases))
     return out, losses.sum(), energy, weights, *casts[:3], qk, joined, pull, bend
@@ -190,7 +182,8 @@ def _run_backward(
     back = grad_qk.view(batch * n, -1)
     grad_x = _product(back, query_key, dtype).view(x.shape) if to_x else None
     loss = None if gain is None else Loss(log_lambda, energy, pull, gain)
-    by_row = Sums(sums[0].flatten(0, 2).flatten(1), sums[1].flatten(0, 1).flatten(1), sums[2].flatten(0, 2))
+    outs = part_sums(flat) if biased[2] else parts.new_empty(0, flat.shape[1])
+    by_row = Sums(sums[0].flatten(0, 2).flatten(1), sums[1].flatten(0, 1).flatten(1), sums[2].flatten(0, 2), outs)
     grad_directions, grad_lambda, totals = launch_finish(
         x, None, directions[:, :, :n], None, added(parts), directions.shape[2], grad_x, loss, by_row
     )
@@ -199,12 +192,8 @@ def _run_backward(
         *(grad_directions.to(exact), grad_lambda.to(exact)),
         *(_product(back.mT, x.flatten(0, 1), exact), totals[1].to(exact)),
         *(totals[0].view(concat.shape).to(exact), totals[2].to(exact)),
-        *(_product(flat.mT, joined.flatten(0, 1), exact), _summed(flat, biased[2]).to(exact)),
+        *(_product(flat.mT, joined.flatten(0, 1), exact), totals[3].to(exact)),
     )
-
-
-def _summed(flat: Tensor, wanted: bool) -> Tensor:
-    return flat.sum(0, dtype=torch.float32) if wanted else flat.new_empty(0, dtype=torch.float32)
 
 
 _LIBRARY = torch.library.Library("keyquery", "FRAGMENT")
