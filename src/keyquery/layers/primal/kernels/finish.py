@@ -134,7 +134,7 @@ def _pulls(energy, pull, h, heads, batch, score, s: tl.constexpr, S: tl.constexp
 
 
 class Sums(NamedTuple):
-    """Partial sums, by row, of gradients: of the map of [e; r], and of the biases of q and k, of that map and of the output.
+    """Partial sums, by row, of gradients of the map of [e; r], and of the biases of q and k, that map and the output.
 
     Those without rows are not needed.
     """
