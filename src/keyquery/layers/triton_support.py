@@ -32,21 +32,31 @@ def launch(
     the device.
     """
     if not tensors[0].is_cuda:  # the interpreter
-        function[grid](*tensors, *numbers, **dict(constants))
+        function[grid](*tensors, *numbers, **_language(constants))
         return
     device = torch.cuda.current_device()
-    key = (function, device, constants, numbers, *[t.dtype for t in tensors], *[t.data_ptr() & 15 for t in tensors])
+    facts = (*[t.dtype for t in tensors], *[t.data_ptr() & 15 for t in tensors])
+    key = (id(function), device, constants, numbers, facts)  # the function itself is slow to hash
     kept = _COMPILED.get(key)
     if kept is None:
-        compiled = function[grid](*tensors, *numbers, **dict(constants))
+        values = _language(constants)
+        compiled = function[grid](*tensors, *numbers, **values)
         if len(_COMPILED) >= KEPT:
             _COMPILED.clear()
-        last = tuple(map(dict(constants).__getitem__, function.arg_names[len(tensors) + len(numbers) :]))
+        last = tuple(map(values.__getitem__, function.arg_names[len(tensors) + len(numbers) :]))
         _COMPILED[key] = compiled.run, compiled.function, compiled.packed_metadata, last
         return
     run, handle, metadata, last = kept
     stream = torch._C._cuda_getCurrentRawStream(device)
     run(*grid, 1, stream, handle, metadata, None, None, None, *tensors, *numbers, *last)
+
+
+def _language(constants: Constants) -> dict[str, Any]:
+    """Constants by name, with Triton's dtypes, which are slow to hash."""
+    import triton.language as tl  # on use only
+
+    names = {name: str(value).removeprefix("torch.") for name, value in constants if isinstance(value, torch.dtype)}
+    return {name: getattr(tl, names[name]) if name in names else value for name, value in constants}
 
 
 def blocks(count: int, size: int) -> int:

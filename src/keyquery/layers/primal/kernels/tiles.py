@@ -12,7 +12,6 @@ from torch import Tensor
 from keyquery.layers.triton_support import blocks, kernel, launch, power_of_two
 
 COLUMNS = 128  # per program of `column_sums`
-DOTS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 @kernel
@@ -92,7 +91,7 @@ def products(x: Tensor, dtype: torch.dtype) -> tuple[tuple[str, Any], ...]:
     """Dtype and precision of a kernel's products."""
     exact = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     # The interpreter, used on a CPU, does not support products in bfloat16.
-    dot = DOTS[dtype] if x.is_cuda else tl.float32
+    dot = dtype if x.is_cuda else torch.float32
     return ("DOT", dot), ("PRECISION", "ieee" if exact else "tf32")
 
 
