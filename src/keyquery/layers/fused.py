@@ -80,11 +80,19 @@ def joint_linear(x: Float[Tensor, "*batch dim"], maps: Sequence[Any]) -> list[Fl
 def as_wide(value: Float[Tensor, "batch kv m v"], width: int) -> Float[Tensor, "batch kv m w"]:
     """Values padded to the width of queries and keys, as most fused kernels require.
 
-    The cuDNN kernel, which torch prefers from Hopper on, accepts narrower values and is faster with them.
+    cuDNN's accepts narrower ones. Its backward pass is fastest with values of 128 for queries of up to 192.
     """
-    if value.is_cuda and torch.backends.cuda.cudnn_sdp_enabled() and torch.cuda.get_device_capability()[0] >= 9:
-        return value
-    return pad(value, (0, width - value.shape[-1]))
+    if not _takes_narrow(value):
+        return pad(value, (0, width - value.shape[-1]))
+    slow = torch.is_grad_enabled() and value.requires_grad and 128 < width <= 192 and value.shape[-1] < 128
+    return pad(value, (0, 128 - value.shape[-1])) if slow else value
+
+
+def _takes_narrow(value: Tensor) -> bool:
+    """Whether values may be narrower than keys: the cuDNN kernel, which torch prefers from Hopper on, accepts them."""
+    if not value.is_cuda or torch.cuda.get_device_properties(value.device).major < 9:
+        return False
+    return torch.compiler.is_compiling() or torch.backends.cuda.cudnn_sdp_enabled()  # not known to the compiler
 
 
 def _lower_right(query: Tensor, n: int, m: int) -> Any:
@@ -97,18 +105,16 @@ def _lower_right(query: Tensor, n: int, m: int) -> Any:
 
 
 def extend(query: Tensor, key: Tensor, value: Tensor, terms: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Terms as dimensions of the key, all three padded to one multiple of 8, as fused kernels require."""
+    """Terms as dimensions of the key, padded to a multiple of 8 as fused kernels require, and values to the same."""
     if not terms:
         return query, key, value
+    narrow = value.dtype in (torch.float16, torch.bfloat16) and _takes_narrow(value)
+    step = 16 if narrow else 8  # 80 dimensions take cuDNN less time than 72
+    blank = -(query.shape[-1] + len(terms)) % step
     ones = torch.ones_like(query[..., :1]).expand(*query.shape[:-1], len(terms))
-    query = torch.cat((query, ones), -1)
-    key = torch.cat((key, torch.stack(terms, -1).to(key.dtype)), -1)
-    width = -(-query.shape[-1] // 8) * 8
-    return (
-        pad(query, (0, width - query.shape[-1])),
-        pad(key, (0, width - key.shape[-1])),
-        pad(value, (0, max(width - value.shape[-1], 0))),  # wider ones are unchanged
-    )
+    query = pad(torch.cat((query, ones), -1), (0, blank))
+    key = pad(torch.cat((key, torch.stack(terms, -1).to(key.dtype)), -1), (0, blank))
+    return query, key, value if narrow else pad(value, (0, max(key.shape[-1] - value.shape[-1], 0)))
 
 
 def _sees(real: Tensor, is_causal: bool, n: int) -> Bool[Tensor, "batch n"]:

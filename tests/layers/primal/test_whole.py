@@ -11,7 +11,7 @@ from tests.layers.primal import oracle
 pytest.importorskip("triton")
 whole = pytest.importorskip("keyquery.layers.primal.kernels.whole")
 kernels = pytest.importorskip("keyquery.layers.primal.kernels.scores")
-samples = pytest.importorskip("keyquery.layers.primal.kernels.sample")
+finish = pytest.importorskip("keyquery.layers.primal.kernels.finish")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # (batch, n, options): more tokens than rows of directions, fewer, and more samples than programs share them
@@ -50,7 +50,7 @@ def ours(layer, x, weight, autocast=False):
 @pytest.mark.parametrize(("batch", "n", "options"), CASES, ids=str)
 @pytest.mark.few(1)
 def test_it_is_brute_force(batch, n, options, monkeypatch):
-    monkeypatch.setattr(samples, "SHARES", 2)
+    monkeypatch.setattr(finish, "SHARES", 2)
     layer = make(**options)
     x, weight = torch.randn(2, batch, n, 24, device=DEVICE)
     for found, truth in zip(ours(layer, x, weight), brute_force(layer, x, weight), strict=True):
@@ -121,12 +121,15 @@ def test_the_spectrum_is_that_of_the_reference():
 def test_operators_have_the_shapes_they_promise():
     """What the compiler is told of the operators is what they return."""
     layer, x = make(), torch.randn(1, 12, 24, device=DEVICE)
-    qk, joined = torch.randn(1, 12, 48, device=DEVICE), torch.randn(1, 12, 24, device=DEVICE)
-    weights = (layer.directions.detach(), layer.log_lambda.detach(), layer.concat.weight.detach())
-    first = (x, qk, *weights, layer.concat.bias.detach(), "cosine", 0.1)
-    _, _, energy, pull, bend, own = whole._run_forward(*first)
+    own = [weight.detach() for weight in (layer.directions, layer.log_lambda)]
+    own += [t.detach() for part in (layer.query_key, layer.concat, layer.output) for t in (part.weight, part.bias)]
+    first = (x, *own, "cosine", 0.1, torch.float32)
+    _, _, energy, weights, *_, qk, joined, pull, bend = whole._run_forward(*first)
     gain = torch.ones((), device=DEVICE)
-    second = (qk, own, weights[2], joined, bend, gain, "cosine", True)
-    third = (x, *weights[:2], torch.randn(2, 1, 2, 12, 4, device=DEVICE), energy, pull, gain, torch.zeros_like(x))
-    for operator, given in ((whole._FORWARD, first), (whole._BACKWARD, second), (whole._SAMPLED, third)):
+    small = (energy, pull, bend, *own[:2], own[2], own[6])
+    second = (torch.randn_like(x), gain, x, qk, weights, own[4], joined, *small, "cosine", torch.float32, True)
+    third = (None, gain, *second[2:-1], False)
+    cases = [(whole._FORWARD, first), (whole._FORWARD, (*first[:-1], torch.bfloat16))]
+    cases += [(whole._BACKWARD, (*second, [True] * 3)), (whole._BACKWARD, (*third, [False, True, False]))]
+    for operator, given in cases:
         torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))

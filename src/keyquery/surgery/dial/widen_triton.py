@@ -8,163 +8,151 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from keyquery.layers.triton_support import blocks, kernel, power_of_two
+from keyquery.layers.triton_support import Constants, blocks, kernel, launch, power_of_two
 
-BLOCK = 32  # tokens per program
+SIZES = (64, 4)  # tokens and warps per program
 
 
 @kernel
-def _partner(column, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The other dimension of each one's rotated pair, the pair's number, and the sign of its sine under R(−2t)."""
-    inner = column - START
+def _pairs(RANK: tl.constexpr, HALF: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Dimensions as two halves, the rotated ones by pair, and which of them exist: loads stay contiguous."""
+    half, REST = tl.arange(0, HALF), (RANK + 1) // 2 - PAIRS
     if INTERLEAVED:
-        pair = inner // 2
-        first = inner % 2 == 0
-        other = tl.where(first, column + 1, column - 1)
+        first, second = START + 2 * half, START + 2 * half + 1
     else:
-        first = inner < PAIRS
-        pair = tl.where(first, inner, inner - PAIRS)
-        other = tl.where(first, column + PAIRS, column - PAIRS)
-    turned = (inner >= 0) & (inner < 2 * PAIRS)
-    return tl.where(turned, other, column), tl.where(turned, pair, 0), tl.where(first, 1.0, -1.0), turned
+        first, second = START + half, START + PAIRS + half
+    turned = half < PAIRS
+    if PAIRS == 0:
+        first, second = half, half + REST
+    elif 2 * PAIRS != RANK:  # those that are not rotated come last
+        one, other = half - PAIRS, half - PAIRS + REST
+        first = tl.where(turned, first, tl.where(one < START, one, one + 2 * PAIRS))
+        second = tl.where(turned, second, tl.where(other < START, other, other + 2 * PAIRS))
+    return first, second, turned, turned | (half < PAIRS + REST), turned | (half + REST < RANK - PAIRS)
 
 
 @kernel
-def _angles(cosine, sine, row, pair, sign, turned, inside, PAIRS: tl.constexpr):
-    """Cosine and signed sine of every entry; 1 and 0 where nothing is rotated."""
-    at = row[:, None].to(tl.int64) * PAIRS + pair[None, :]
-    within = inside & turned[None, :]
-    return tl.load(cosine + at, mask=within, other=1.0), tl.load(sine + at, mask=within, other=0.0) * sign[None, :]
+def _angles(cosine, sine, row, m, turned, HALF: tl.constexpr, PAIRS: tl.constexpr):
+    """Cosine and sine of every pair; 1 and 0 where nothing is rotated."""
+    at, within = row[:, None].to(tl.int64) * PAIRS + tl.arange(0, HALF)[None, :], (row[:, None] < m) & turned[None, :]
+    return tl.load(cosine + at, mask=within, other=1.0), tl.load(sine + at, mask=within, other=0.0)
 
 
 @kernel
-def _rotated(
-    x, cosine, sine, row, m, SIGN: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr
-):
-    """R(−2t)·x, or with `SIGN` −1 R(2t)·x, of a tile whose columns are all rotated: loads stay contiguous."""
-    at, inside = row[:, None].to(tl.int64) * PAIRS + tl.arange(0, PAIRS)[None, :], row[:, None] < m
-    cos = tl.load(cosine + at, mask=inside, other=1.0)
-    sin = tl.load(sine + at, mask=inside, other=0.0) * SIGN
-    if INTERLEAVED:
-        a, b = tl.split(tl.reshape(x, (ROWS, PAIRS, 2)))
-    else:
-        a, b = tl.split(tl.permute(tl.reshape(x, (ROWS, 2, PAIRS)), (0, 2, 1)))
-    pair = tl.join(a * cos + b * sin, b * cos - a * sin)
-    if not INTERLEAVED:
-        pair = tl.permute(pair, (0, 2, 1))
-    return tl.reshape(pair, (ROWS, 2 * PAIRS))
+def _load(x, column, within):
+    """A tile in float32, 0 outside."""
+    return tl.load(x + column[None, :], mask=within, other=0.0).to(tl.float32)
 
 
 @kernel
-def _contents(x, mean, within):
-    """Both tensors in float32, 0 outside."""
-    return (
-        tl.load(x, mask=within, other=0.0).to(tl.float32),
-        tl.load(mean, mask=within, other=0.0).to(tl.float32),
-    )
+def _store(to, column, value, within):
+    tl.store(to + column[None, :], value.to(to.dtype.element_ty), mask=within)
+
+
+@kernel
+def _place(batches, heads, ROWS: tl.constexpr):
+    """Sequence, head and tokens of a program; next to each other are those with the same means and angles."""
+    batch, rest = tl.program_id(0) % batches, tl.program_id(0) // batches
+    head, row = rest % heads, rest // heads * ROWS + tl.arange(0, ROWS)
+    return batch.to(tl.int64), head.to(tl.int64), row
 
 
 @kernel
 def _widen(
     query, key, at_query, at_key, cosine, sine, gains, wide_query, wide_key,
-    heads, m, new, query_batch, query_head, query_row, key_batch, key_head, key_row, angle_batch,
-    SHARED: tl.constexpr, ACROSS: tl.constexpr, TURNED: tl.constexpr, PLACED: tl.constexpr,
-    RANK: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, WHOLE: tl.constexpr,
+    batches, heads, m, new, query_batch, query_head, query_row, key_batch, key_head, key_row, angle_batch,
+    SHARED: tl.constexpr, ACROSS: tl.constexpr, PLACED: tl.constexpr, TURNED: tl.constexpr,
+    RANK: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """One head of one sequence, some of its tokens: every block of q̃ and k̃, sums in float32."""
-    batch, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
-    inside = (row[:, None] < m) & (column[None, :] < RANK)
+    batch, head, row = _place(batches, heads, ROWS)
+    sequence = batch * heads + head
+    first, second, turned, has_first, has_second = _pairs(RANK, HALF, START, PAIRS, INTERLEAVED)
+    inside = row[:, None] < m
+    one, other = inside & has_first[None, :], inside & has_second[None, :]
     from_query = query + batch * query_batch + head * query_head + row[:, None].to(tl.int64) * query_row
     from_key = key + batch * key_batch + head * key_head + row[:, None].to(tl.int64) * key_row
-    own = head if SHARED else tl.program_id(1)  # means at shared positions are stored once
-    mean = (own.to(tl.int64) * m + row[:, None]) * RANK
-    q, mean_q = _contents(from_query + column[None, :], at_query + mean + column[None, :], inside)
-    k, mean_k = _contents(from_key + column[None, :], at_key + mean + column[None, :], inside)
-    other_q, other_k = q - mean_q, k - mean_k
-    # Contents rotated by R(−2t), from the rotation by t to that by −t
-    if TURNED and WHOLE:
-        cosines, sines = cosine + batch * angle_batch, sine + batch * angle_batch
-        other_q = _rotated(other_q, cosines, sines, row, m, 1, ROWS, PAIRS, INTERLEAVED)
-        other_k = _rotated(other_k, cosines, sines, row, m, 1, ROWS, PAIRS, INTERLEAVED)
-    elif TURNED:
-        other, pair, sign, turned = _partner(column, START, PAIRS, INTERLEAVED)
-        cos, sin = _angles(
-            cosine + batch * angle_batch, sine + batch * angle_batch, row, pair, sign, turned, inside, PAIRS
-        )
-        half, mean_half = _contents(from_query + other[None, :], at_query + mean + other[None, :], inside)
-        other_q = other_q * cos + (half - mean_half) * sin
-        half, mean_half = _contents(from_key + other[None, :], at_key + mean + other[None, :], inside)
-        other_k = other_k * cos + (half - mean_half) * sin
+    own = head if SHARED else sequence  # means at shared positions are stored once
+    mean = (own * m + row[:, None]) * RANK
+    mean_q, mean_q2 = _load(at_query + mean, first, one), _load(at_query + mean, second, other)
+    mean_k, mean_k2 = _load(at_key + mean, first, one), _load(at_key + mean, second, other)
+    q, q2 = _load(from_query, first, one) - mean_q, _load(from_query, second, other) - mean_q2
+    k, k2 = _load(from_key, first, one) - mean_k, _load(from_key, second, other) - mean_k2
     symmetric, skew = tl.load(gains + head), tl.load(gains + heads + head)
     popularity, query_only = tl.load(gains + 2 * heads + head), tl.load(gains + 3 * heads + head)
     position = tl.load(gains + 4 * heads + head)
     width = RANK * (1 + ACROSS + PLACED)
-    to = wide_key + (tl.program_id(1).to(tl.int64) * m + row[:, None]) * width + column[None, :]
-    kind = wide_key.dtype.element_ty
-    tl.store(to, (k - mean_k).to(kind), mask=inside)
-    if ACROSS:
-        tl.store(to + RANK, other_q.to(kind), mask=inside)
+    to_key = wide_key + (sequence * m + row[:, None]) * width
+    to_query = wide_query + (sequence * new + row[:, None] - (m - new)) * width
+    late = row[:, None] >= m - new
+    both = (symmetric + skew) / 2
+    _store(to_key, first, k, one)
+    _store(to_key, second, k2, other)
+    _store(to_query, first, both * q + popularity * mean_q, one & late)
+    _store(to_query, second, both * q2 + popularity * mean_q2, other & late)
     if PLACED:
-        tl.store(to + RANK * (1 + ACROSS), mean_k.to(kind), mask=inside)
-    late = inside & (row[:, None] >= m - new)
-    to = wide_query + (tl.program_id(1).to(tl.int64) * new + row[:, None] - (m - new)) * width + column[None, :]
-    tl.store(to, ((symmetric + skew) / 2 * (q - mean_q) + popularity * mean_q).to(kind), mask=late)
+        last = RANK * (1 + ACROSS)
+        _store(to_key + last, first, mean_k, one)
+        _store(to_key + last, second, mean_k2, other)
+        _store(to_query + last, first, query_only * q + position * mean_q, one & late)
+        _store(to_query + last, second, query_only * q2 + position * mean_q2, other & late)
     if ACROSS:
-        tl.store(to + RANK, ((symmetric - skew) / 2 * other_k).to(kind), mask=late)
-    if PLACED:
-        placed = query_only * (q - mean_q) + position * mean_q
-        tl.store(to + RANK * (1 + ACROSS), placed.to(kind), mask=late)
+        if TURNED:  # R(−2t), from the rotation by t to that by −t
+            cos, sin = _angles(cosine + batch * angle_batch, sine + batch * angle_batch, row, m, turned, HALF, PAIRS)
+            q, q2 = q * cos + q2 * sin, q2 * cos - q * sin
+            k, k2 = k * cos + k2 * sin, k2 * cos - k * sin
+        apart = (symmetric - skew) / 2
+        _store(to_key + RANK, first, q, one)
+        _store(to_key + RANK, second, q2, other)
+        _store(to_query + RANK, first, apart * k, one & late)
+        _store(to_query + RANK, second, apart * k2, other & late)
 
 
 @kernel
 def _narrow(
-    grad_wide_query, grad_wide_key, cosine, sine, gains, grad_query, grad_key, heads, m, new, angle_batch,
-    ACROSS: tl.constexpr, TURNED: tl.constexpr, PLACED: tl.constexpr,
-    RANK: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
-    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, WHOLE: tl.constexpr,
+    grad_wide_query, grad_wide_key, cosine, sine, gains, grad_query, grad_key,
+    batches, heads, m, new, angle_batch,
+    ACROSS: tl.constexpr, PLACED: tl.constexpr, TURNED: tl.constexpr,
+    RANK: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr,
+    START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Backward of `_widen`, which is affine: gradients of queries and keys from those of q̃ and k̃."""
-    batch, head = (tl.program_id(1) // heads).to(tl.int64), tl.program_id(1) % heads
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
-    inside = (row[:, None] < m) & (column[None, :] < RANK)
-    late = inside & (row[:, None] >= m - new)
+    batch, head, row = _place(batches, heads, ROWS)
+    sequence = batch * heads + head
+    first, second, turned, has_first, has_second = _pairs(RANK, HALF, START, PAIRS, INTERLEAVED)
+    inside, late = row[:, None] < m, row[:, None] >= m - new
+    one, other = inside & has_first[None, :], inside & has_second[None, :]
     width = RANK * (1 + ACROSS + PLACED)
-    from_key = grad_wide_key + (tl.program_id(1).to(tl.int64) * m + row[:, None]) * width
-    from_query = grad_wide_query + (tl.program_id(1).to(tl.int64) * new + row[:, None] - (m - new)) * width
-    symmetric, skew, query_only = (
-        tl.load(gains + head),
-        tl.load(gains + heads + head),
-        tl.load(gains + 3 * heads + head),
-    )
-    of_query = (symmetric + skew) / 2 * tl.load(from_query + column[None, :], mask=late, other=0.0).to(tl.float32)
-    of_key = tl.load(from_key + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    from_key = grad_wide_key + (sequence * m + row[:, None]) * width
+    from_query = grad_wide_query + (sequence * new + row[:, None] - (m - new)) * width
+    symmetric, skew = tl.load(gains + head), tl.load(gains + heads + head)
+    query_only = tl.load(gains + 3 * heads + head)
+    both = (symmetric + skew) / 2
+    q, q2 = both * _load(from_query, first, one & late), both * _load(from_query, second, other & late)
+    k, k2 = _load(from_key, first, one), _load(from_key, second, other)
     if PLACED:
-        placed = tl.load(from_query + RANK * (1 + ACROSS) + column[None, :], mask=late, other=0.0)
-        of_query += query_only * placed.to(tl.float32)
+        last = RANK * (1 + ACROSS)
+        q += query_only * _load(from_query + last, first, one & late)
+        q2 += query_only * _load(from_query + last, second, other & late)
     if ACROSS:
-        swapped_query = tl.load(from_key + RANK + column[None, :], mask=inside, other=0.0).to(tl.float32)
-        swapped_key = tl.load(from_query + RANK + column[None, :], mask=late, other=0.0).to(tl.float32)
-        # R(2t), the transpose
-        if TURNED and WHOLE:
-            cosines, sines = cosine + batch * angle_batch, sine + batch * angle_batch
-            swapped_query = _rotated(swapped_query, cosines, sines, row, m, -1, ROWS, PAIRS, INTERLEAVED)
-            swapped_key = _rotated(swapped_key, cosines, sines, row, m, -1, ROWS, PAIRS, INTERLEAVED)
-        elif TURNED:
-            other, pair, sign, turned = _partner(column, START, PAIRS, INTERLEAVED)
-            cos, sin = _angles(
-                cosine + batch * angle_batch, sine + batch * angle_batch, row, pair, sign, turned, inside, PAIRS
-            )
-            half = tl.load(from_key + RANK + other[None, :], mask=inside, other=0.0).to(tl.float32)
-            swapped_query = swapped_query * cos - half * sin
-            half = tl.load(from_query + RANK + other[None, :], mask=late, other=0.0).to(tl.float32)
-            swapped_key = swapped_key * cos - half * sin
-        of_query += swapped_query
-        of_key += (symmetric - skew) / 2 * swapped_key
-    to = (tl.program_id(1).to(tl.int64) * m + row[:, None]) * RANK + column[None, :]
-    tl.store(grad_query + to, of_query.to(grad_query.dtype.element_ty), mask=inside)
-    tl.store(grad_key + to, of_key.to(grad_key.dtype.element_ty), mask=inside)
+        swapped_q, swapped_q2 = _load(from_key + RANK, first, one), _load(from_key + RANK, second, other)
+        swapped_k, swapped_k2 = (
+            _load(from_query + RANK, first, one & late),
+            _load(from_query + RANK, second, other & late),
+        )
+        if TURNED:  # R(2t), the transpose
+            cos, sin = _angles(cosine + batch * angle_batch, sine + batch * angle_batch, row, m, turned, HALF, PAIRS)
+            swapped_q, swapped_q2 = swapped_q * cos - swapped_q2 * sin, swapped_q2 * cos + swapped_q * sin
+            swapped_k, swapped_k2 = swapped_k * cos - swapped_k2 * sin, swapped_k2 * cos + swapped_k * sin
+        apart = (symmetric - skew) / 2
+        q, q2 = q + swapped_q, q2 + swapped_q2
+        k, k2 = k + apart * swapped_k, k2 + apart * swapped_k2
+    to = (sequence * m + row[:, None]) * RANK
+    _store(grad_query + to, first, q, one)
+    _store(grad_query + to, second, q2, other)
+    _store(grad_key + to, first, k, one)
+    _store(grad_key + to, second, k2, other)
 
 
 def widen(
@@ -206,10 +194,10 @@ class _Widen(torch.autograd.Function):
             for grad, shape in zip((grad_query, grad_key), shapes, strict=True)
         ]
         of_query, of_key = (ctx.like.new_empty(batch, heads, m, rank) for _ in range(2))
-        _narrow[(blocks(m, BLOCK), batch * heads)](
-            *given, *_tables(turn, of_key), ctx.gains, of_query, of_key, heads, m, new, _of_batch(turn),
-            ACROSS=across, PLACED=placed, **_sizes(rank, turn),
-        )  # fmt: skip
+        tensors = (*given, *_tables(turn, of_key), ctx.gains, of_query, of_key)
+        numbers = (batch, heads, m, new, _of_batch(turn))
+        grid = (batch * heads * blocks(m, SIZES[0]), 1)
+        launch(_narrow, grid, tensors, numbers, (("ACROSS", across), ("PLACED", placed), *_constants(rank, turn)))
         return of_query, of_key, *(None,) * 7
 
 
@@ -229,11 +217,11 @@ def _run(
     queries, keys = (t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys))
     at_query, at_key = at_query.contiguous(), at_key.contiguous()
     wide_query, wide_key = queries.new_empty(batch, heads, new, width), keys.new_empty(batch, heads, m, width)
-    _widen[(blocks(m, BLOCK), batch * heads)](
-        queries, keys, at_query, at_key, *_tables(turn, keys), gains, wide_query, wide_key,
-        heads, m, new, *queries.stride()[:3], *keys.stride()[:3], _of_batch(turn),
-        SHARED=len(at_query) == 1 and len(at_key) == 1, ACROSS=across, PLACED=placed, **_sizes(rank, turn),
-    )  # fmt: skip
+    tensors = (queries, keys, at_query, at_key, *_tables(turn, keys), gains, wide_query, wide_key)
+    numbers = (batch, heads, m, new, *queries.stride()[:3], *keys.stride()[:3], _of_batch(turn))
+    shared = ("SHARED", len(at_query) == 1 and len(at_key) == 1)
+    constants = (shared, ("ACROSS", across), ("PLACED", placed), *_constants(rank, turn))
+    launch(_widen, (batch * heads * blocks(m, SIZES[0]), 1), tensors, numbers, constants)
     return wide_query, wide_key
 
 
@@ -246,10 +234,12 @@ def _of_batch(turn: Any) -> int:
     return 0 if turn is None or len(turn.cos) == 1 else turn.cos.stride(0)
 
 
-def _sizes(rank: int, turn: Any) -> dict[str, Any]:
-    sizes = {"RANK": rank, "PADDED": power_of_two(rank), "ROWS": BLOCK, "TURNED": turn is not None}
-    if turn is None:
-        return {**sizes, "START": 0, "PAIRS": 1, "INTERLEAVED": False, "WHOLE": False}
-    pairs = turn.cos.shape[-1]
-    whole = 2 * pairs == rank == power_of_two(rank)
-    return {**sizes, "START": turn.start, "PAIRS": pairs, "INTERLEAVED": turn.interleaved, "WHOLE": whole}
+def _constants(rank: int, turn: Any) -> Constants:
+    """Compile-time constants of the kernels."""
+    pairs = 0 if turn is None else turn.cos.shape[-1]
+    rotated = (0, False) if turn is None else (turn.start, turn.interleaved)
+    half = power_of_two(max(pairs, -(-rank // 2)))
+    return (
+        *(("TURNED", turn is not None), ("RANK", rank), ("HALF", half), ("ROWS", SIZES[0])),
+        *(("START", rotated[0]), ("PAIRS", pairs), ("INTERLEAVED", rotated[1]), ("num_warps", SIZES[1])),
+    )

@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.layers.primal.kernels.tiles import load, turns, widths
-from keyquery.layers.triton_support import kernel
+from keyquery.layers.triton_support import kernel, launch
 
-BLOCK = 64  # rows of directions at a time
-SPLITS = 32  # partial sums at a time
+BLOCK = 256  # rows of directions at a time
+SPLITS = 128  # partial sums at a time
 
 
 @kernel
@@ -60,9 +60,14 @@ def objective(
     rows = directions.shape[2]
     energy, bend = parts.new_empty(2, batch, heads, s), parts.new_empty(batch, heads, s)
     loss, pull = parts.new_empty(batch, heads), parts.new_empty(batch, heads)
-    _objective[(batch * heads,)](
-        parts, directions, log_lambda, energy, loss, pull, bend,
-        splits, batch, heads, rows, *directions.stride()[:3], eta / (batch * heads), 1 / tokens,
-        **widths(s=s), BLOCK=BLOCK, TILES=turns(rows, BLOCK), SPLITS=SPLITS, TURNS=turns(splits, SPLITS),
-    )  # fmt: skip
+    tensors = (parts, directions, log_lambda, energy, loss, pull, bend)
+    numbers = (splits, batch, heads, rows, *directions.stride()[:3], eta / (batch * heads), 1 / tokens)
+    sizes = {
+        "BLOCK": BLOCK,
+        "TILES": turns(rows, BLOCK),
+        "SPLITS": SPLITS,
+        "TURNS": turns(splits, SPLITS),
+        "num_warps": 8,
+    }
+    launch(_objective, (batch * heads, 1), tensors, numbers, tuple({**widths(s=s), **sizes}.items()))
     return loss, energy, pull, bend

@@ -1,4 +1,4 @@
-"""Projection weights W_e|X = f(X)ᵀWe and W_r|X = f(X)ᵀWr as Triton kernels: sampled tokens are read in place.
+"""Projection weights W_e|X = f(X)ᵀWe and W_r|X = f(X)ᵀWr, and their gradients, by Triton kernels.
 
 Signatures are those of `sample.combine` and `sample.uncombine`.
 """
@@ -8,146 +8,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from keyquery.layers.primal.kernels.tiles import flags, load, products, small, store, turns, widths
-from keyquery.layers.triton_support import blocks, kernel
-
-BLOCK = 64  # sampled tokens at a time
-SHARES = 8  # programs among which the samples of a batch are divided, when gradients of directions are summed
-
-
-@kernel
-def _tokens(x, place, used, row, feature, rows, n, x_n, p: tl.constexpr, USED: tl.constexpr, EVEN: tl.constexpr):
-    """Pointers to the sampled tokens of a head (BLOCK, P), and which of them are used."""
-    here = row < rows
-    if EVEN:  # as `sample.evenly` without padding
-        at = row.to(tl.int64) * (n - 1) // tl.maximum(rows - 1, 1) * x_n
-    else:
-        at = tl.load(place + row, mask=here, other=0).to(tl.int64) * x_n
-    if USED:
-        here = here & (tl.load(used + row, mask=here, other=0) != 0)
-    places = x + at[:, None] + feature[None, :]
-    within = here[:, None] & (feature[None, :] < p)
-    return places, within
-
-
-@kernel
-def _combine(
-    x, place, used, directions, weights,
-    rows, heads, batch, n, x_b, x_n, place_b, d_side, d_h, d_row, w_side, w_b, w_h, w_p,
-    p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
-    USED: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    h, b = tl.program_id(0) % heads, (tl.program_id(0) // heads).to(tl.int64)
-    feature, score = tl.arange(0, P), tl.arange(0, S)
-    left = tl.zeros((P, S), dtype=tl.float32)
-    right = tl.zeros((P, S), dtype=tl.float32)
-    for tile in tl.range(0, TILES):
-        row = tile * BLOCK + tl.arange(0, BLOCK)
-        places, within = _tokens(
-            x + b * x_b + h * p, place + b * place_b, used + b * rows, row, feature, rows, n, x_n, p, USED, EVEN
-        )
-        tokens = tl.trans(tl.load(places, mask=within, other=0.0).to(DOT))
-        own = load(directions + h * d_h, row, score, d_row, rows, s, S).to(DOT)
-        left = tl.dot(tokens, own, left, input_precision=PRECISION)
-        own = load(directions + h * d_h + d_side, row, score, d_row, rows, s, S).to(DOT)
-        right = tl.dot(tokens, own, right, input_precision=PRECISION)
-    place_out = weights + b * w_b + h * w_h
-    store(place_out, left, feature, score, w_p, p, s, S)
-    store(place_out + w_side, right, feature, score, w_p, p, s, S)
-
-
-@kernel
-def _to_tokens(
-    grad_x, place, used, directions, grad_weights,
-    rows, heads, batch, n, x_b, x_n, place_b, d_side, d_h, d_row,
-    p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
-    USED: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Adds to the gradient of x, at the sampled tokens: no two programs write to the same entry."""
-    h, b = tl.program_id(0) % heads, (tl.program_id(0) // heads).to(tl.int64)
-    feature, score, row = tl.arange(0, P), tl.arange(0, S), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    own = grad_weights + (b * heads + h) * p * s
-    gradient = tl.trans(small(own, feature, score, s, 1, p, s, S).to(DOT))
-    table = load(directions + h * d_h, row, score, d_row, rows, s, S).to(DOT)
-    more = tl.dot(table, gradient, input_precision=PRECISION)
-    gradient = tl.trans(small(own + batch * heads * p * s, feature, score, s, 1, p, s, S).to(DOT))
-    table = load(directions + h * d_h + d_side, row, score, d_row, rows, s, S).to(DOT)
-    more = tl.dot(table, gradient, more, input_precision=PRECISION)
-    places, within = _tokens(
-        grad_x + b * x_b + h * p, place + b * place_b, used + b * rows, row, feature, rows, n, x_n, p, USED, EVEN
-    )
-    old = tl.load(places, mask=within, other=0.0)
-    tl.store(places, (old.to(tl.float32) + more).to(old.dtype), mask=within)
-
-
-@kernel
-def _to_directions(
-    x, place, used, grad_weights, directions, log_lambda, energy, pull, gain, grad_directions, grad_lambda,
-    rows, heads, batch, tiles, n, x_b, x_n, place_b, d_side, d_h, d_row, total,
-    p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
-    USED: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHARES: tl.constexpr,
-    TURNS: tl.constexpr, LOSS: tl.constexpr, BATCHES: tl.constexpr,
-):  # fmt: skip
-    """Sums over samples of sampled tokens and gradients; with `LOSS`, the first share adds the gradient of the loss."""
-    program = tl.program_id(0)
-    h, tile, share = program % heads, (program // heads) % tiles, program // (heads * tiles)
-    feature, score, row = tl.arange(0, P), tl.arange(0, S), tile * BLOCK + tl.arange(0, BLOCK)
-    left = tl.zeros((BLOCK, S), dtype=tl.float32)
-    right = tl.zeros((BLOCK, S), dtype=tl.float32)
-    for turn in tl.range(0, TURNS):
-        b = (turn * SHARES + share).to(tl.int64)
-        shown = tl.where(b < batch, rows, 0)
-        places, within = _tokens(
-            x + b * x_b + h * p, place + b * place_b, used + b * rows, row, feature, shown, n, x_n, p, USED, EVEN
-        )
-        tokens = tl.load(places, mask=within, other=0.0).to(DOT)
-        own, all_of_it = grad_weights + (b * heads + h) * p * s, tl.where(b < batch, p, 0)
-        gradient = small(own, feature, score, s, 1, all_of_it, s, S).to(DOT)
-        left = tl.dot(tokens, gradient, left, input_precision=PRECISION)
-        gradient = small(own + batch * heads * p * s, feature, score, s, 1, all_of_it, s, S).to(DOT)
-        right = tl.dot(tokens, gradient, right, input_precision=PRECISION)
-    if LOSS and share == 0:
-        pulled, slope = _pulls(energy, pull, h, heads, batch, score, s, S, BATCHES)
-        factor = tl.load(gain)
-        first = load(directions + h * d_h, row, score, d_row, rows, s, S).to(tl.float32)
-        second = load(directions + h * d_h + d_side, row, score, d_row, rows, s, S).to(tl.float32)
-        left -= factor * pulled * second
-        right -= factor * pulled * first
-        if tile == 0:
-            scale = tl.exp(tl.load(log_lambda + h * s + score, mask=score < s, other=0.0).to(tl.float32))
-            tl.store(grad_lambda + h * s + score, factor * slope * scale / (2 * n), mask=score < s)
-    at = grad_directions + (share * 2 * heads + h) * total * s
-    store(at, left, row, score, s, total, s, S)
-    store(at + heads * total * s, right, row, score, s, total, s, S)
-
-
-@kernel
-def _pulls(energy, pull, h, heads, batch, score, s: tl.constexpr, S: tl.constexpr, BATCHES: tl.constexpr):
-    """Sums over samples of ∂loss/∂J, and of ∂loss/∂J times the energies of the scores, for one head."""
-    pulled = 0.0
-    slope = tl.zeros((S,), dtype=tl.float32)
-    for turn in tl.range(0, BATCHES):
-        b = turn * 16 + tl.arange(0, 16)
-        own = tl.load(pull + b * heads + h, mask=b < batch, other=0.0)
-        both = load(energy + h * s, b, score, heads * s, batch, s, S)
-        both += load(energy + (batch * heads + h) * s, b, score, heads * s, batch, s, S)
-        pulled += tl.sum(own, 0)
-        slope += tl.sum(own[:, None] * both, 0)
-    return pulled, slope
+from keyquery.layers.primal.kernels.finish import launch_finish
+from keyquery.layers.primal.kernels.prepare import launch_prepare
 
 
 def combine(
     x: Float[Tensor, "batch n d"],
-    place: Int[Tensor, "*batch rows"] | None,
+    place: Int[Tensor, "*batch rows"],
     directions: Float[Tensor, "2 heads rows s"],
     used: Bool[Tensor, "batch rows"] | None,
 ) -> Float[Tensor, "2 batch heads p s"]:
-    """As `sample.combine`; evenly spaced tokens if `place` is None."""
-    return (_COMBINE if torch.compiler.is_compiling() else launch_combine)(x, place, directions, used)
+    """As `sample.combine`."""
+    return (_COMBINE if torch.compiler.is_compiling() else _run_combine)(x, place, directions, used)
 
 
 def uncombine(
@@ -163,60 +38,8 @@ def uncombine(
     return run(x, place, directions, used, grad_weights, grad_x)
 
 
-def launch_combine(x: Tensor, place: Tensor | None, directions: Tensor, used: Tensor | None) -> Tensor:
-    """As `combine`; the compiler looks into it."""
-    _, heads, rows, s = directions.shape
-    batch, p = len(x), x.shape[-1] // heads
-    # Rows are padded to a multiple of 8, for aligned loads.
-    weights = torch.empty(2, batch, heads, p, -(-s // 8) * 8, dtype=x.dtype, device=x.device)[..., :s]
-    if batch:
-        _combine[(batch * heads,)](
-            x, x if place is None else place, flags(used, x), directions, weights,
-            rows, heads, batch, x.shape[1], *_strides(x, place, directions), *weights.stride()[:4],
-            TILES=blocks(rows, BLOCK), **_shared(x, p, s, place, used),
-        )  # fmt: skip
-    return weights
-
-
-def add_to_tokens(
-    grad_x: Tensor, place: Tensor | None, directions: Tensor, used: Tensor | None, grad_weights: Tensor, like: Tensor
-) -> None:
-    """Add the gradient of the sampled tokens to that of all; products in the dtype of `like`."""
-    _, heads, rows, s = directions.shape
-    p = grad_x.shape[-1] // heads
-    _to_tokens[(len(grad_x) * heads, blocks(rows, BLOCK))](
-        grad_x, grad_x if place is None else place, flags(used, grad_x), directions, grad_weights,
-        rows, heads, len(grad_x), grad_x.shape[1], *_strides(grad_x, place, directions),
-        **_shared(like, p, s, place, used),
-    )  # fmt: skip
-
-
-def sum_directions(
-    x: Tensor,
-    place: Tensor | None,
-    directions: Tensor,
-    used: Tensor | None,
-    grad_weights: Tensor,
-    total: int,
-    loss: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Gradient of `total` rows of the directions, and that of log Λ by the `loss`.
-
-    The latter has log Λ, the energies, ∂loss/∂J (batch, heads) and the number that multiplies it.
-    """
-    _, heads, rows, s = directions.shape
-    batch, p = len(x), x.shape[-1] // heads
-    shares, tiles = max(1, min(batch, SHARES)), blocks(total, BLOCK)
-    grad_directions = torch.empty(shares, 2, heads, total, s, dtype=torch.float32, device=x.device)
-    grad_lambda = torch.empty(heads, s, dtype=torch.float32, device=x.device)
-    _to_directions[(shares * tiles * heads,)](
-        x, x if place is None else place, flags(used, x), grad_weights, directions,
-        *((x,) * 4 if loss is None else loss), grad_directions, grad_lambda,
-        rows, heads, batch, tiles, x.shape[1], *_strides(x, place, directions), total,
-        SHARES=shares, TURNS=blocks(batch, shares), LOSS=loss is not None,
-        BATCHES=turns(batch, 16), **_shared(x, p, s, place, used),
-    )  # fmt: skip
-    return grad_directions[0] if shares == 1 else grad_directions.sum(0), grad_lambda
+def _run_combine(x: Tensor, place: Tensor | None, directions: Tensor, used: Tensor | None) -> Tensor:
+    return launch_prepare(x, place, directions, used, x.dtype)[0]
 
 
 def _run_uncombine(
@@ -224,24 +47,12 @@ def _run_uncombine(
 ) -> Tensor:
     if len(x) == 0:
         return torch.zeros(directions.shape, dtype=torch.float32, device=x.device)
-    grad_weights = grad_weights.contiguous()
-    add_to_tokens(grad_x, place, directions, used, grad_weights, x)
-    return sum_directions(x, place, directions, used, grad_weights, directions.shape[2])[0]
-
-
-def _shared(x: Tensor, p: int, s: int, place: Tensor | None, used: Tensor | None) -> dict[str, Any]:
-    return {**widths(p=p, s=s), **products(x), "BLOCK": BLOCK, "USED": used is not None, "EVEN": place is None}
-
-
-def _strides(x: Tensor, place: Tensor | None, directions: Tensor) -> tuple[int, ...]:
-    assert x.stride(-1) == directions.stride(-1) == 1, "the last dimension must be contiguous"
-    own = 0 if place is None or place.ndim == 1 else place.stride(0)
-    return *x.stride()[:2], own, *directions.stride()[:3]
+    return launch_finish(x, place, directions, used, grad_weights.contiguous(), directions.shape[2], grad_x)[0]
 
 
 _COMBINE: Any = torch.library.custom_op(
     "keyquery::primal_combine",
-    launch_combine,
+    _run_combine,
     mutates_args=(),
     schema="(Tensor x, Tensor? place, Tensor directions, Tensor? used) -> Tensor",
 )

@@ -10,6 +10,7 @@ afterwards in a fixed order. Signatures are those of `reference`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from keyquery.layers.primal.features import FUSED
 from keyquery.layers.primal.kernels.tiles import flags, load, products, small, store, widths
 from keyquery.layers.primal.reference import Grams
-from keyquery.layers.triton_support import blocks, kernel
+from keyquery.layers.triton_support import Constants, blocks, kernel, launch
 
 
 class Launch(NamedTuple):
@@ -35,7 +36,7 @@ class Launch(NamedTuple):
 
 # Forward and backward, by (bytes per number, whether heads are wider than 64); measured by bench/primal.py --tune.
 LAUNCHES = {
-    (2, False): (Launch(128, 4, 2, 3), Launch(64, 4, 2, 4)),
+    (2, False): (Launch(64, 4, 3, 4), Launch(64, 4, 3, 4)),
     (2, True): (Launch(32, 8, 2, 2), Launch(32, 8, 1, 2)),
     (4, False): (Launch(32, 8, 1, 4), Launch(16, 8, 1, 4)),
 }
@@ -125,12 +126,12 @@ def _forward(
 
 @kernel
 def _backward(
-    qk, weights, mix, real, grad, bend, gain, curve, grad_qk, grad_weights, grad_mix, grad_bias,
+    qk, weights, mix, real, grad, bend, gain, curve, grad_qk, grad_weights, grad_mix, grad_bias, grad_shift,
     n, splits, heads, batch,
     qk_b, qk_n, qk_side, qk_h, w_side, w_b, w_h, w_p, mix_side, mix_s, mix_v, grad_b, grad_n, grad_h, bend_side,
     p: tl.constexpr, s: tl.constexpr, v: tl.constexpr, P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
     TILES: tl.constexpr, BLOCK: tl.constexpr, FEATURE: tl.constexpr, MASKED: tl.constexpr,
-    BENT: tl.constexpr, GAINED: tl.constexpr, CURVED: tl.constexpr, BIASED: tl.constexpr,
+    BENT: tl.constexpr, GAINED: tl.constexpr, CURVED: tl.constexpr, BIASED: tl.constexpr, SHIFTED: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     side, program = tl.program_id(0) % 2, tl.program_id(0) // 2
@@ -151,6 +152,8 @@ def _backward(
     sum_mix = tl.zeros((V, S), dtype=tl.float32)
     if BIASED:
         sum_bias = tl.zeros((BLOCK, P), dtype=tl.float32)
+    if SHIFTED and s == S:
+        sum_shift = tl.zeros((V,), dtype=tl.float32)
     for tile in tl.range(0, TILES, num_stages=STAGES):
         start = (split * TILES + tile) * BLOCK
         left_over, at = n - start, start.to(tl.int64)
@@ -159,7 +162,12 @@ def _backward(
         z, scale = _features(load(own + at * qk_n, row, feature, qk_n, left_over, p, P), shown, FEATURE, DOT)
         e = tl.dot(z, project, input_precision=PRECISION) * scale[:, None]
         d = tl.dot(g, tl.trans(mixing), input_precision=PRECISION)
-        sum_mix = tl.dot(tl.trans(g), e.to(DOT), sum_mix, input_precision=PRECISION)
+        beside = e
+        if SHIFTED and s == S:
+            sum_shift += tl.sum(g.to(tl.float32), 0)
+        elif SHIFTED:  # 1 in a spare column, which then holds the sum of g
+            beside = tl.where(score[None, :] == s, 1.0, e)
+        sum_mix = tl.dot(tl.trans(g), beside.to(DOT), sum_mix, input_precision=PRECISION)
         if BENT:
             d += e * bent[None, :]
         along = tl.sum(e * d, 1)  # inner product of φ and its gradient
@@ -181,6 +189,10 @@ def _backward(
     if BIASED:
         at = grad_bias + (((split * batch + b) * 2 + side) * heads + h) * p
         tl.store(at + feature, tl.sum(sum_bias, 0), mask=feature < p)
+    if SHIFTED and side == 0:
+        if s != S:
+            sum_shift = tl.sum(tl.where(score[None, :] == s, sum_mix, 0.0), 1)
+        tl.store(grad_shift + ((split * batch + b) * heads + h) * v + value, sum_shift, mask=value < v)
     place += split * 2 * batch * heads
     store(grad_weights + place * p * s, sum_weights, feature, score, s, p, s, S)
 
@@ -220,17 +232,17 @@ def launch_forward(
     """o + bias, and the programs' partial sums of energies and Gram matrices, (splits, 2, batch, heads, ...)."""
     batch, n, _, heads, p = qk.shape
     s, v = mix.shape[1:]
-    launch = _launches(qk, s, v)[0]
-    tiles, splits = _runs(qk, launch)
+    sizes = _launches(qk, s, v)[0]
+    tiles, splits = _runs(qk, sizes)
     out = torch.empty(batch, n, heads, v, dtype=qk.dtype, device=qk.device)
     energy = torch.empty(splits, 2, batch, heads, s, dtype=torch.float32, device=qk.device)
     grams = torch.empty(splits, 2, batch, heads, *((p, p) if gram else (0, 0)), dtype=torch.float32, device=qk.device)
     if splits and batch:
-        _forward[(splits * batch * heads,)](
-            qk, _lined(weights), mix, qk if bias is None else bias, flags(real, qk), out, energy, grams,
-            n, splits, heads, batch, *_strides(_lined(qk)), *_strides(weights), *mix.stride(),
-            GRAM=gram, BIASED=bias is not None, **_shared(qk, s, v, feature, real), **_sizes(launch, tiles),
-        )  # fmt: skip
+        tensors = (qk, _lined(weights), mix, qk if bias is None else bias, flags(real, qk), out, energy, grams)
+        numbers = (n, splits, heads, batch, *_strides(_lined(qk)), *_strides(weights), *mix.stride())
+        own = (("GRAM", gram), ("BIASED", bias is not None))
+        constants = own + _shared(qk, s, v, feature, real, sizes, tiles)
+        launch(_forward, (splits * batch * heads, 1), tensors, numbers, constants)
     return out, energy, grams
 
 
@@ -245,33 +257,40 @@ def launch_backward(
     gain: Tensor | None,
     curve: Tensor | None,
     biased: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradient of qk, and partial sums over tokens of those of weights, mix and, if `biased`, the bias of qk.
+    shifted: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradient of qk, and partial sums over tokens of those of weights and mix, and of both biases, if there.
 
     `bend` is the gradient of the loss by the scores over the scores, (2, batch, heads, s), times the number `gain`;
     without the first dimension it is the same for e and r. Partial sums are (splits, 2, batch, heads, p, s),
-    (splits, batch, heads, v, 2, s) and (splits, batch, 2, heads, p).
+    (splits, batch, heads, v, 2, s), (splits, batch, 2, heads, p) and (splits, batch, heads, v).
     """
     batch, n, _, heads, p = qk.shape
     s, v = mix.shape[1:]
-    launch = _launches(qk, s, v)[1]
-    tiles, splits = _runs(qk, launch)
+    sizes = _launches(qk, s, v)[1]
+    tiles, splits = _runs(qk, sizes)
     grad_qk = torch.empty(batch, n, 2, heads, p, dtype=qk.dtype, device=qk.device)
     grad_weights = torch.empty(splits, 2, batch, heads, p, s, dtype=torch.float32, device=qk.device)
     grad_mix = torch.empty(splits, batch, heads, v, 2, s, dtype=torch.float32, device=qk.device)
     rows = splits if biased else 0
     grad_bias = torch.empty(rows, batch, 2, heads, p, dtype=torch.float32, device=qk.device)
+    rows = splits if shifted else 0
+    grad_shift = torch.empty(rows, batch, heads, v, dtype=torch.float32, device=qk.device)
     if splits and batch:
-        _backward[(2 * splits * batch * heads,)](
+        tensors = (
             _lined(qk), _lined(weights), mix, flags(real, qk), grad if grad.stride(-1) == 1 else grad.contiguous(),
             qk if bend is None else bend, qk if gain is None else gain, qk if curve is None else curve,
-            grad_qk, grad_weights, grad_mix, grad_bias,
+            grad_qk, grad_weights, grad_mix, grad_bias, grad_shift,
+        )  # fmt: skip
+        numbers = (
             n, splits, heads, batch, *_strides(qk), *_strides(weights), *mix.stride(), *grad.stride()[:3],
             bend.stride(0) if bend is not None and bend.ndim == 4 else 0,
-            BENT=bend is not None, GAINED=gain is not None, CURVED=curve is not None, BIASED=biased,
-            **_shared(qk, s, v, feature, real), **_sizes(launch, tiles),
         )  # fmt: skip
-    return grad_qk, grad_weights, grad_mix, grad_bias
+        own: Constants = (("BENT", bend is not None), ("GAINED", gain is not None), ("CURVED", curve is not None))
+        own += (("BIASED", biased), ("SHIFTED", shifted))
+        constants = own + _shared(qk, s, v, feature, real, sizes, tiles)
+        launch(_backward, (2 * splits * batch * heads, 1), tensors, numbers, constants)
+    return grad_qk, grad_weights, grad_mix, grad_bias, grad_shift
 
 
 def _run_forward(
@@ -293,19 +312,21 @@ def _run_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     bend = None if grad_energy is None else (2 * grad_energy).float().contiguous()
     curve = None if grad_grams is None else (grad_grams + grad_grams.mT).contiguous()
-    grads = launch_backward(qk, weights, mix, real, feature, grad, bend, None, curve, False)
+    grads = launch_backward(qk, weights, mix, real, feature, grad, bend, None, curve, False, False)
     return grads[0], added(grads[1]), grads[2].sum((0, 1, 2)).permute(1, 2, 0)
 
 
-def _shared(qk: Tensor, s: int, v: int, feature: str, real: Tensor | None) -> dict[str, Any]:
-    """Compile-time constants of a kernel."""
-    facts = {"FEATURE": FUSED.index(feature), "MASKED": real is not None}
-    return {**widths(p=qk.shape[-1], s=s, v=v), **products(qk), **facts}
+def _shared(qk: Tensor, s: int, v: int, feature: str, real: Tensor | None, sizes: Launch, tiles: int) -> Constants:
+    """Compile-time constants of a kernel, and options of its launch."""
+    return _constants(qk.shape[-1], s, v, feature, real is not None, sizes, tiles, *products(qk, qk.dtype))
 
 
-def _sizes(launch: Launch, tiles: int) -> dict[str, Any]:
-    limit = {} if launch.registers is None else {"maxnreg": launch.registers}
-    return {"TILES": tiles, "BLOCK": launch.block, "STAGES": launch.stages, "num_warps": launch.warps, **limit}
+@lru_cache(maxsize=256)
+def _constants(p: int, s: int, v: int, feature: str, masked: bool, sizes: Launch, tiles: int, *dots: Any) -> Constants:
+    facts = {"FEATURE": FUSED.index(feature), "MASKED": masked, "TILES": tiles, "BLOCK": sizes.block}
+    options = {"STAGES": sizes.stages, "num_warps": sizes.warps}
+    limit = {} if sizes.registers is None else {"maxnreg": sizes.registers}
+    return tuple({**widths(p=p, s=s, v=v), **facts, **dict(dots), **options, **limit}.items())
 
 
 def _launches(qk: Tensor, s: int, v: int) -> tuple[Launch, Launch]:
@@ -315,11 +336,16 @@ def _launches(qk: Tensor, s: int, v: int) -> tuple[Launch, Launch]:
 def _runs(qk: Tensor, launch: Launch) -> tuple[int, int]:
     """Tiles per program (a power of two: few kernels are compiled), and programs per head to fill the GPU."""
     batch, n, _, heads, _ = qk.shape
-    cores = torch.cuda.get_device_properties(qk.device).multi_processor_count if qk.is_cuda else 1
+    cores = _cores(qk.device) if qk.is_cuda else 1
     programs = max(1, cores * launch.waves // max(batch * heads, 1))
     # At least two: for a single tile, without a loop, Triton 3.6 generates wrong code on Hopper.
     tiles = 1 << max(1, (blocks(n, programs * launch.block)).bit_length() - 1)
     return tiles, blocks(n, tiles * launch.block)
+
+
+@lru_cache(maxsize=16)
+def _cores(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def added(parts: Tensor) -> Tensor:

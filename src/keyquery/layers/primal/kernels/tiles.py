@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 import triton.language as tl
+from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.layers.triton_support import blocks, kernel, power_of_two
+from keyquery.layers.triton_support import blocks, kernel, launch, power_of_two
 
-DOTS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+COLUMNS = 128  # per program of `column_sums`
 
 
 @kernel
@@ -43,6 +44,39 @@ def store(base, value, row, column, stride, rows, COLUMNS: tl.constexpr, WIDTH: 
     tl.store(at, value.to(base.dtype.element_ty), mask=inside(row, column, rows, COLUMNS, WIDTH))
 
 
+@kernel
+def column_sums(parts, out, number, rows, columns, TURNS: tl.constexpr):
+    """Sums over the rows of a matrix, of 128 columns."""
+    column = number * 128 + tl.arange(0, 128)
+    total = tl.zeros((32, 128), dtype=tl.float32)
+    for turn in tl.range(0, TURNS):
+        row = turn * 32 + tl.arange(0, 32)
+        within = (row[:, None] < rows) & (column[None, :] < columns)
+        total += tl.load(parts + row[:, None].to(tl.int64) * columns + column[None, :], mask=within, other=0.0)
+    tl.store(out + column, tl.sum(total, 0), mask=column < columns)
+
+
+@kernel
+def _part_sums(x, parts, rows, columns, stride, TURNS: tl.constexpr):
+    column = tl.program_id(1) * 128 + tl.arange(0, 128)
+    total = tl.zeros((64, 128), dtype=tl.float32)
+    for turn in tl.range(0, TURNS):
+        row = (tl.program_id(0) * TURNS + turn) * 64 + tl.arange(0, 64)
+        within = (row[:, None] < rows) & (column[None, :] < columns)
+        total += tl.load(x + row[:, None].to(tl.int64) * stride + column[None, :], mask=within, other=0.0)
+    tl.store(parts + tl.program_id(0) * columns + column, tl.sum(total, 0), mask=column < columns)
+
+
+def part_sums(x: Float[Tensor, "rows columns"]) -> Float[Tensor, "parts columns"]:
+    """Sums over some rows each, for `column_sums`; torch's own are several times slower for tall matrices."""
+    rows, columns = x.shape
+    count = min(turns(rows, 64), 8)
+    parts = torch.empty(blocks(rows, 64 * count), columns, dtype=torch.float32, device=x.device)
+    grid = len(parts), blocks(columns, COLUMNS)
+    launch(_part_sums, grid, (x, parts), (rows, columns, x.stride(0)), (("TURNS", count),))
+    return parts
+
+
 def widths(**sizes: int) -> dict[str, int]:
     """Compile-time sizes of a kernel; in capitals those of its tiles, at least 16 for a dot product."""
     return sizes | {name.upper(): max(16, power_of_two(size)) for name, size in sizes.items()}
@@ -53,12 +87,12 @@ def turns(count: int, block: int) -> int:
     return power_of_two(max(1, blocks(count, block)))
 
 
-def products(x: Tensor) -> dict[str, Any]:
+def products(x: Tensor, dtype: torch.dtype) -> tuple[tuple[str, Any], ...]:
     """Dtype and precision of a kernel's products."""
-    exact = x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    exact = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     # The interpreter, used on a CPU, does not support products in bfloat16.
-    dot = DOTS[x.dtype] if x.is_cuda else tl.float32
-    return {"DOT": dot, "PRECISION": "ieee" if exact else "tf32"}
+    dot = dtype if x.is_cuda else torch.float32
+    return ("DOT", dot), ("PRECISION", "ieee" if exact else "tf32")
 
 
 def flags(real: Tensor | None, other: Tensor) -> Tensor:

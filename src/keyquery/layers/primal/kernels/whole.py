@@ -1,8 +1,9 @@
 """A primal layer as one autograd function on a GPU: projections, scores, output and loss.
 
 Up to some hundred thousand tokens, starting the kernels of a step takes longer than running them, so there are few:
-weights are cast together, kernels find the sampled tokens themselves and add biases and the loss, and matrix products
-write gradients of float32 parameters in float32.
+inputs and weights are cast together, kernels find the sampled tokens themselves and add biases and the loss, one kernel
+adds up all partial sums, and matrix products write gradients of float32 parameters in float32. For the compiler forward
+and backward are one operator each.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from keyquery.layers.primal.kernels.finish import Loss, Sums, launch_finish
 from keyquery.layers.primal.kernels.loss import objective
-from keyquery.layers.primal.kernels.sample import add_to_tokens, launch_combine, sum_directions
+from keyquery.layers.primal.kernels.prepare import launch_prepare
 from keyquery.layers.primal.kernels.scores import added, launch_backward, launch_forward
+from keyquery.layers.primal.kernels.tiles import part_sums
 
 WIDENING = hasattr(torch.ops.aten.mm, "dtype")  # products of half precision with float32 outputs
 
@@ -45,15 +48,9 @@ def attend(
     return out
 
 
-def _cast(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
-    """Tensors in another dtype; outside of a compiler all in one kernel."""
-    old = [t for t in tensors if t is not None and t.dtype != dtype]
-    if torch.compiler.is_compiling() or len(old) < 2:
-        return [None if t is None else t.to(dtype) for t in tensors]
-    new = [torch.empty_like(t, dtype=dtype) for t in old]
-    torch._foreach_copy_(new, old)
-    cast = iter(new)
-    return [t if t is None or t.dtype == dtype else next(cast) for t in tensors]
+def _either(cast: Tensor, own: Tensor) -> Tensor:
+    """The tensor in the dtype of `launch_prepare`."""
+    return own if cast.numel() == 0 else cast
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -84,48 +81,32 @@ class _Whole(torch.autograd.Function):
         to_x: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # skip the backward of the loss if it is unused
-        ctx.feature, ctx.dtype, ctx.to_x = feature, x.dtype, to_x
-        ctx.biased = tuple(bias is not None for bias in (query_key_bias, concat_bias, output_bias))
-        own = _cast(dtype, query_key, query_key_bias, output, output_bias)
-        x = x.to(dtype)
-        qk = linear(x, *own[:2])
+        own = Weights(directions, log_lambda, query_key, query_key_bias, concat, concat_bias, output, output_bias)
         run = _FORWARD if torch.compiler.is_compiling() else _run_forward
-        joined, losses, energy, pull, bend, weights = run(
-            x, qk, directions, log_lambda, concat, concat_bias, feature, eta
-        )
-        out = linear(joined, *own[2:])
-        small = energy, pull, bend, directions, log_lambda, own[0], own[2]
+        out, loss, energy, weights, *kept = run(x, *own, feature, eta, dtype)
+        biased = [bias is not None for bias in (query_key_bias, concat_bias, output_bias)]
+        ctx.options = feature, x.dtype, to_x, biased
+        x, query_key, output = (_either(*pair) for pair in zip(kept[:3], (x, query_key, output), strict=True))
+        qk, joined, pull, bend = kept[3:]
+        small = energy, pull, bend, directions, log_lambda, query_key, output
         ctx.save_for_backward(x, qk, weights, concat, joined, *small)
         ctx.mark_non_differentiable(energy, weights)
-        return out, losses.sum(), energy, weights
+        return out, loss, energy, weights
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor | None, gain: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        x, qk, weights, concat, joined, energy, pull, bend, directions, log_lambda, own, output = ctx.saved_tensors
-        short, exact = x.dtype, concat.dtype
-        flat = (torch.zeros_like(x) if grad is None else grad.to(short)).flatten(0, 1)
-        total = flat.sum(0, dtype=torch.float32)
-        run = _BACKWARD if torch.compiler.is_compiling() else _run_backward
-        grad_qk, grad_weights, grad_concat, grad_bias = run(
-            qk, weights, concat, torch.mm(flat, output).view(joined.shape), bend, gain, ctx.feature, ctx.biased[0]
+        run: Any = _BACKWARD if torch.compiler.is_compiling() else _run_backward
+        feature, dtype, to_x, biased = ctx.options
+        of_x, of_directions, of_lambda, of_query_key, of_bias, of_concat, of_shift, of_output, of_output_bias = run(
+            grad, gain, *ctx.saved_tensors, feature, dtype, to_x, biased
         )
-        grad_output = _product(flat.mT, joined.flatten(0, 1), exact)
-        flat = grad_qk.flatten(0, 1)
-        grad_x = _product(flat, own, ctx.dtype).view(x.shape) if ctx.to_x else None
-        run = _SAMPLED if torch.compiler.is_compiling() else _run_sampled
-        grad_directions, grad_lambda = run(x, directions, log_lambda, grad_weights, energy, pull, gain, grad_x)
-        grad_query_key = _product(flat.mT, x.flatten(0, 1), exact)
-        grad_concat_bias = None
-        if ctx.biased[1]:  # the sum over tokens and heads of the gradient of the heads' outputs
-            grad_concat_bias = (total.to(short) @ output).view(len(log_lambda), -1).sum(0, dtype=exact)
         return (
-            grad_x,
-            grad_directions.to(exact),
-            None if gain is None else grad_lambda.to(exact),
-            *(grad_query_key, grad_bias.to(exact) if ctx.biased[0] else None),
-            *(grad_concat.to(exact), grad_concat_bias),
-            *(grad_output, total.to(exact) if ctx.biased[2] else None),
+            of_x if to_x else None,
+            *(of_directions, None if gain is None else of_lambda),
+            *(of_query_key, of_bias if biased[0] else None),
+            *(of_concat, of_shift if biased[1] else None),
+            *(of_output, of_output_bias if biased[2] else None),
             *(None, None, None, None),
         )
 
@@ -137,60 +118,82 @@ def _mix(concat: Tensor) -> Tensor:
 
 def _run_forward(
     x: Tensor,
-    qk: Tensor,
     directions: Tensor,
     log_lambda: Tensor,
+    query_key: Tensor,
+    query_key_bias: Tensor | None,
     concat: Tensor,
     concat_bias: Tensor | None,
+    output: Tensor,
+    output_bias: Tensor | None,
     feature: str,
     eta: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Heads' outputs, the loss per sample and head with its derivatives, and projection weights."""
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
+    """The output, the loss, energies and projection weights, and what backward needs.
+
+    That is x and two maps, cast, q and k, the heads' outputs, and derivatives of the loss by J and by scores.
+    """
     batch, n, _ = x.shape
-    directions = directions[:, :, :n]
-    weights = launch_combine(x, None, directions, None)
-    qk = qk.view(batch, n, 2, len(log_lambda), -1)
-    joined, parts, _ = launch_forward(qk, weights, _mix(concat), concat_bias, None, feature, False)
-    return joined.view(batch, n, -1), *objective(parts, directions, log_lambda, n, eta), weights
+    maps = query_key, output, query_key_bias, output_bias
+    weights, casts = launch_prepare(x, None, directions[:, :, :n], None, dtype, maps)
+    x, query_key, output = (_either(*pair) for pair in zip(casts, (x, query_key, output), strict=False))
+    biases = (
+        None if b is None else _either(c, b) for c, b in zip(casts[3:], (query_key_bias, output_bias), strict=True)
+    )
+    qk = linear(x, query_key, next(biases))
+    wide = qk.view(batch, n, 2, len(log_lambda), -1)
+    joined, parts, _ = launch_forward(wide, weights, _mix(concat), concat_bias, None, feature, False)
+    losses, energy, pull, bend = objective(parts, directions[:, :, :n], log_lambda, n, eta)
+    joined = joined.view(batch, n, -1)
+    out = linear(joined, output, next(biases))
+    return out, losses.sum(), energy, weights, *casts[:3], qk, joined, pull, bend
 
 
 def _run_backward(
+    grad: Tensor | None,
+    gain: Tensor | None,
+    x: Tensor,
     qk: Tensor,
     weights: Tensor,
     concat: Tensor,
-    inner: Tensor,
-    bend: Tensor,
-    gain: Tensor | None,
-    feature: str,
-    biased: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q and k, projection weights, the map of [e; r] and the bias of q and k."""
-    batch, n, _ = qk.shape
-    heads = weights.shape[2]
-    grad_qk, grad_weights, grad_concat, grad_bias = launch_backward(
-        qk.view(batch, n, 2, heads, -1), weights, _mix(concat), None, feature, inner.view(batch, n, heads, -1),
-        None if gain is None else bend, gain, None, biased,
-    )  # fmt: skip
-    summed = grad_concat.sum((0, 1, 2)).flatten(1)
-    return grad_qk.view(qk.shape), added(grad_weights), summed, grad_bias.sum((0, 1)).flatten()
-
-
-def _run_sampled(
-    x: Tensor,
-    directions: Tensor,
-    log_lambda: Tensor,
-    grad_weights: Tensor,
+    joined: Tensor,
     energy: Tensor,
     pull: Tensor,
-    gain: Tensor | None,
-    grad_x: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of directions and log Λ; that of the sampled tokens is added to `grad_x`."""
-    used = directions[:, :, : x.shape[1]]
-    if grad_x is not None:
-        add_to_tokens(grad_x, None, used, None, grad_weights, x)
-    loss = None if gain is None else (log_lambda, energy, pull, gain)
-    return sum_directions(x, None, used, None, grad_weights, directions.shape[2], loss)
+    bend: Tensor,
+    directions: Tensor,
+    log_lambda: Tensor,
+    query_key: Tensor,
+    output: Tensor,
+    feature: str,
+    dtype: torch.dtype,
+    to_x: bool,
+    biased: list[bool],
+) -> tuple[Tensor, ...]:
+    """Gradients of x, in `dtype`, directions, log Λ, and weights and biases of the three maps."""
+    batch, n, _ = x.shape
+    exact, heads = concat.dtype, len(log_lambda)
+    flat = (torch.zeros_like(x) if grad is None else grad.to(x.dtype)).flatten(0, 1)
+    inner = torch.mm(flat, output).view(batch, n, heads, -1)
+    grad_qk, parts, *sums = launch_backward(
+        qk.view(batch, n, 2, heads, -1), weights, _mix(concat), None, feature, inner,
+        None if gain is None else bend, gain, None, biased[0], biased[1],
+    )  # fmt: skip
+    back = grad_qk.view(batch * n, -1)
+    grad_x = _product(back, query_key, dtype).view(x.shape) if to_x else None
+    loss = None if gain is None else Loss(log_lambda, energy, pull, gain)
+    outs = part_sums(flat) if biased[2] else parts.new_empty(0, flat.shape[1])
+    by_row = Sums(sums[0].flatten(0, 2).flatten(1), sums[1].flatten(0, 1).flatten(1), sums[2].flatten(0, 2), outs)
+    grad_directions, grad_lambda, totals = launch_finish(
+        x, None, directions[:, :, :n], None, added(parts), directions.shape[2], grad_x, loss, by_row
+    )
+    return (
+        x.new_empty(0, dtype=dtype) if grad_x is None else grad_x,
+        *(grad_directions.to(exact), grad_lambda.to(exact)),
+        *(_product(back.mT, x.flatten(0, 1), exact), totals[1].to(exact)),
+        *(totals[0].view(concat.shape).to(exact), totals[2].to(exact)),
+        *(_product(flat.mT, joined.flatten(0, 1), exact), totals[3].to(exact)),
+    )
 
 
 _LIBRARY = torch.library.Library("keyquery", "FRAGMENT")
@@ -205,26 +208,42 @@ def _operator(name: str, run: Any, shapes: Any, schema: str) -> Any:
 
 
 def _shape_forward(
-    x: Tensor, qk: Tensor, directions: Tensor, log_lambda: Tensor, concat: Tensor, *_: Any
+    x: Tensor,
+    directions: Tensor,
+    log_lambda: Tensor,
+    query_key: Tensor,
+    query_key_bias: Tensor | None,
+    concat: Tensor,
+    concat_bias: Tensor | None,
+    output: Tensor,
+    output_bias: Tensor | None,
+    feature: str,
+    eta: float,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:
     batch, n, dim = x.shape
     heads, s = log_lambda.shape
-    exact = log_lambda.new_empty(0, dtype=torch.float32)
-    weights = x.new_empty(2, batch, heads, dim // heads, -(-s // 8) * 8)[..., :s]
-    per_head = exact.new_empty(batch, heads), exact.new_empty(2, batch, heads, s), exact.new_empty(batch, heads)
-    return x.new_empty(batch, n, heads * len(concat)), *per_head, exact.new_empty(batch, heads, s), weights
+    short, exact = x.new_empty(0, dtype=dtype), x.new_empty(0, dtype=torch.float32)
+    weights = short.new_empty(2, batch, heads, dim // heads, -(-s // 8) * 8)[..., :s]
+    casts = [short.new_empty(t.shape if t.dtype != dtype else 0) for t in (x, query_key, output)]
+    wide = short.new_empty(batch, n, len(query_key)), short.new_empty(batch, n, heads * len(concat))
+    small = exact.new_empty(batch, heads), exact.new_empty(batch, heads, s)
+    out = short.new_empty(batch, n, len(output)), exact.new_empty(()), exact.new_empty(2, batch, heads, s), weights
+    return *out, *casts, *wide, *small
 
 
-def _shape_backward(qk: Tensor, weights: Tensor, concat: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    exact = weights.new_empty(0, dtype=torch.float32)
-    biased = rest[-1]
-    shapes = weights.shape, concat.shape, (qk.shape[-1] if biased else 0,)
-    return qk.new_empty(qk.shape), *(exact.new_empty(shape) for shape in shapes)
-
-
-def _shape_sampled(x: Tensor, directions: Tensor, log_lambda: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return directions.new_empty(directions.shape, dtype=torch.float32), log_lambda.new_empty(
-        log_lambda.shape, dtype=torch.float32
+def _shape_backward(
+    grad: Tensor | None, gain: Tensor | None, x: Tensor, qk: Tensor, weights: Tensor, concat: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    *_, directions, log_lambda, query_key, output, _, dtype, to_x, biased = rest
+    sizes = (len(query_key), len(concat), len(output))
+    biases = [concat.new_empty(size if has else 0) for size, has in zip(sizes, biased, strict=True)]
+    return (
+        x.new_empty(x.shape if to_x else 0, dtype=dtype),
+        *(t.new_empty(t.shape, dtype=concat.dtype) for t in (directions, log_lambda)),
+        *(query_key.new_empty(query_key.shape, dtype=concat.dtype), biases[0]),
+        *(concat.new_empty(concat.shape), biases[1]),
+        *(output.new_empty(output.shape, dtype=concat.dtype), biases[2]),
     )
 
 
@@ -232,20 +251,15 @@ _FORWARD = _operator(
     "primal_whole_forward",
     _run_forward,
     _shape_forward,
-    "(Tensor x, Tensor qk, Tensor directions, Tensor log_lambda, Tensor concat, Tensor? concat_bias, str feature,"
-    " float eta) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor x, Tensor directions, Tensor log_lambda, Tensor query_key, Tensor? query_key_bias, Tensor concat,"
+    " Tensor? concat_bias, Tensor output, Tensor? output_bias, str feature, float eta, ScalarType dtype)"
+    f" -> ({', '.join(['Tensor'] * 11)})",
 )
 _BACKWARD = _operator(
     "primal_whole_backward",
     _run_backward,
     _shape_backward,
-    "(Tensor qk, Tensor weights, Tensor concat, Tensor inner, Tensor bend, Tensor? gain, str feature, bool biased)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-)
-_SAMPLED = _operator(
-    "primal_whole_sampled",
-    _run_sampled,
-    _shape_sampled,
-    "(Tensor x, Tensor directions, Tensor log_lambda, Tensor grad_weights, Tensor energy, Tensor pull, Tensor? gain,"
-    " Tensor(a!)? grad_x) -> (Tensor, Tensor)",
+    "(Tensor? grad, Tensor? gain, Tensor x, Tensor qk, Tensor weights, Tensor concat, Tensor joined, Tensor energy,"
+    " Tensor pull, Tensor bend, Tensor directions, Tensor log_lambda, Tensor query_key, Tensor output, str feature,"
+    f" ScalarType dtype, bool to_x, bool[] biased) -> ({', '.join(['Tensor'] * 9)})",
 )

@@ -1,0 +1,148 @@
+"""The first kernel of a primal layer: W_e|X = f(X)ᵀWe and W_r|X = f(X)ᵀWr of the sampled tokens, read in place, and
+tensors in another dtype."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from keyquery.layers.primal.kernels.tiles import flags, load, products, store, widths
+from keyquery.layers.triton_support import Constants, blocks, kernel, launch
+
+BLOCK = 64  # sampled tokens at a time
+CHUNK = 4096  # numbers to cast per program
+
+
+@kernel
+def tokens_at(x, place, used, row, feature, rows, n, x_n, p: tl.constexpr, USED: tl.constexpr, EVEN: tl.constexpr):
+    """Pointers to the sampled tokens of a head (BLOCK, P), and which of them are used."""
+    here = row < rows
+    if EVEN:  # as `sample.evenly` without padding
+        at = row.to(tl.int64) * (n - 1) // tl.maximum(rows - 1, 1) * x_n
+    else:
+        at = tl.load(place + row, mask=here, other=0).to(tl.int64) * x_n
+    if USED:
+        here = here & (tl.load(used + row, mask=here, other=0) != 0)
+    places = x + at[:, None] + feature[None, :]
+    within = here[:, None] & (feature[None, :] < p)
+    return places, within
+
+
+@kernel
+def _prepare(
+    x, place, used, directions, weights, x2, old, new, old2, new2, old3, new3, old4, new4,
+    rows, heads, batch, n, x_b, x_n, place_b, d_side, d_h, d_row, w_side, w_b, w_h, w_p,
+    size, size1, size2, size3, size4, first, second, third, fourth, fifth,
+    p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, USED: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Each program has one task: a head of a sample, or numbers of one of five tensors, up to program `fifth`."""
+    program = tl.program_id(0)
+    if program < first:
+        _combine(
+            program, x, place, used, directions, weights,
+            rows, heads, batch, n, x_b, x_n, place_b, d_side, d_h, d_row, w_side, w_b, w_h, w_p,
+            p, s, P, S, BLOCK, TILES, USED, EVEN, DOT, PRECISION,
+        )  # fmt: skip
+    elif program < second:
+        _cast(x, x2, program - first, size, CHUNK)
+    elif program < third:
+        _cast(old, new, program - second, size1, CHUNK)
+    elif program < fourth:
+        _cast(old2, new2, program - third, size2, CHUNK)
+    elif program < fifth:
+        _cast(old3, new3, program - fourth, size3, CHUNK)
+    else:
+        _cast(old4, new4, program - fifth, size4, CHUNK)
+
+
+@kernel
+def _cast(old, new, number, size, CHUNK: tl.constexpr):
+    at = number.to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
+    tl.store(new + at, tl.load(old + at, mask=at < size, other=0.0).to(new.dtype.element_ty), mask=at < size)
+
+
+@kernel
+def _combine(
+    program, x, place, used, directions, weights,
+    rows, heads, batch, n, x_b, x_n, place_b, d_side, d_h, d_row, w_side, w_b, w_h, w_p,
+    p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
+    USED: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """f(X)ᵀWe and f(X)ᵀWr of one head of one sample."""
+    h, b = program % heads, (program // heads).to(tl.int64)
+    feature, score = tl.arange(0, P), tl.arange(0, S)
+    left = tl.zeros((P, S), dtype=tl.float32)
+    right = tl.zeros((P, S), dtype=tl.float32)
+    for tile in tl.range(0, TILES):
+        row = tile * BLOCK + tl.arange(0, BLOCK)
+        places, within = tokens_at(
+            x + b * x_b + h * p, place + b * place_b, used + b * rows, row, feature, rows, n, x_n, p, USED, EVEN
+        )
+        tokens = tl.trans(tl.load(places, mask=within, other=0.0).to(DOT))
+        own = load(directions + h * d_h, row, score, d_row, rows, s, S).to(DOT)
+        left = tl.dot(tokens, own, left, input_precision=PRECISION)
+        own = load(directions + h * d_h + d_side, row, score, d_row, rows, s, S).to(DOT)
+        right = tl.dot(tokens, own, right, input_precision=PRECISION)
+    place_out = weights + b * w_b + h * w_h
+    store(place_out, left, feature, score, w_p, p, s, S)
+    store(place_out + w_side, right, feature, score, w_p, p, s, S)
+
+
+def launch_prepare(
+    x: Tensor,
+    place: Tensor | None,
+    directions: Tensor,
+    used: Tensor | None,
+    dtype: torch.dtype,
+    maps: tuple[Tensor | None, ...] = (None,) * 4,
+) -> tuple[Tensor, list[Tensor]]:
+    """Projection weights in `dtype` (2, batch, heads, p, s), and x and four more tensors in it.
+
+    Tokens are evenly spaced if `place` is None. In place of tensors that are None or have the dtype already there are
+    empty ones.
+    """
+    _, heads, rows, s = directions.shape
+    batch, p = len(x), x.shape[-1] // heads
+    # Rows are padded to a multiple of 8, for aligned loads.
+    weights = torch.empty(2, batch, heads, p, -(-s // 8) * 8, dtype=dtype, device=x.device)[..., :s]
+    old = [x if t is None or t.dtype == dtype else t.contiguous() for t in (x, *maps)]
+    shapes = [0 if t is None or t.dtype == dtype else t.shape for t in (x, *maps)]
+    new = [torch.empty(shape, dtype=dtype, device=x.device) for shape in shapes]
+    ends, sizes = [batch * heads], [t.numel() for t in new]
+    for size in sizes:
+        ends.append(ends[-1] + blocks(size, CHUNK))
+    if not batch:
+        return weights, new
+    tensors = (
+        old[0], x if place is None else place, flags(used, x), directions, weights, new[0],
+        *(t for pair in zip(old[1:], new[1:], strict=True) for t in pair),
+    )  # fmt: skip
+    numbers = (
+        rows, heads, batch, x.shape[1], *strides(tensors[0], place, directions), *weights.stride()[:4], *sizes,
+        *ends[:5],
+    )  # fmt: skip
+    constants = (*shared(x, dtype, p, s, place, used), ("TILES", blocks(rows, BLOCK)), ("CHUNK", CHUNK))
+    launch(_prepare, (ends[5], 1), tensors, numbers, constants)
+    return weights, new
+
+
+def shared(x: Tensor, dtype: torch.dtype, p: int, s: int, place: Tensor | None, used: Tensor | None) -> Constants:
+    """Compile-time constants of kernels that read sampled tokens, with products in `dtype`."""
+    return _constants(p, s, used is not None, place is None, *products(x, dtype))
+
+
+@lru_cache(maxsize=256)
+def _constants(p: int, s: int, used: bool, even: bool, *dots: Any) -> Constants:
+    return tuple({**widths(p=p, s=s), **dict(dots), "BLOCK": BLOCK, "USED": used, "EVEN": even}.items())
+
+
+def strides(x: Tensor, place: Tensor | None, directions: Tensor) -> tuple[int, ...]:
+    """Those of x, of the indices and of the directions, for kernels that read sampled tokens."""
+    assert x.stride(-1) == directions.stride(-1) == 1, "the last dimension must be contiguous"
+    own = 0 if place is None or place.ndim == 1 else place.stride(0)
+    return *x.stride()[:2], own, *directions.stride()[:3]
