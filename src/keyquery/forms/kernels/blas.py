@@ -22,7 +22,16 @@ DTYPES = (torch.float32, torch.float64)
 def usable(*matrices: Tensor) -> bool:
     """Whether these functions apply to matrices, (m, n) or a batch of them."""
     plain = all(type(t) is Tensor and t.device.type == "cpu" and t.dtype in DTYPES for t in matrices)
-    return plain and _single_threaded() and not differentiated(*matrices)
+    return plain and _single_threaded() and not differentiated(*matrices) and all(map(_in_memory, matrices))
+
+
+def _in_memory(matrix: Tensor) -> bool:
+    """Whether a tensor has storage; those that torch.func wraps have none."""
+    try:
+        matrix.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 @cache
