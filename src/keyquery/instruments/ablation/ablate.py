@@ -20,7 +20,7 @@ from keyquery.instruments.ablation.replay import Tape, from_block
 from keyquery.instruments.ablation.trials import Trial, Trials
 from keyquery.instruments.ablation.variants import losses_of
 from keyquery.instruments.look.labels import Thresholds, label_head
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, Runs, silent
