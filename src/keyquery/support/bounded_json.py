@@ -15,7 +15,7 @@ CHUNK = 2**20  # characters that are counted at a time
 # String literals, including an unterminated one, so that none is scanned twice.
 TEXTS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
-HUGE = re.compile(r"[eE]\+?\d{3}|\d{200}")  # in every number beyond the range of a float, and in few others
+DIGITS = 100  # in a row: with an exponent of two digits still far within the range of a float
 
 
 def parse_json(text: str, finite: bool = False) -> Any:
@@ -33,7 +33,7 @@ def parse_json(text: str, finite: bool = False) -> Any:
         if not finite:
             return json.loads(text)
         # Numbers are checked one by one only where any can be too large: json's own float is several times faster.
-        how = {"parse_float": _finite} if HUGE.search(bare) else {}
+        how = {"parse_float": _finite} if _any_large(bare) else {}
         return json.loads(text, parse_constant=_refuse, **how)
     except RecursionError:
         raise ValueError(f"it is nested more than {DEEPEST} deep") from None
@@ -53,6 +53,19 @@ def _check_brackets(text: str, most: int) -> None:
             raise ValueError(f"it is nested more than {DEEPEST} deep")
         if opened > most:
             raise ValueError(f"it holds more than {most} lists and objects")
+
+
+def _any_large(bare: str) -> bool:
+    """Whether a JSON text without its strings may hold a number beyond the range of a float."""
+    if "E" in bare or bare.count("e") != sum(map(bare.count, ("e-", "true", "false"))):
+        return True  # an exponent that is not negative
+    letters = bare.encode("utf-8", "surrogatepass")
+    for start in range(0, len(letters), CHUNK):
+        signs = np.frombuffer(letters, np.uint8, min(CHUNK, len(letters) - start), start)
+        others = np.flatnonzero((signs < ord("0")) | (signs > ord("9")))
+        if np.diff(others, prepend=-1, append=len(signs)).max() > DIGITS:
+            return True
+    return False
 
 
 def _refuse(name: str) -> float:
