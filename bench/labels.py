@@ -31,8 +31,8 @@ from keyquery.capture import text_batches
 from keyquery.capture.batches import read_lines
 from keyquery.capture.load import load_model, pick_device
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.ablation.ablate import losses_of
 from keyquery.instruments.ablation.losses import default_loss
+from keyquery.instruments.ablation.variants import losses_of
 from keyquery.instruments.look.labels import LABELS, Thresholds, label_head
 from keyquery.reading import provenance, short
 from keyquery.support.statistics import paired

@@ -13,7 +13,7 @@ import torch
 from harness import cpu_seconds, publish, row
 
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 from keyquery.report.kit.page import page
 from keyquery.support.files import write_text
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 import keyquery as kq
 from keyquery.capture.batches import read_lines
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 from keyquery.reading import short
 
 HERE = Path(__file__).parent

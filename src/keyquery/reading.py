@@ -46,7 +46,7 @@ MODULES = {
     "interactions": "keyquery.estimators.events.interactions",
     "lineage": "keyquery.instruments.lineage.lineage",
     "lineage search": "keyquery.instruments.lineage.index",
-    "look": "keyquery.instruments.look.look",
+    "look": "keyquery.instruments.look.reading",
     "monitor": "keyquery.instruments.monitor.reading",
     "npt explanation": "keyquery.estimators.npt.explanation",
     "primal": "keyquery.layers.primal.spectrum",

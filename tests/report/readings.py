@@ -5,7 +5,7 @@ import torch
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 
 EVIL = '</script><script>window.hurt = 1</script><img src=x onerror="window.hurt = 1">'
 

@@ -19,9 +19,9 @@ from keyquery.cli.options import Config, Device, Dtype, HeadCount, Ids, Key, Lay
 from keyquery.instruments.cooccurrence.cooccurrence import WINDOW
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.compare import compare as side_by_side
-from keyquery.instruments.look.look import Look
 from keyquery.instruments.look.look import look as look_at
 from keyquery.instruments.look.on_data import PAIRS
+from keyquery.instruments.look.reading import Look
 from keyquery.reading import Reading
 from keyquery.report.look.page import DIRECTIONS
 from keyquery.report.look.page import TOKENS as SAMPLE

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms.derivatives import differentiated, first_order
+from keyquery.forms.kernels import blas
 from keyquery.support.checks import broadcast
 
 # Largest norm of the inverse Cholesky factor at which the Gram matrix is trusted: eleven digits are left. Where N is
@@ -118,7 +119,7 @@ class Core:
     def _spectra(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues of S and singular values of A: both at once on a GPU."""
         if not _many_on_gpu(self.symmetric):
-            return torch.linalg.eigvalsh(self.symmetric).flip(-1), singular_values(self.skew)
+            return eigenvalues(self.symmetric).flip(-1), singular_values(self.skew)
         both = torch.stack((self.symmetric, self.skew))
         values = eigenvalues(both, both.new_tensor([1.0, -1.0]).view(2, *[1] * (both.ndim - 3)))
         return values[0].flip(-1), values[1].abs().sort(descending=True).values
@@ -142,10 +143,13 @@ def restored(values: Tensor, unit: Float[Tensor, "*batch 1 1"]) -> Tensor:
     return values * power * power
 
 
-def core(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Core:
-    """Reduce the form of two factors, optionally as it acts on data of a given covariance, to its Core."""
+def core(query: Tensor, key: Tensor, covariance: Tensor | None = None, fits: bool = False) -> Core:
+    """Reduce the form of two factors, optionally as it acts on data of a given covariance, to its Core.
+
+    `fits`: squares of the factors are known to be within the range of float64.
+    """
     rank, dim = query.shape[-2:]
-    (query, size_query), (key, size_key) = _in_range(query), _in_range(key)
+    (query, size_query), (key, size_key) = _in_range(query, fits), _in_range(key, fits)
     if covariance is not None:
         covariance, size = halved(covariance.double())
         size_query, size_key = size_query + size, size_key + size
@@ -169,10 +173,10 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32)).double()
 
 
-def _in_range(factor: Tensor) -> tuple[Tensor, Tensor]:
+def _in_range(factor: Tensor, fits: bool) -> tuple[Tensor, Tensor]:
     """In float64, with rows scaled so that squares do not overflow, and the exponents of their divisors."""
     wide = widened(factor)
-    if factor.dtype != torch.float64:  # squares of lower precisions always fit
+    if fits or factor.dtype != torch.float64:  # squares of lower precisions always fit
         return wide, wide.new_zeros(*wide.shape[:-1], 1)
     size = row_exponents(wide)
     return wide * (-size).exp2(), size
@@ -189,7 +193,7 @@ def singular_values(matrix: Tensor) -> Tensor:
     The eigenvalues of MMᵀ are σ², with an error of 1e-16·σ₁²: σ itself is then off by 1e-16·σ₁²/2σ, which is below
     1e-11·σ₁ unless σ < 1e-5·σ₁. Where one is, an SVD is taken.
     """
-    squares = eigenvalues(matrix @ matrix.mT).flip(-1)[..., : min(matrix.shape[-2:])]
+    squares = eigenvalues(symmetric_product(matrix)).flip(-1)[..., : min(matrix.shape[-2:])]
     safe = squares[..., -1] > 1e-10 * squares[..., 0]
     if safe.all():
         return squares.sqrt()
@@ -206,7 +210,7 @@ def eigenvalues(matrix: Tensor, sign: Tensor | None = None) -> Tensor:
     tensor([-2.,  2.])
     """
     if not _many_on_gpu(matrix):
-        return torch.linalg.eigvalsh(matrix)
+        return blas.eigenvalues(matrix)
     from keyquery.forms.kernels.tridiagonal import eigenvalues as fast  # imports triton, an optional dependency
 
     signs = None if sign is None else sign.expand(matrix.shape[:-2]).reshape(-1)
@@ -304,19 +308,21 @@ def _gram(query: Tensor, key: Tensor, covariance: Tensor | None) -> Tensor:
     rank = query.shape[-2]
     cross = _inner(on_query, key)
     gram = query.new_empty(*batch, 2 * rank, 2 * rank)
-    gram[..., :rank, :rank] = symmetric_product(query, on_query)
-    gram[..., rank:, rank:] = symmetric_product(key, on_key)
+    gram[..., :rank, :rank] = symmetric_product(query, None if covariance is None else on_query)
+    gram[..., rank:, rank:] = symmetric_product(key, None if covariance is None else on_key)
     gram[..., :rank, rank:], gram[..., rank:, :rank] = cross, cross.mT
     return gram
 
 
 def symmetric_product(factor: Tensor, on_factor: Tensor | None = None) -> Tensor:
-    """on_factor @ factorᵀ, which is symmetric, by default factor @ factorᵀ: about half of it is computed.
+    """on_factor @ factorᵀ, which is symmetric, by default factor @ factorᵀ: about half of it is computed on a CPU.
 
     >>> symmetric_product(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[ 5., 11.],
             [11., 25.]])
     """
+    if on_factor is None and blas.usable(factor):
+        return blas.matmul(factor, factor.mT)
     on_factor = factor if on_factor is None else on_factor
     middle = factor.shape[-2] // 2
     if middle < SMALLEST or factor.device.type != "cpu":
@@ -330,9 +336,9 @@ def symmetric_product(factor: Tensor, on_factor: Tensor | None = None) -> Tensor
 def _inner(query: Tensor, key: Tensor) -> Tensor:
     """query @ keyᵀ; under GQA queries are multiplied as one tall matrix, since matmul would copy the key."""
     if query.ndim > 2 and query.ndim == key.ndim and key.shape[-3] == 1:
-        tall = query.flatten(-3, -2) @ key.squeeze(-3).mT
+        tall = blas.matmul(query.flatten(-3, -2), key.squeeze(-3).mT)
         return tall.unflatten(-2, query.shape[-3:-1])
-    return query @ key.mT
+    return blas.matmul(query, key.mT)
 
 
 def row_exponents(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms.core import balance, weighted, widened
+from keyquery.forms.derivatives import differentiated
 from keyquery.forms.rope import Rope
 from keyquery.support.checks import (
     broadcast,
@@ -24,6 +25,8 @@ from keyquery.support.checks import (
 )
 
 F = TypeVar("F", bound="Factors")
+T = TypeVar("T")
+SMALL = 2**22  # entries of factors that are kept in float64 too, 32 MB
 
 
 class Factors:
@@ -68,18 +71,27 @@ class Factors:
         >>> [factor.dtype for factor in kq.Form(torch.eye(2), torch.eye(2)).wide()]
         [torch.float64, torch.float64]
         """
-        return weighted(widened(self._query), widened(self._key), self._covariance)
+        return weighted(*self._doubled(), self._covariance)
 
-    def working(self, side: str) -> Tensor:
-        """The `"query"` or `"key"` in its own precision, but float32 at least; in float64 for a form on data.
+    def _doubled(self) -> tuple[Tensor, Tensor]:
+        """The factors in float64; kept for a small form, such as some heads at a time."""
+        if self._query.numel() + self._key.numel() > SMALL:
+            return widened(self._query), widened(self._key)
+        return self.cached("double", lambda: (widened(self._query), widened(self._key)))
 
-        >>> kq.Form(torch.eye(2).bfloat16(), torch.eye(2).bfloat16()).working("key").dtype
-        torch.float32
-        """
-        if self._covariance is not None:
-            return self.wide()[side == "key"]
-        factor = self._key if side == "key" else self._query
-        return factor.to(torch.promote_types(self.dtype, torch.float32))
+    def cached(self, name: str, compute: Callable[[], T]) -> T:
+        """What `compute` returns; kept until a factor is changed in place, unless derivatives are required."""
+        tensors = [t for t in (self._query, self._key, self._covariance) if t is not None]
+        if any(t.is_inference() or differentiated(t) for t in tensors):
+            return compute()
+        versions = tuple(t._version for t in tensors)
+        if self._known is None or self._known[0] != versions:
+            self._known = versions, {}
+        known = self._known[1]
+        if name not in known:
+            known[name] = compute()
+        result: T = known[name]
+        return result
 
     @property
     def batch(self) -> torch.Size:

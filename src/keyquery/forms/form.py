@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -12,7 +11,7 @@ from torch.nn.functional import pad
 
 from keyquery.forms import display
 from keyquery.forms.core import Core, core, halved, row_exponents, times
-from keyquery.forms.derivatives import differentiated, refuse_nan
+from keyquery.forms.derivatives import refuse_nan
 from keyquery.forms.directions import Directions
 from keyquery.forms.matrix import Matrix
 from keyquery.forms.measures import ZERO_FORM
@@ -73,23 +72,11 @@ class Form(Matrix, Directions):
 
     def _core(self) -> Core:
         if self.dim == self.key_dim:
-            return core(self._query, self._key, self._covariance)
+            fits = self.dtype != torch.float64  # squares of lower precisions are within the range of float64
+            factors = self._doubled() if fits else (self._query, self._key)
+            return core(*factors, self._covariance, fits)
         # A rectangular M is the block of a square matrix, 0 elsewhere, which has its norms and singular values.
         return core(pad(self._query, (0, self.key_dim)), pad(self._key, (self.dim, 0)))
-
-    def cached(self, name: str, compute: Callable[[], T]) -> T:
-        """What `compute` returns; kept until a factor is changed in place, unless derivatives are required."""
-        tensors = [t for t in (self._query, self._key, self._covariance) if t is not None]
-        if any(t.is_inference() or differentiated(t) for t in tensors):
-            return compute()
-        versions = tuple(t._version for t in tensors)
-        if self._known is None or self._known[0] != versions:
-            self._known = versions, {}
-        known = self._known[1]
-        if name not in known:
-            known[name] = compute()
-        result: T = known[name]
-        return result
 
     def gram(self) -> Float[Tensor, "*batch n n"]:
         """Gram matrix XXᵀ of X = [Q; K] (XΣXᵀ on data), in float64; it determines all norms and spectra.

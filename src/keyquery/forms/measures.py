@@ -11,14 +11,16 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from keyquery.forms.core import Core, balanced, restored, row_exponents, span, times
-from keyquery.forms.derivatives import refuse_nan
+from keyquery.forms.derivatives import differentiated, refuse_nan
 from keyquery.forms.display import brief
-from keyquery.support.checks import check_choice
+from keyquery.forms.kernels.blas import matmul
+from keyquery.support.checks import broadcast, check_choice
 
 # Zero tolerances: of a form relative to its factors, of an eigenvalue relative to its form.
 ZERO_FORM = 1e-14
 ZERO_VALUE = 1e-12
-LARGE = 2.0**30  # entries below this have squares within the range of float32
+LARGE = 2.0**30  # factors with lengths below this are multiplied as they are
+BLOCK = 32  # columns of a triangular factor that are multiplied at a time: of four blocks, 5/8 of the products
 
 
 class Signature(NamedTuple):
@@ -52,10 +54,6 @@ class Measures(ABC):
     @abstractmethod
     def wide(self) -> tuple[Tensor, Tensor]:
         """Query and key (..., r, d) in float64."""
-
-    @abstractmethod
-    def working(self, side: str) -> Tensor:
-        """The query or the key (..., r, d) in its own precision, but float32 at least."""
 
     @abstractmethod
     def core(self) -> Core:
@@ -232,14 +230,10 @@ class Measures(ABC):
     def _in_range(self, side: str, other: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
         """A factor with rows scaled to about 1, and the other factor scaled by the rest of 2^exponents.
 
-        The factor keeps its precision, unless query and key nearly cancel and rounding would matter. Its scale depends
-        on itself only, so that a key shared by several queries stays shared.
+        The factor's scale depends on itself only, so that a key shared by several queries stays shared.
         """
         core = self.core()
-        norm, factors = core.size
-        # On a GPU float64 is as fast as float32, or the product is small against the rest.
-        in_own = factors.device.type == "cpu" and (norm > 1e-3 * factors).all()
-        factor = self.working(side) if in_own else self.wide()[side == "key"]
+        factor = self.wide()[side == "key"]
         if not other.requires_grad and other.shape[-1] > other.shape[-2]:
             other = _as_square(other)
         scaled, rows = times(other, exponents), times(core.query if side == "query" else core.key, -exponents)
@@ -280,13 +274,25 @@ def value_floor(core: Core) -> Tensor:
 
 
 def _column_lengths(factor: Tensor, other: Tensor) -> Tensor:
-    """‖otherᵀ·x‖ for every column x of a factor (..., r, d)."""
-    if factor.ndim > 2 and factor.ndim == other.ndim and factor.shape[-3] < other.shape[-3]:
-        # A key shared by several queries is multiplied once, with all queries concatenated.
+    """‖otherᵀ·x‖ for every column x of a factor (..., r, d); a factor may be shared by several others, as under GQA."""
+    shared = factor.ndim > 2 and factor.ndim == other.ndim and factor.shape[-3] < other.shape[-3]
+    if shared and differentiated(factor, other):  # multiplied once, with all others concatenated
         wide = other.movedim(-3, -2).flatten(-2)
         products = (factor.squeeze(-3).mT @ wide).unflatten(-1, (other.shape[-3], other.shape[-1]))
         return torch.linalg.vector_norm(products, dim=-1, dtype=torch.float64).mT
-    return torch.linalg.vector_norm(factor.mT @ other, dim=-1, dtype=torch.float64)
+    if differentiated(factor, other):
+        return torch.linalg.vector_norm(factor.mT @ other, dim=-1, dtype=torch.float64)
+    squares = factor.new_zeros(*broadcast(factor.shape[:-2], other.shape[:-2]), factor.shape[-1], dtype=torch.float64)
+    lower = other.shape[-2] == other.shape[-1] and not other.triu(1).any()
+    for start in range(0, other.shape[-1], BLOCK):
+        first = start if lower else 0  # above it a triangular block is zero
+        rows, block = factor[..., first:, :], other[..., first:, start : start + BLOCK].mT
+        if shared:
+            product = matmul(block.flatten(-3, -2), rows.squeeze(-3)).unflatten(-2, block.shape[-3:-1])
+        else:
+            product = matmul(block, rows)
+        squares += product.square_().sum(-2, dtype=torch.float64)
+    return squares.sqrt_()
 
 
 def _as_square(rows: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def check_places(value: Any, where: str) -> None:
             if most is not None and isinstance(item, int) and not 0 <= item <= most:
                 raise ValueError(f"{where}{key} must be from 0 to {most}, got {item!r:.40}")
             check_places(item, f"{where}{key}."[-60:])
-    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+    elif isinstance(value, list) and not {dict, list}.isdisjoint(map(type, value)):
         for item in value:
             check_places(item, where)
 

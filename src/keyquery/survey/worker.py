@@ -25,7 +25,8 @@ from keyquery.checkpoints.fitted import saved_network
 from keyquery.checkpoints.labels import family_of
 from keyquery.checkpoints.remote.cache import located
 from keyquery.checkpoints.sources import first_line
-from keyquery.instruments.look.look import Look, look_at_layer, whole_look
+from keyquery.instruments.look.look import look_at_layer, whole_look
+from keyquery.instruments.look.reading import Look
 from keyquery.reading import Reading, provenance
 from keyquery.support.files import read_bytes, write_all
 from keyquery.survey.find_models import WEIGHTS, Entry

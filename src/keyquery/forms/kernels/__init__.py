@@ -1,1 +1,1 @@
-"""Triton kernels of the metrics of forms."""
+"""Fast kernels of the metrics of forms: by Triton on a GPU, by NumPy's BLAS on a CPU."""

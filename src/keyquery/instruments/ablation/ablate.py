@@ -8,25 +8,26 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.capture import Batch
-from keyquery.capture.hooks import evaluating
 from keyquery.checkpoints import read
 from keyquery.checkpoints.sources import bare
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.losses import Loss, next_token_loss
-from keyquery.instruments.ablation.replay import from_block
+from keyquery.instruments.ablation.replay import Tape, from_block
+from keyquery.instruments.ablation.trials import Trial, Trials
+from keyquery.instruments.ablation.variants import losses_of
 from keyquery.instruments.look.labels import Thresholds, label_head
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, Runs, silent
 from keyquery.support.statistics import paired
 from keyquery.surgery.dial.dial import dial
 from keyquery.surgery.dial.means import Means
+from keyquery.surgery.handle import Handle
 from keyquery.surgery.head_output import KINDS, ablate_heads, mean_outputs, output_name
 from keyquery.surgery.rewriting.attach import sites_of
 from keyquery.surgery.rewriting.sites import Site, labels_of
@@ -172,30 +173,29 @@ def ablate(
     placed = measured.kind == "position" or any(site.placed for site in sites.values())
     parts = [part for part in parts if part not in ("position", "query_only") or placed]
     before = losses_of(model, batches, loss)
-    trials = [(group, part) for group in _groups(chosen, by) for part in parts]
+    trials = [Trial(*group, part) for group in _groups(chosen, by) for part in parts]
     outputs = mean_outputs(model, batches, {i: output_name(model, sites[i]) for i in chosen}) if "mean" in parts else {}
     rows = []
     with dial(model, heads=heads, data=measured) as dialled:
 
-        def changed(trial: tuple[tuple[int | None, int | None, Any], str]) -> dict[str, Any]:
-            (layer, head, group_heads), part = trial
-            dialled.turn(group_heads, **({part: 0.0} if part in PARTS else {}))
-            with nullcontext() if part in PARTS else ablate_heads(model, part, group_heads or heads, means=outputs):
-                interval = paired(before, losses_of(model, batches, loss))
-            where = {"layer": layer, "head": head, "part": part}
-            return {**where, **interval._asdict()}
+        def whole(kind: str, own: Selection) -> Handle:
+            return ablate_heads(model, kind, own or heads, means=outputs)
 
+        runs = Trials(model, batches, loss, dialled, whole)
         watched = (progress or silent)(_runs(trials, batches), "ablating parts", len(trials))
-        for layer, own in groupby(watched, key=lambda trial: trial[0][0]):
+        for layer, own in groupby(watched, key=lambda trial: trial.layer):
             dialled.turn()
-            with below(model, None if layer is None else sites[layer], batches, loss):
-                rows += map(changed, own)
+            changed = sites if layer is None else {layer: sites[layer]}
+            with below(model, sites.get(layer), batches, loss) as tape:
+                for trial, losses in runs.losses(own, changed.values(), tape):
+                    where = {"layer": layer, "head": trial.head, "part": trial.part}
+                    rows.append({**where, **paired(before, losses)._asdict()})
     return _reading(model, name, before, by, rows)
 
 
 def below(
     model: nn.Module, site: Site | None, batches: Sequence[Batch], loss: Loss
-) -> AbstractContextManager[bool | None]:
+) -> AbstractContextManager[Tape | None]:
     """Context in which the layers below a site run no more, since they do not change."""
     if site is None:
         return nullcontext()
@@ -267,12 +267,3 @@ def _groups(chosen: Mapping[int, list[int]], by: str) -> Iterator[tuple[int | No
 def facts_of(model: nn.Module, name: str | None) -> dict[str, Any]:
     """Facts of a live model for a reading, with an optional name."""
     return {**read(model).model, **({"name": name} if name else {})}
-
-
-def losses_of(model: nn.Module, batches: Sequence[Batch], loss: Loss) -> Float[Tensor, " sequences"]:
-    """One loss per sequence."""
-    with evaluating(model):
-        per_batch = [torch.as_tensor(loss(model, batch)).detach().double().cpu() for batch in batches]
-    if any(losses.ndim != 1 for losses in per_batch):
-        raise ValueError(f"loss must return one value per sequence, (batch,), got {tuple(per_batch[0].shape)}")
-    return torch.cat(per_batch)

@@ -15,8 +15,9 @@ from torch import nn
 from keyquery.capture import Batch
 from keyquery.capture.hooks import evaluating
 from keyquery.checkpoints.sources import bare
-from keyquery.instruments.ablation.ablate import facts_of, losses_of
+from keyquery.instruments.ablation.ablate import facts_of
 from keyquery.instruments.ablation.losses import default_loss, hide, logits, real_tokens
+from keyquery.instruments.ablation.variants import losses_of
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.statistics import paired
 from keyquery.surgery.dial.dial import Dial, dial

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from keyquery.capture import Batch
 from keyquery.checkpoints import read
 
 # A model and a batch in, one loss per sequence out.
 Loss = Callable[[nn.Module, Batch], Float[Tensor, " batch"]]
+IGNORED = -100  # target of a token without a loss
+ROWS = 256  # tokens whose losses are computed at once on a CPU, since the copy of their logits is large
 MASKED = 0.15  # share of an encoder's non-padding tokens that are masked
 
 
@@ -30,8 +32,8 @@ def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "batch n vocabulary"
 
 def next_token_loss(model: nn.Module, batch: Batch) -> Float[Tensor, " batch"]:
     """Next-token cross-entropy, averaged over the non-padding tokens of each sequence, in nats."""
-    targets = batch["input_ids"][:, 1:]
-    return _mean_loss(logits(model, batch)[:, :-1], targets, real_tokens(batch)[:, 1:])
+    targets, counted = batch["input_ids"][:, 1:], real_tokens(batch)[:, 1:]
+    return _mean_loss(logits(model, batch), *(pad(values, (0, 1)) for values in (targets, counted)))
 
 
 def masked_loss(mask: int, special: set[int], seed: int = 0) -> Loss:
@@ -74,5 +76,9 @@ def default_loss(model: nn.Module, tokenizer: Any) -> tuple[str, Loss]:
 def _mean_loss(
     predicted: Float[Tensor, "batch n vocabulary"], targets: Int[Tensor, "batch n"], counted: Bool[Tensor, "batch n"]
 ) -> Float[Tensor, " batch"]:
-    losses = cross_entropy(predicted.mT, targets.to(predicted.device), reduction="none").cpu().double()
-    return (losses * counted).sum(1) / counted.sum(1)
+    targets = targets.masked_fill(~counted, IGNORED).to(predicted.device).flatten()
+    rows = predicted.flatten(0, 1)
+    size = len(rows) if rows.is_cuda else ROWS
+    parts = zip(rows.split(size), targets.split(size), strict=True)
+    losses = torch.cat([cross_entropy(*part, ignore_index=IGNORED, reduction="none") for part in parts])
+    return losses.cpu().double().reshape(counted.shape).sum(1) / counted.sum(1)

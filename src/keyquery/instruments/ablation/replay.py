@@ -13,57 +13,68 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from keyquery.instruments.ablation.variants import repeated_rows
 from keyquery.surgery.handle import put
 from keyquery.surgery.rewriting.attach import Replaced
 
 
 @contextmanager
-def from_block(model: nn.Module, module: str, run: Callable[[], Tensor]) -> Iterator[bool]:
-    """Context in which the blocks before that of a module are not computed, and whether that is so.
+def from_block(model: nn.Module, module: str, run: Callable[[], Tensor]) -> Iterator[Tape | None]:
+    """Context in which the blocks before that of a module are not computed, and the tape of what they returned.
 
-    It is not where there is no block before it, or where `run`, which returns the losses of the model, does not return
-    the same bit for bit without them: where blocks are connected in another way.
+    There is none where there is no block before it, or where `run`, which returns the losses of the model, does not
+    return the same bit for bit without them: where blocks are connected in another way.
 
     >>> model = torch.nn.Module()
     >>> model.blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
     >>> forward = lambda: model.blocks[1](model.blocks[0](torch.ones(1, 2)))
     >>> with from_block(model, "blocks.1", forward) as skipped:
-    ...     print(skipped)
+    ...     print(skipped is not None)
     True
     """
     blocks = _before(model, module)
     with ExitStack() as changes:
         if not blocks:
-            yield False
+            yield None
             return
         recorded: list[Any] = []
         with blocks[-1].register_forward_hook(lambda block, args, out: recorded.append(out)):
             whole = run()
         if recorded:
-            tape = _Tape(recorded)
+            tape = Tape(recorded)
             for block in blocks:
                 put(block, "forward", Replaced(tape.play if block is blocks[-1] else tape.peek), changes)
         if not recorded or not _same(run, whole):
             changes.close()
-            yield False
+            yield None
             return
-        yield True
+        yield tape
 
 
-class _Tape:
-    """The outputs of a block, in the order of its calls, again and again."""
+class Tape:
+    """The outputs of a block, in the order of its calls, again and again.
+
+    They can be repeated along the batch, for runs that do so with the model's inputs.
+    """
 
     def __init__(self, outputs: list[Any]) -> None:
-        self._outputs, self._at = outputs, 0
+        self._outputs = outputs
+        self.rewind()
+
+    def rewind(self, copies: int = 1) -> None:
+        """Begin with the first call, and repeat its rows."""
+        self._at, self._copies, self._now = 0, copies, None
 
     def peek(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the current call."""
-        return self._outputs[self._at]
+        if self._now is None:
+            self._now = repeated_rows(self._outputs[self._at], self._copies)
+        return self._now
 
     def play(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the current call, which ends with it."""
         output = self.peek()
-        self._at = (self._at + 1) % len(self._outputs)
+        self._at, self._now = (self._at + 1) % len(self._outputs), None
         return output
 
 

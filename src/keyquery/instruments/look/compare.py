@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from keyquery.checkpoints import Heads, read
 from keyquery.instruments.look.difference import compared_tensors, difference
-from keyquery.instruments.look.look import FORMER, Look, look
+from keyquery.instruments.look.look import look
+from keyquery.instruments.look.reading import FORMER, Look
 from keyquery.instruments.look.validity import check_changes
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress

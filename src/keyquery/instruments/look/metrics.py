@@ -13,6 +13,7 @@ from torch import Tensor
 
 from keyquery.forms import Form, Rope
 from keyquery.forms.core import symmetric_product
+from keyquery.forms.kernels.blas import matmul
 from keyquery.forms.measures import column_directionality
 from keyquery.forms.offsets import energies
 from keyquery.instruments.look.on_data import by_head
@@ -81,7 +82,7 @@ def of_whole_layer(form: Form) -> dict[str, float]:
         form = form.sum()
     query, key = form.query, form.key
     rows, columns = _square_norms(query, key), _square_norms(key, query)
-    cross = key @ query.mT
+    cross = matmul(key, query.mT)
     energy, trace = columns.sum(), (cross * cross.mT).sum(1).double().sum()
     norms = rows.sqrt(), columns.sqrt()
     kinds = {"column_directionality": "excess", "column_directionality_norms": "norms"}
@@ -101,6 +102,6 @@ def _square_norms(factor: Float[Tensor, "r d"], other: Float[Tensor, "r e"]) -> 
         if not failed and pivots.amin() > 1e-2 * pivots.amax():  # else rounding may show
             parts = lower.split(max(len(lower) // 4, 1), dim=1)
             starts = accumulate((part.shape[1] for part in parts), initial=0)
-            products = (part[start:].mT @ factor[start:] for part, start in zip(parts, starts, strict=False))
+            products = (matmul(part[start:].mT, factor[start:]) for part, start in zip(parts, starts, strict=False))
             return sum((product.square().sum(0).double() for product in products), torch.zeros(()))
-    return torch.cat([(block.mT @ other).square().sum(1).double() for block in factor.split(512, dim=1)])
+    return torch.cat([matmul(block.mT, other).square().sum(1).double() for block in factor.split(512, dim=1)])

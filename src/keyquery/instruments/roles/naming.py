@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from keyquery.instruments.roles.measure import Measured
 from keyquery.instruments.roles.patterns import POSITIONAL, ROLES, Scores
 from keyquery.support.checks import check_choice
 from keyquery.support.statistics import student
+
+if TYPE_CHECKING:  # which runs models: opening a result does not need it
+    from keyquery.instruments.roles.measure import Measured
 
 ERROR = 0.05  # probability of naming any role that no head has
 DATA = ("random", "needle", "text", "inputs")

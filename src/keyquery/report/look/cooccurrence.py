@@ -9,7 +9,7 @@ from rich.text import Text
 
 from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.look.corpus import NAMES, level
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 
 
 def corpus_tables(reading: Look) -> list[Any]:

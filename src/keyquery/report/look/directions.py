@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.checkpoints.labels import name_of
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 
 MOST = 80  # rows; more would scroll the labels out of view
 CELL = 35  # characters; two cells and the head fit into 80 columns

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from keyquery.instruments.look.compare import Comparison
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 from keyquery.report.kit.colours import LIGHT, PLAIN, depth_colour
 from keyquery.report.look.shares import has_data
 from keyquery.report.look.triangle import CORNERS, HINT, LEGEND, about, barycentric, check_joined, dots, strength, svg

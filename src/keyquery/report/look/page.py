@@ -11,7 +11,7 @@ import numpy as np
 from keyquery.checkpoints.labels import family_of
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.compare import Comparison
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 from keyquery.reading import short
 from keyquery.report.kit.colours import role_tones
 from keyquery.report.kit.packed_numbers import pack, pack_bytes

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 from keyquery.report.roles.rule import role_name, rule
 from keyquery.report.roles.terminal import role_table
 

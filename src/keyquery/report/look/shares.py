@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 
 # Marks behind a label for its evidence; a label from ablation has none.
 EVIDENCE = {"variance": "*", "weights": "°"}

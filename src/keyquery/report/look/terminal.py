@@ -15,7 +15,7 @@ from rich.text import Text
 from keyquery.checkpoints.labels import family_of, name_of
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.compare import Comparison
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 from keyquery.report.kit.tables import plain_table
 from keyquery.report.look.cooccurrence import corpus_tables
 from keyquery.report.look.differences import difference_lines

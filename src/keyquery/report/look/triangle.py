@@ -10,7 +10,7 @@ from typing import Any
 
 from keyquery.checkpoints.labels import name_of
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.look.look import Look
+from keyquery.instruments.look.reading import Look
 from keyquery.report.kit.colours import DARK, LIGHT, PLAIN, depth_colour
 from keyquery.report.look.shares import has_data, window
 

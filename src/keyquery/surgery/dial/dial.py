@@ -55,22 +55,35 @@ class Gains:
 
     def set(self, gains: Float[Tensor, "5 heads"]) -> None:
         """Set new gains."""
-        self.gains = self._near = gains
-        self._idle, self._across = bool((gains == 1).all()), not torch.equal(gains[0], gains[1])
+        self.gains = gains
+        self.set_rows([gains])
+
+    def set_rows(self, gains: Sequence[Float[Tensor, "5 heads"]]) -> None:
+        """Set gains for each of so many equal parts of a batch, in the order of its rows."""
+        self._rows = list(gains)
+        self._idle = all(bool((own == 1).all()) for own in gains)
+        self._across = not all(torch.equal(own[0], own[1]) for own in gains)
 
     def __call__(self, call: Call) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
         """q̃ of the new tokens and k̃ of all."""
         queries, keys = self._own(call.queries), self._own(call.keys)
         if self._idle:  # unchanged heads keep their original path
             return queries[..., -call.new :, :], keys
-        if self._near.device != keys.device:  # moved once; kernels take float32
-            self._near = self._near.to(keys.device, torch.promote_types(keys.dtype, torch.float32))
+        if self._rows[0].device != keys.device:  # moved once; kernels take float32
+            dtype = torch.promote_types(keys.dtype, torch.float32)
+            self._rows = [own.to(keys.device, dtype) for own in self._rows]
         by_position = self._means is not None and self._means.by_position
         # Otherwise constant per query, and softmax is invariant to it.
         placed = call.turn.rope is not None or call.constants or by_position
-        at_query, at_key = self._at(call)
         turn = self._half_turn(call) if self._across else None
-        return widen(queries, keys, at_query, at_key, self._near, call.new, self._across, placed, turn)
+        if len(self._rows) == 1:
+            return widen(queries, keys, *self._at(call), self._rows[0], call.new, self._across, placed, turn)
+        if self._means is None or len(keys) % len(self._rows) or len(call.places) > 1:
+            raise ValueError(f"{len(keys)} sequences cannot be divided into {len(self._rows)} parts with own gains")
+        parts = zip(queries.chunk(len(self._rows)), keys.chunk(len(self._rows)), self._rows, strict=True)
+        means = self._at(call)
+        wide = [widen(*own, *means, gains, call.new, self._across, placed, turn) for *own, gains in parts]
+        return torch.cat([query for query, _ in wide]), torch.cat([key for _, key in wide])
 
     def _half_turn(self, call: Call) -> HalfTurn | None:
         """The rotation R(−2t) of swapped contents; cached while positions stay the same."""
@@ -140,14 +153,37 @@ class Dial(Handle):
         >>> with kq.dial(model) as dial:
         ...     dial.turn("0.*", skew=0)
         """
+        values = _checked(symmetric, skew, popularity, query_only, position)
+        for index, gains in self._values(heads, values).items():
+            self._gains[index].set(gains)
+
+    def turn_rows(self, variants: Sequence[tuple[Selection, Mapping[str, float]]]) -> None:
+        """Set gains for each of so many equal parts of a batch: heads and their gains by part; all others are 1.
+
+        The first rows of a batch get the first variant, and so on: many ablations run as one batch. Positions must be
+        the same in all rows, and scores have no position bias; means are those of data.
+
+        >>> model, x = kq.Encoder(8, depth=2, heads=2).eval(), torch.randn(3, 5, 8)
+        >>> with torch.no_grad(), kq.dial(model, data=[{"x": x}], means="global") as dial:
+        ...     dial.turn("0.1", skew=0)
+        ...     alone = model(x)
+        ...     dial.turn_rows([("0.0", {"symmetric": 0}), ("0.1", {"skew": 0})])
+        ...     together = model(torch.cat((x, x)))
+        >>> torch.allclose(together[3:], alone, atol=1e-6), torch.allclose(together[:3], alone, atol=1e-6)
+        (True, False)
+        """
+        rows = [self._values(heads, _checked(*(gains.get(part, 1.0) for part in PARTS))) for heads, gains in variants]
+        for index, own in self._gains.items():
+            own.set_rows([values[index] for values in rows])
+
+    def _values(self, heads: Selection, values: Tensor) -> dict[int, Float[Tensor, "5 heads"]]:
+        """Gains of every site: those given for some heads, 1 for all others."""
         self.require()
         if self._directions:
             raise ValueError("this dial scales directions, not parts: use turn_directions")
-        values = _checked(symmetric, skew, popularity, query_only, position)
         chosen = select(heads, {index: gains.heads for index, gains in self._gains.items()})
-        for index, gains in self._gains.items():
-            at = torch.tensor([head in chosen.get(index, ()) for head in gains.heads])
-            gains.set(torch.where(at, values[:, None], 1.0))
+        at = {i: torch.tensor([head in chosen.get(i, ()) for head in own.heads]) for i, own in self._gains.items()}
+        return {index: torch.where(own, values[:, None], 1.0) for index, own in at.items()}
 
     def turn_directions(self, directions: Directions, gain: float = 0.0) -> None:
         """Set the gain of some directions of the dialled heads; all others are reset to 1.

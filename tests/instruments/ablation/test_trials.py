@@ -1,0 +1,132 @@
+"""Ablations that run as one batch are those that run alone; models that do not allow it run as before."""
+
+import pytest
+import torch
+from torch import nn
+
+import keyquery as kq
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.instruments.ablation import variants
+from keyquery.instruments.ablation.losses import default_loss, next_token_loss
+from keyquery.layers import LanguageModel
+from keyquery.testing.families import tiny_model
+
+IDS = torch.arange(160).reshape(16, 10)
+PADDED = {"input_ids": IDS + 900, "attention_mask": (torch.arange(10) < torch.arange(16)[:, None] % 5 + 5).long()}
+
+
+def rows_alone_and_together(model, batches, monkeypatch, loss=next_token_loss, **options):
+    """Rows one at a time and in batches, and how many model calls the latter took."""
+    calls = []
+    hook = model.register_forward_pre_hook(lambda module, args, kwargs: calls.append(1), with_kwargs=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(variants, "TOKENS", {})
+        alone = kq.ablate(model, batches, loss, **options).rows
+        single = len(calls)
+        calls.clear()
+        patch.setattr(variants, "TOKENS", {"cpu": 7 * 160})
+        together = kq.ablate(model, batches, loss, **options).rows
+    hook.remove()
+    return alone, together, len(calls) / single
+
+
+def assert_same(alone, together):
+    assert [(row["layer"], row["head"], row["part"]) for row in alone] == [
+        (row["layer"], row["head"], row["part"]) for row in together
+    ]
+    for one, other in zip(alone, together, strict=True):
+        assert [other[name] for name in ("change", "low", "high")] == pytest.approx(
+            [one[name] for name in ("change", "low", "high")], abs=2e-6
+        )
+
+
+@pytest.mark.parametrize("by", ["head", "layer", "all"])
+@pytest.mark.parametrize("means", ["global", "position"])
+def test_many_at_a_time_are_those_of_one_at_a_time(by, means, monkeypatch):
+    model = LanguageModel.load(kq.models.DECODER)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    batches = [{"input_ids": IDS + 300}, PADDED]
+    untouched = [next_token_loss(model, batch) for batch in batches]
+    parts = ["skew", "zero", "symmetric", "position", "popularity"]
+    alone, together, calls = rows_alone_and_together(
+        model, batches, monkeypatch, heads=None if by == "all" else ["0.*", "2.*"], by=by, means=means, parts=parts
+    )
+    assert_same(alone, together)
+    assert len({round(row["change"], 9) for row in together}) > len(together) / 2
+    assert calls < 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(next_token_loss(model, batch), own) for batch, own in zip(batches, untouched, strict=True))
+    assert "_call_impl" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [("llama", "LlamaForCausalLM"), ("gpt2", "GPT2LMHeadModel"), ("gemma2", "Gemma2ForCausalLM")]
+)
+def test_models_of_transformers(family, name, monkeypatch):
+    model = tiny_model(family, model=name)
+    batch = {**PADDED, "input_ids": torch.randint(3, 60, (16, 10), generator=torch.Generator().manual_seed(0))}
+    alone, together, calls = rows_alone_and_together(model, [batch], monkeypatch, means="global")
+    assert_same(alone, together)
+    assert calls < 1
+
+
+def test_masked_tokens_are_the_same_for_every_ablation(monkeypatch):
+    """The tokens that a loss masks depend on the shape of its batch, which must not be that of the repeated one."""
+    encoder, tokenizer = LanguageModel.load(kq.models.ENCODER), Tokenizer.load(kq.models.ENCODER)
+    loss = default_loss(encoder, tokenizer)[1]
+    alone, together, calls = rows_alone_and_together(
+        encoder, [{"input_ids": IDS + 300}], monkeypatch, loss, heads="1.*", means="global"
+    )
+    assert_same(alone, together)
+    assert calls < 1
+
+
+@pytest.mark.parametrize("family", [("bloom", "BloomForCausalLM"), ("t5", "T5ForConditionalGeneration")])
+def test_position_biases_run_one_at_a_time(family, monkeypatch):
+    model = tiny_model(family[0], model=family[1])
+    batch = {"input_ids": torch.randint(3, 60, (16, 10))}
+    if family[0] == "t5":
+        batch["decoder_input_ids"] = batch["input_ids"]
+    alone, together, calls = rows_alone_and_together(model, [batch], monkeypatch, heads="0.*", means="global")
+    assert alone == together
+    assert calls == 1
+
+
+class Mixing(nn.Module):
+    """A language model in which sequences of a batch see each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = LanguageModel.load(kq.models.DECODER)
+
+    def forward(self, input_ids):
+        logits = self.inner(input_ids=input_ids)
+        return logits + logits.mean(0, keepdim=True)
+
+
+def test_sequences_that_see_each_other_run_one_at_a_time(monkeypatch):
+    model = Mixing().eval()
+    alone, together, calls = rows_alone_and_together(
+        model, [{"input_ids": IDS + 300}], monkeypatch, heads="1.*", means="global", parts=["position", "symmetric"]
+    )
+    assert alone == together
+    assert calls > 1  # the batch that was tried, and given up
+
+
+def test_memory_that_does_not_suffice_halves_the_batch(monkeypatch):
+    model = LanguageModel.load(kq.models.DECODER)
+    rows = []
+
+    def limit(module, args, kwargs):
+        ids = args[0] if args else kwargs["input_ids"]
+        rows.append(len(ids))
+        if len(ids) > 50:
+            raise torch.OutOfMemoryError
+
+    hook = model.register_forward_pre_hook(limit, with_kwargs=True)
+    alone, together, _ = rows_alone_and_together(
+        model, [{"input_ids": IDS + 300}], monkeypatch, heads="2.*", means="global"
+    )
+    hook.remove()
+    assert_same(alone, together)
+    assert {7 * 16, 3 * 16} <= set(rows)
