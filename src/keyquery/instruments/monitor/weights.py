@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.checkpoints.has_form import FormedHeads, MixedHeads
+from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.layer import LatentLayer, Norm, Projections
 from keyquery.forms.shares import Visible, shares
 from keyquery.instruments.monitor.bound import logit_bound
@@ -38,7 +39,8 @@ class Layers:
 
     def __init__(self, heads: Heads, model: nn.Module) -> None:
         self.heads, self._model, modules = heads, model, dict(model.named_modules())
-        self._kept = list(heads)
+        self._own = formed(model) if isinstance(heads, FormedHeads) else []  # modules that are read by themselves
+        self._kept = [self._read(index) for index in range(len(heads))]
         self._modules = {layer.index: module_of(layer.name, modules) for layer in self._kept}
         self.counts = {self._modules[layer.index]: layer.heads for layer in self._kept}
         # Of latent attention, the unrotated kernel stands for its module.
@@ -49,8 +51,12 @@ class Layers:
         places = {_place(weight) for weight in self._model.parameters() if not hasattr(weight, "placements")}
         for index in (known := {name: self.index[name] for name in names if name in self.index}).values():
             if not self._live(self._kept[index], places):
-                self._kept[index] = self.heads[index]
+                self._kept[index] = self._read(index)
         return {name: self._kept[index] for name, index in known.items()}
+
+    def _read(self, index: int) -> Layer:
+        with gathered(self._model.get_submodule(self._own[index])) if self._own else nullcontext():
+            return self.heads[index]
 
     def _live(self, layer: Layer, places: set[int]) -> bool:
         """Whether all that a layer was read as are views of parameters."""
@@ -171,6 +177,24 @@ class Gradients:
 def whole(tensor: Any) -> Tensor:
     """A tensor gathered from the processes that share it (FSDP2); any other as it is."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """While it is entered, parameters that processes share (FSDP2) are whole; all processes must enter it."""
+    sharded = [
+        (owner, name, weight)
+        for owner in module.modules()
+        for name, weight in owner._parameters.items()
+        if hasattr(weight, "full_tensor")
+    ]
+    try:
+        for owner, name, weight in sharded:
+            owner._parameters[name] = cast(Any, whole(weight.detach()))
+        yield
+    finally:
+        for owner, name, weight in sharded:
+            owner._parameters[name] = weight
 
 
 def gradient_norms(heads: Heads, model: nn.Module, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
