@@ -11,7 +11,7 @@ from keyquery_studies.stability.curves import packed, unpacked
 from keyquery_studies.stability.outcome import outcome
 from keyquery_studies.stability.stack import StackedModel
 from keyquery_studies.stability.study import Plan, run
-from keyquery_studies.stability.training import Batches, Stack, _Run
+from keyquery_studies.stability.training import Batches, _Run
 from keyquery_studies.stability.trial import KERNELS, Trial
 from keyquery_studies.stability.warning import Rule, Watched, fit, judged
 from torch.nn.functional import cross_entropy
@@ -31,7 +31,7 @@ def pair(recipe: str = "ramp", rate: float = 0.02, **arm: object) -> list[Trial]
 def test_runs_side_by_side_equal_single_ones(arm: dict[str, object]) -> None:
     trials, ids = pair(**arm), torch.randint(40, (400,), generator=torch.Generator().manual_seed(0))
     batches = Batches(ids, trials)
-    together = _Run(Stack(tuple(trials)), StackedModel([trial.model() for trial in trials]), batches, "cpu")
+    together = _Run(trials, StackedModel([trial.model() for trial in trials]), batches, "cpu")
     for step in range(3):
         together.step(step)
     for index, trial in enumerate(trials):
@@ -50,7 +50,7 @@ def test_runs_side_by_side_equal_single_ones(arm: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("arm", ARMS, ids=str)
-@pytest.mark.parametrize("recipe", ["ramp", "jump"])
+@pytest.mark.parametrize("recipe", ["ramp", "hold"])
 def test_bounds_hold_and_are_those_of_the_library(recipe: str, arm: dict[str, object]) -> None:
     trials = pair(recipe, **arm)
     model = StackedModel([trial.model() for trial in trials])
@@ -70,7 +70,7 @@ def test_bounds_hold_and_are_those_of_the_library(recipe: str, arm: dict[str, ob
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_clip_brings_logits_to_tau_and_leaves_other_runs_alone(kernel: str) -> None:
-    trials = pair("jump", kernel=kernel)
+    trials = pair("hold", kernel=kernel)
     model = StackedModel([trial.model() for trial in trials])
     ids = torch.randint(40, (2, 3, 8), generator=torch.Generator().manual_seed(1))
     first = model.attention[0]
@@ -163,7 +163,7 @@ def test_rules_are_fit_and_judged() -> None:
 def test_a_small_study(tmp_path: Path) -> None:
     corpus = tmp_path / "text.txt"
     corpus.write_text(" ".join(f"word{number % 97} and {number % 13}" for number in range(9000)))
-    plan = Plan(rates=(1e-3, 3.0), edge=(3.0,), normed=(1e-3,), seeds=(0,), held_out=(1,), deep=0, steps=150,
+    plan = Plan(rates=(1e-3, 3.0), edge=(3.0,), normed=(1e-3,), seeds=(0,), held_out=(1,), steps=150,
                 vocabulary=300, width=16, length=16, batch=2)  # fmt: skip
     reading = run(corpus, tmp_path / "out", plan, "cpu")
     assert kq.Reading.load(reading.to_json()) == reading

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import lzma
+import zlib
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,11 @@ def packed(values: Any) -> dict[str, Any]:
     bits = array.view(np.uint32)
     rounded = np.where(np.isfinite(array), (bits + np.uint32(0x800)) & KEPT, bits)
     columns = rounded.reshape(-1).view(np.uint8).reshape(-1, 4).T.copy()  # bytes of one rank together: they repeat
-    data = lzma.compress(columns.tobytes(), preset=6)
+    data = zlib.compress(columns.tobytes(), 9)
     return {"shape": list(array.shape), "data": base64.b64encode(data).decode()}
 
 
 def unpacked(curve: dict[str, Any]) -> np.ndarray:
     """The array of `packed`, in float64."""
-    columns = np.frombuffer(lzma.decompress(base64.b64decode(curve["data"])), np.uint8).reshape(4, -1)
+    columns = np.frombuffer(zlib.decompress(base64.b64decode(curve["data"])), np.uint8).reshape(4, -1)
     return columns.T.copy().reshape(-1).view(np.float32).reshape(curve["shape"]).astype(float)

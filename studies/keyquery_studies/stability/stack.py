@@ -6,7 +6,7 @@ Losses, gradient clipping and AdamW act on each run alone: one that diverges doe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -134,22 +134,18 @@ class StackedModel(nn.Module):
 
     def gradient_norms(self) -> Tensor:
         """The norm of all gradients of every run."""
-        runs = len(self.tokens)
-        squares = [
-            self._by_run(weight.grad, runs).square().sum(1) for weight in self.parameters() if weight.grad is not None
-        ]
-        return torch.stack(squares).sum(0).sqrt()
+        norms = [torch.linalg.vector_norm(gradient, dim=1) for gradient in self._gradients()]
+        return torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
     @torch.no_grad()
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply the gradients of every run by a factor."""
-        for weight in self.parameters():
-            if weight.grad is not None:
-                self._by_run(weight.grad, len(factor)).mul_(factor[:, None])
+        for gradient in self._gradients():
+            gradient.mul_(factor[:, None])
 
-    @staticmethod
-    def _by_run(tensor: Tensor, runs: int) -> Tensor:
-        return tensor.view(runs, -1)
+    def _gradients(self) -> Iterator[Tensor]:
+        runs = len(self.tokens)
+        return (weight.grad.view(runs, -1) for weight in self.parameters() if weight.grad is not None)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -136,40 +136,28 @@ class Plan:
     """What is trained: every recipe, rate and seed; other arms at some of these; then what diverged, under QK-Clip."""
 
     recipes: tuple[str, ...] = RECIPES
-    rates: tuple[float, ...] = (3e-3, 1e-2, 2e-2, 4e-2, 8e-2, 0.16, 0.3)
-    edge: tuple[float, ...] = (4e-2, 8e-2, 0.16)  # rates at which kernels are compared
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 0.06, 0.12, 0.25, 0.5)
+    edge: tuple[float, ...] = (0.06, 0.12, 0.25)  # rates at which kernels are compared
+    normed: tuple[float, ...] = (3e-3, 3e-2, 0.25, 0.5)  # rates of models with QK-norm, by two seeds of each set
     seeds: tuple[int, ...] = (0, 1, 2)  # on whose runs rules are fit
     held_out: tuple[int, ...] = (3, 4, 5)  # on whose runs they are judged
-    normed: tuple[float, ...] = (1e-2, 8e-2, 0.3, 0.6)  # rates of models with QK-norm
-    deep: int = 8  # layers of models that are trained at the rates `edge` by the first seed of each set
     tau: float = 100.0
-    steps: int = 2000
+    steps: int = 1500
     width: int = 256
     depth: int = 4
     length: int = 128
-    batch: int = 16
+    batch: int = 8
     vocabulary: int = 1024
 
     def trials(self, text: str) -> list[list[Trial]]:
         """All trials without QK-Clip; lists are trained side by side."""
-        every, firsts = (*self.seeds, *self.held_out), (*self.seeds[:1], *self.held_out[:1])
-        arms: list[list[Trial]] = [
-            self._arm(text, self.rates, every),
-            self._arm(text, self.edge, every, kernel="tied"),
-            self._arm(text, self.normed, (*self.seeds[:2], *self.held_out[:2]), normed=True),
+        every, few = (*self.seeds, *self.held_out), (*self.seeds[:2], *self.held_out[:2])
+        arms = [
+            self._arm(text, self.rates, every) + self._arm(text, self.edge, every, kernel="tied"),
             *(self._arm(text, self.edge, every, kernel=kernel) for kernel in ("symmetric", "split")),
+            self._arm(text, self.normed, few, normed=True),
         ]
-        return [*arms, self._arm(text, self.edge, firsts, depth=self.deep)] if self.deep else arms
-
-    def twins(self, rows: Sequence[Mapping[str, Any]]) -> list[list[Trial]]:
-        """Under QK-Clip, all that diverged without; heads with QK-norm cannot be clipped."""
-        lost = [
-            Trial(**{name: row[name] for name in Trial.__dataclass_fields__} | {"tau": self.tau})
-            for row in rows
-            if row["tau"] is None and not row["normed"] and outcome(row)["outcome"] == "diverged"
-        ]
-        lost.sort(key=lambda trial: str(trial.structure))
-        return [list(group) for _, group in groupby(lost, lambda trial: trial.structure)]
+        return [sorted(arm, key=lambda trial: self.recipes.index(trial.recipe)) for arm in arms]
 
     def _arm(self, text: str, rates: Sequence[float], seeds: Sequence[int], **arm: Any) -> list[Trial]:
         names = ("steps", "width", "depth", "length", "batch", "vocabulary")
@@ -205,11 +193,9 @@ def run(
     chosen = pick_device(device)
     with study_folder(out) as folder:
         facts = prepare(None if data is None else text_in(Path(data)), folder, plan.vocabulary, force)
-        rows: list[Mapping[str, Any]] = []
-        for stage in (plan.trials(facts["digest"]), None):
-            stacks = [Stack(tuple(trials), until) for trials in (plan.twins(rows) if stage is None else stage)]
-            results = run_jobs(stacks, folder, chosen, workers, progress) if stacks else []
-            rows += [row for result in results for row in result["rows"]]
+        stacks = [Stack(tuple(trials), plan.tau, until) for trials in plan.trials(facts["digest"])]
+        results = run_jobs(stacks, folder, chosen, workers, progress)
+    rows = [row for result in results for row in result["rows"]]
     missing = sum(row["done"] < row["steps"] for row in rows)
     return reading_of([row for row in rows if row["done"] >= LEAST], plan, corpus=facts, missing=missing)
 

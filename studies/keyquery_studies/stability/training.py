@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, time
@@ -21,38 +21,62 @@ from keyquery_studies.common.language_models import tasks
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import Store, digest_of
 from keyquery_studies.stability.curves import packed
+from keyquery_studies.stability.outcome import outcome
 from keyquery_studies.stability.stack import StackedModel
-from keyquery_studies.stability.trial import BETAS, CALM, CLIP, DECAY, LARGE, SAFE, WARMUP, Trial
+from keyquery_studies.stability.trial import BETAS, CLIP, DECAY, LARGE, WARMUP, Trial
 
-SAVE = 250  # steps between results of a stack that is still being trained
+SAVE = 500  # steps between results of a stack that is still being trained
 CHECK = 50  # steps between looks at the clock, for which the device is waited for
 SILENT = Rules(growth=False, entropy=False, dead=False, rank=False, overflow=False)  # rules are applied to the rows
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Trials of one structure; its result is {"rows": one per trial}, of the steps done so far if it is partial."""
+    """Trials of one structure, trained side by side; then those that diverged, once more under QK-Clip.
+
+    Its result is {"rows": one per trial}, of the steps done so far if it is partial.
+    """
 
     trials: tuple[Trial, ...]
+    tau: float | None = None  # of QK-Clip; None: nothing is trained twice
     until: float | None = None  # the time at which it is interrupted; not part of the settings
 
     @property
     def name(self) -> str:
         """The name of its result file."""
         first = self.trials[0]
-        fixed = [WARMUP, LARGE, BETAS, DECAY, CLIP, SAFE, CALM]
+        fixed = [WARMUP, LARGE, BETAS, DECAY, CLIP, self.tau]
         digest = digest_of(json.dumps([*fixed, *(trial.settings() for trial in self.trials)]), length=10)
         arm = "normed" if first.normed else "-".join(dict.fromkeys(trial.kernel for trial in self.trials))
-        clipped = "" if first.tau is None else "-clipped"
-        return f"{arm}-{first.depth}{clipped}-{len(self.trials)}-{digest}.json"
+        return f"{arm}-{first.depth}-{len(self.trials)}-{digest}.json"
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train all trials; rows have the loss of every step, and what the monitor recorded."""
-        first = self.trials[0]
+        store, start = Store(folder / "results"), perf_counter()
+        rows: list[dict[str, Any]] = []
+        for again in (False, True):
+            before, trials = rows, self._twins(rows) if again else self.trials
+            for part in self._trained(trials, folder, device) if trials else ():
+                rows = [*before, *part]
+                store.write(self.name, {"rows": rows, "seconds": perf_counter() - start, "partial": True})
+        late = any(row["done"] < row["steps"] for row in rows)
+        return {"rows": rows, "seconds": perf_counter() - start, **({"partial": True} if late else {})}
+
+    def _twins(self, rows: Sequence[dict[str, Any]]) -> tuple[Trial, ...]:
+        """Under QK-Clip, all that diverged without; heads with QK-norm cannot be clipped."""
+        names = Trial.__dataclass_fields__
+        return tuple(
+            Trial(**{name: row[name] for name in names} | {"tau": self.tau})
+            for row in rows
+            if self.tau is not None and not row["normed"] and outcome(row)["outcome"] == "diverged"
+        )
+
+    def _trained(self, trials: Sequence[Trial], folder: Path, device: str) -> Iterator[list[dict[str, Any]]]:
+        """Rows of trials while they are trained, from time to time and at the end."""
+        first = trials[0]
         task, _ = tasks(folder, device, "next token", first.length, batch=first.batch)
-        model = StackedModel([trial.model() for trial in self.trials]).to(device)
-        run = _Run(self, model, Batches(task.ids, self.trials), device)
-        store = Store(folder / "results")
+        model = StackedModel([trial.model() for trial in trials]).to(device)
+        run = _Run(trials, model, Batches(task.ids, trials), device)
         with Monitor(model, first.every, rules=SILENT, strict=True) as monitor:
             for step in range(first.steps):
                 run.step(step)
@@ -60,9 +84,9 @@ class Stack:
                     float(run.losses[-1][0])  # waits for the device
                     if time() >= self.until:
                         break
-                if (step + 1) % SAVE == 0:
-                    store.write(self.name, run.result(monitor))
-        return run.result(monitor)
+                if (step + 1) % SAVE == 0 and step + 1 < first.steps:
+                    yield run.rows(monitor)
+        yield run.rows(monitor)
 
 
 class Batches:
@@ -93,8 +117,8 @@ class Batches:
 class _Run:
     """A stack while it is trained."""
 
-    def __init__(self, stack: Stack, model: StackedModel, batches: Batches, device: str) -> None:
-        self.trials, self.model, self.batches, self.device = stack.trials, model, batches, device
+    def __init__(self, trials: Sequence[Trial], model: StackedModel, batches: Batches, device: str) -> None:
+        self.trials, self.model, self.batches, self.device = trials, model, batches, device
         options: dict[str, Any] = {"fused": True} if device != "cpu" else {}
         # Adam's step is proportional to its rate: gradients give the direction, and each run's own rate the length.
         self.optimiser = torch.optim.AdamW(model.parameters(), 1.0, BETAS, weight_decay=DECAY, **options)
@@ -102,11 +126,13 @@ class _Run:
         self.gradients: list[Tensor] = []
         self.bounds: list[Tensor] = []
         self.clips = torch.zeros(len(self.trials), dtype=torch.long, device=device)
-        self.start = perf_counter()
+        self.before = [weight.detach().clone() for weight in model.parameters()]
         taus = [math.inf if trial.tau is None else trial.tau for trial in self.trials]
         self.taus, self.clipped = torch.tensor(taus, device=device), min(taus) < math.inf
-        short = [trial.recipe == "jump" and device != "cpu" for trial in self.trials]
-        self.short = None if not any(short) else torch.tensor(short, device=device).nonzero().flatten()
+        short = [at for at, trial in enumerate(trials) if trial.recipe == "hold"]
+        self.short = slice(min(short, default=0), max(short, default=-1) + 1)  # runs whose weights are rounded to bf16
+        if len(range(*self.short.indices(len(trials)))) != len(short):
+            raise ValueError("trials of the recipe 'hold' must stand side by side")
 
     def step(self, step: int) -> None:
         trials, model = self.trials, self.model
@@ -135,16 +161,17 @@ class _Run:
     @torch.no_grad()
     def _update(self, rates: Sequence[float]) -> None:
         """A step of AdamW at rate 1, of which each run takes its own share."""
-        before = [weight.detach().clone() for weight in self.model.parameters()]
+        weights = [weight.data for weight in self.model.parameters()]
+        torch._foreach_copy_(self.before, weights)
         self.optimiser.step()
         share = torch.tensor(rates, device=self.device)[:, None]
-        for weight, old in zip(self.model.parameters(), before, strict=True):
-            new = weight.data.view(len(rates), -1)
-            torch.lerp(old.view(len(rates), -1), new, share, out=new)
-            if self.short is not None:
-                new[self.short] = new[self.short].bfloat16().float()
+        for weight, before in zip(weights, self.before, strict=True):
+            new, old = (each.view(len(rates), -1) for each in (weight, before))
+            torch.lerp(old, new, share, out=new)
+            rounded = new[self.short]
+            rounded.copy_(rounded.bfloat16())
 
-    def result(self, monitor: Monitor) -> dict[str, Any]:
+    def rows(self, monitor: Monitor) -> list[dict[str, Any]]:
         """Rows of all trials, over the steps so far."""
         losses, gradients, bounds = (
             torch.stack(each).cpu().numpy() for each in (self.losses, self.gradients, self.bounds)
@@ -167,8 +194,7 @@ class _Run:
             facts = {"device": device_name(self.device), "clips": clips[at], "done": len(losses)}
             short = {name: packed(curve) for name, curve in curves.items()}
             rows.append({**trial.settings(), **facts, "curves": short})
-        result: dict[str, Any] = {"rows": rows, "seconds": perf_counter() - self.start}
-        return result if len(losses) == self.trials[0].steps else {**result, "partial": True}
+        return rows
 
 
 def _array(records: Sequence[dict[str, Any]], metric: str) -> np.ndarray:

@@ -13,11 +13,9 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery_studies.common.language_models import begin
 
 KERNELS = ("general", "symmetric", "split", "tied")
-RECIPES = ("ramp", "jump")
-SAFE = 2e-3  # learning rate of the recipe "jump" before it jumps
-WARMUP = 100  # steps up to it
-CALM = 0.25  # of the steps of the recipe "jump" before it jumps
-LARGE = 3.0  # factor on the initial query and key weights of the recipe "jump"
+RECIPES = ("ramp", "hold")
+WARMUP = 100  # steps of the recipe "hold"
+LARGE = 3.0  # factor on the initial query and key weights of the recipe "hold"
 BETAS = (0.9, 0.95)
 DECAY = 0.0  # decay times a high rate would bound the weights, and so the logits
 CLIP = 1.0  # global gradient norm
@@ -38,9 +36,9 @@ class NormedAttention(Attention):
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """A training. Recipes: "ramp" raises the learning rate linearly from 0 to `rate` over all steps, with float32
-    weights; "jump" trains a quarter of the steps at a safe rate and then jumps to `rate` without warm-up, starts with
-    query and key weights 3 times as large, and rounds weights to bf16 after each step. On a GPU both compute under bf16
-    autocast. The seed is that of the weights and of the batches.
+    weights; "hold" holds `rate` after a warm-up of 100 steps, starts with query and key weights 3 times as large, and
+    rounds weights to bf16 after each step. On a GPU both compute under bf16 autocast. The seed is that of the weights
+    and of the batches.
     """
 
     recipe: str
@@ -50,13 +48,13 @@ class Trial:
     normed: bool = False
     kernel: str = "general"
     tau: float | None = None  # QK-Clip after every step
-    steps: int = 2000
+    steps: int = 1500
     vocabulary: int = 1024
     width: int = 256
     depth: int = 4
     heads: int = 4
     length: int = 128
-    batch: int = 16
+    batch: int = 8
     every: int = 10
 
     def __post_init__(self) -> None:
@@ -74,13 +72,11 @@ class Trial:
         """Trials with the same can be trained side by side."""
         kernel = "general" if self.kernel == "tied" else self.kernel
         sizes = (self.steps, self.vocabulary, self.width, self.depth, self.heads, self.length, self.batch, self.every)
-        return (kernel, self.normed, self.tau is None, self.text, *sizes)
+        return (kernel, self.normed, self.text, *sizes)
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step."""
-        if self.recipe == "ramp":
-            return self.rate * (step + 1) / self.steps
-        return self.rate if step >= CALM * self.steps else SAFE * min((step + 1) / WARMUP, 1.0)
+        return self.rate * min((step + 1) / (self.steps if self.recipe == "ramp" else WARMUP), 1.0)
 
     def model(self) -> LanguageModel:
         """The model before training."""
@@ -96,7 +92,7 @@ class Trial:
                 old = block.attention
                 block.attention = NormedAttention(self.width, self.heads, rope=old.rope)
                 block.attention.load_state_dict(old.state_dict(), strict=False)
-        if self.recipe == "jump":
+        if self.recipe == "hold":
             _enlarge(model)
         return model
 

@@ -124,7 +124,9 @@ class Watched:
             window, highest = DEFAULTS.window, self._top.copy()
             for at in range(window - 1, len(highest)):
                 steps = self.steps[at - window + 1 : at + 1]
-                low, slope = predicted(self.largest[at - window + 1 : at + 1], steps.tolist(), float(steps[-1]) + horizon)
+                low, slope = predicted(
+                    self.largest[at - window + 1 : at + 1], steps.tolist(), float(steps[-1]) + horizon
+                )
                 ahead = np.where(slope > 0, np.exp(np.minimum(low, 700.0)), 0.0)
                 highest[at] = max(highest[at], np.minimum(ahead, self.largest[at] / FLOOR).max())
             self._growth[horizon] = highest
