@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from keyquery_studies.stability.curves import packed, unpacked
-from keyquery_studies.stability.outcome import outcome
+from keyquery_studies.stability.outcome import means_of, outcome
 from keyquery_studies.stability.stack import StackedModel
 from keyquery_studies.stability.study import Plan, run
 from keyquery_studies.stability.training import Batches, _Run
@@ -107,7 +107,12 @@ def test_packed_curves_keep_their_numbers() -> None:
 def row(loss: np.ndarray, largest: np.ndarray | None = None, entropy: float = 0.5) -> dict[str, object]:
     records = len(loss) // 10
     largest = np.ones((records, 2)) if largest is None else largest
-    curves = {"loss": loss, "largest": largest, "bound": 2 * largest, "entropy": np.full((records, 1), entropy)}
+    curves = {
+        "loss": means_of(loss),
+        "largest": largest,
+        "bound": 2 * largest.max(1),
+        "entropy": np.full(records, entropy),
+    }
     curves["gradient"] = np.ones((records, 2))
     return {"vocabulary": 40, "every": 10, "curves": {name: packed(curve) for name, curve in curves.items()}}
 

@@ -22,8 +22,7 @@ def outcome(row: Mapping[str, Any]) -> dict[str, Any]:
     `spike` is the first step of the spike, `lowest` the lowest mean loss before it, `final` the mean of the last 50
     steps.
     """
-    losses = unpacked(row["curves"]["loss"])
-    means = means_of(losses)
+    means = unpacked(row["curves"]["loss"])
     lowest = np.minimum.accumulate(means)
     high = means > np.concatenate((means[:1], lowest[:-1])) + SPIKE
     high[: START // SMOOTH] = False

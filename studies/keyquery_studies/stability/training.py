@@ -21,7 +21,7 @@ from keyquery_studies.common.language_models import tasks
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import Store, digest_of
 from keyquery_studies.stability.curves import packed
-from keyquery_studies.stability.outcome import outcome
+from keyquery_studies.stability.outcome import means_of, outcome
 from keyquery_studies.stability.stack import StackedModel
 from keyquery_studies.stability.trial import BETAS, CLIP, DECAY, LARGE, WARMUP, Trial
 
@@ -172,7 +172,7 @@ class _Run:
             rounded.copy_(rounded.bfloat16())
 
     def rows(self, monitor: Monitor) -> list[dict[str, Any]]:
-        """Rows of all trials, over the steps so far."""
+        """Rows of all trials, over the steps so far: curves by record, and the mean loss of every 10 steps."""
         losses, gradients, bounds = (
             torch.stack(each).cpu().numpy() for each in (self.losses, self.gradients, self.bounds)
         )
@@ -185,11 +185,11 @@ class _Run:
         rows = []
         for at, trial in enumerate(self.trials):
             of_run = largest[:, :, at].reshape(len(records), -1)
-            curves = {"largest": of_run, "bound": bounds[:, :, at], "entropy": entropy[:, :, at].mean(-1)}
+            curves = {"largest": of_run, "bound": bounds[:, :, at].max(1), "entropy": entropy[:, :, at].mean(-1).min(1)}
             curves["sink"] = sink[:, :, at].reshape(len(records), -1).max(1)
             if trial.tau is not None:
                 curves = {"largest": of_run.max(1)}
-            curves["loss"] = losses[:, at]
+            curves["loss"] = means_of(losses[:, at])
             curves["gradient"] = _blocks(gradients[:, at], every)
             facts = {"device": device_name(self.device), "clips": clips[at], "done": len(losses)}
             short = {name: packed(curve) for name, curve in curves.items()}

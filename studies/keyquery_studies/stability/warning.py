@@ -17,7 +17,7 @@ import numpy as np
 
 from keyquery.instruments.monitor.alarms import FLOOR, Rules, predicted
 from keyquery_studies.stability.curves import unpacked
-from keyquery_studies.stability.outcome import START, means_of
+from keyquery_studies.stability.outcome import START
 
 LIMITS = tuple(float(f"{10 ** (power / 4):.2g}") for power in range(5, 25))  # 18 to 1,000,000
 HORIZONS = (0, 50, 100, 200, 400)
@@ -81,11 +81,10 @@ class Watched:
         self.spike, every = spike, int(row["every"])
         self.largest = np.where(np.isnan(curves["largest"]), np.inf, curves["largest"])
         self.steps = np.arange(len(self.largest)) * every
-        self._top, self._entropy = self.largest.max(1), np.nan_to_num(curves["entropy"]).min(1)
-        bound = curves["bound"].max(1)
-        self._bound = np.where(np.isnan(bound), np.inf, bound)
+        self._top, self._entropy = self.largest.max(1), np.nan_to_num(curves["entropy"])
+        self._bound = np.where(np.isnan(curves["bound"]), np.inf, curves["bound"])
         self._jump = _jumps(curves["gradient"])
-        self._excess = _excess(means_of(curves["loss"]))
+        self._excess = _excess(curves["loss"])
         self._every = every
         self._growth: dict[float, np.ndarray] = {}
 
