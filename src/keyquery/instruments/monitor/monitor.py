@@ -282,7 +282,7 @@ class Monitor:
             self.recorder.add_gradients(self.layers.gradient_norms())
 
     def _stepped(self) -> None:
-        self._safely(*((self.recorder.finish, self.count) if self.due else (self.recorder.settle,)))
+        self._safely(*((self.recorder.finish, self.count) if self.due else (self.recorder.settle, False)))
         self.count += 1
 
     def _safely(self, work: Callable[..., Any], *args: Any) -> None:

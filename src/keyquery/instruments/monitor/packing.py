@@ -26,9 +26,10 @@ def merged(forwards: Sequence[Measured]) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     for name in dict.fromkeys(key for part in forwards for key in part):
-        stack = torch.stack([part[name] for part in forwards if name in part])
+        parts = [part[name] for part in forwards if name in part]
+        stack = torch.stack(parts) if len(parts) > 1 else parts[0].unsqueeze(0)
         if name != "statistics":
-            found[name] = stack.mean(0) if name in MEANS else stack.amax(0)
+            found[name] = stack[0] if len(parts) == 1 else stack.mean(0) if name in MEANS else stack.amax(0)
             continue
         found["largest"], found["smallest"] = stack[:, LARGEST].amax(0), (-stack[:, SMALLEST]).amax(0)
         sums = stack[:, ENTROPY:].sum(0)

@@ -15,13 +15,10 @@ from torch import Tensor, nn
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.layer import LatentLayer, Norm, Projections
-from keyquery.forms.shares import Visible, shares
 from keyquery.instruments.monitor.bound import logit_bound
 from keyquery.instruments.monitor.interception import Seen
 from keyquery.instruments.monitor.statistics import LARGEST
-
-SHARES = ("symmetric", "skew", "popularity", "position")
-LONGEST = 256  # tokens over which shares are computed: offsets cost their square
+from keyquery.instruments.monitor.structure import Ranks, part_shares
 
 
 def module_of(name: str, modules: Mapping[str, Any]) -> str:
@@ -38,6 +35,7 @@ class Layers:
     """
 
     def __init__(self, heads: Heads, model: nn.Module) -> None:
+        self.ranks: Ranks | None = None  # effective ranks of the last record that measured them, until they are taken
         self.heads, self._model, modules = heads, model, dict(model.named_modules())
         self._own = formed(model) if isinstance(heads, FormedHeads) else []  # modules that are read by themselves
         self._kept = [self._read(index) for index in range(len(heads))]
@@ -71,7 +69,7 @@ class Layers:
     def measure(
         self, seen: Mapping[str, Seen], measured: Mapping[str, Mapping[str, Tensor]], whole: bool
     ) -> dict[str, dict[str, Tensor]]:
-        """σ₁, bounds, and, if `whole`, ranks and shares, by module."""
+        """σ₁, bounds, and, if `whole`, shares, by module; effective ranks are then computed into `ranks`."""
         layers = {n: layer for n, layer in self.now(seen).items() if layer.heads == measured[n]["statistics"].shape[1]}
         unknown = torch.full((1,), math.nan)
         norms = {layer.name: measured[name].get("input_norm", unknown)[0] for name, layer in layers.items()}
@@ -83,7 +81,10 @@ class Layers:
             # A bound below the logits would be one of other inputs than the layer's own: it is not shown.
             wrong = largest > bound * (1 + 16 * torch.finfo(seen[name].dtype).eps) + 1e-6
             results[name] = {"sigma": sigma, "bound": bound.masked_fill(wrong, math.nan)}
-            results[name] |= structure(layer, seen[name]) if whole else {}
+        if whole:
+            for name, parts in part_shares(layers, seen).items():
+                results[name] |= parts
+            self.ranks = Ranks(layers)
         return results
 
     def gradient_norms(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -230,24 +231,3 @@ def _own_gradients(module: Any) -> tuple[Tensor, Tensor]:
 
     key, query = norms(getattr(module, "key", None)), getattr(module, "query", None)
     return (key if query is None else norms(query)), key
-
-
-@torch.no_grad()
-def structure(layer: Layer, seen: Seen) -> dict[str, Tensor]:
-    """Effective rank of every head, and the shares of its score variance on a sample of its inputs.
-
-    Shares are those of `kq.look(pairs="independent")`: in closed form, for independent tokens.
-    """
-    form = layer.form
-    found = {"effective_rank": form.to(torch.promote_types(form.dtype, torch.float32)).effective_rank().flatten()}
-    if seen.tokens is None or len(seen.tokens) < 2 or not layer.on_data or not layer.by_offset:
-        return found
-    if seen.tokens.shape[-1] != layer.weights.query.shape[-1]:
-        return found
-    query, key = layer.project(seen.tokens.double())
-    joint = torch.cat((query, key.expand(query.shape)), -1).flatten(0, 1).cpu()
-    mean = joint.mean(1)
-    centred = joint - mean.unsqueeze(1)
-    visible = Visible(min(seen.length, LONGEST), layer.causal, layer.window)
-    parts = shares(mean, centred.mT @ centred / joint.shape[1], layer.scale, visible, layer.rope)
-    return found | {name: parts[name] for name in SHARES if name in parts}
