@@ -2,12 +2,14 @@
 
 Without rotation, q·k = xᵀMy + b_qᵀK y + (Qᵀb_k)ᵀx + b_q·b_k ≤ σ₁(M)‖x‖‖y‖ + ‖Kᵀb_q‖‖y‖ + ‖Qᵀb_k‖‖x‖ + b_q·b_k.
 RoPE rotates queries and keys against each other, which only ‖R q‖ = ‖q‖ ≤ σ₁(Q)‖x‖ + ‖b_q‖ bounds at every offset.
-A norm of queries or keys bounds them whatever the weights are: ‖γ ∘ z/rms(z)‖ ≤ max|γ|·√r.
+A norm of queries or keys bounds them whatever the weights are: ‖γ ∘ z/rms(z)‖ ≤ max|γ|·√r. A bias by offset (T5) adds
+at most its largest entry.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -67,6 +69,40 @@ def logit_bound(layer: Layer, norm: Tensor | float) -> Bound:
     return Bound(sigma.flatten(), (bound if layer.softcap is None else bound.clamp(max=layer.softcap)).flatten())
 
 
+@torch.no_grad()
+def latent_bound(kernels: Sequence[LatentLayer], norm: Tensor | float) -> Float[Tensor, " heads"]:
+    """The bound of latent attention (MLA): of its unrotated and its rotary kernel together.
+
+    A latent is normed, so that q = U z with ‖z‖ ≤ √L whatever the input is; U is found from the composed weight U D and
+    the down-projection D. NaN where a kernel has norms or biases beyond these.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for layer in kernels:
+        weights = layer.gained_latents()
+        if layer.query_norm is not None or layer.key_norm is not None or weights.query_bias is not None:
+            return torch.full((layer.heads,), math.nan, dtype=torch.float64)
+        query, query_size = _of_latent(weights.query.double(), layer.query_down, norm)
+        key, key_size = _of_latent(weights.key.double(), layer.key_down, norm)
+        if layer.rope is None:
+            largest = product_norm(query, key)
+        else:
+            longest = [largest_eigenvalue(side @ side.mT).clamp(min=0).sqrt() for side in (query, key)]
+            largest = float(layer.rope.factor) ** 2 * longest[0] * longest[1]
+        total = total.to(largest.device) + (layer.scale * largest * query_size * key_size).flatten()
+    return total
+
+
+def _of_latent(weight: Tensor, down: Tensor | None, norm: Tensor | float) -> tuple[Tensor, Tensor]:
+    """U of weight = U·down, and the largest norm of what it acts on; without a latent the weight itself, and `norm`."""
+    if down is None:
+        return weight, torch.as_tensor(norm, dtype=torch.float64, device=weight.device)
+    down = down.double()
+    factor, failed = torch.linalg.cholesky_ex(down @ down.mT)
+    up = torch.cholesky_solve(down @ weight.mT, factor).mT
+    size = torch.full((), math.sqrt(down.shape[0]), dtype=torch.float64, device=weight.device)
+    return up, torch.where(failed == 0, size, math.nan)
+
+
 def _part(bias: Tensor | None, turned: int) -> Tensor | None:
     return None if bias is None else bias[..., :turned]
 
@@ -97,7 +133,7 @@ def _bias_terms(
     return total
 
 
-def product_norm(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch r d"]) -> Float[Tensor, "*batch"]:
+def product_norm(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch r e"]) -> Float[Tensor, "*batch"]:
     """σ₁(QᵀK), from r × r matrices: σ₁² is the largest eigenvalue of LᵀKKᵀL, with LLᵀ = QQᵀ.
 
     >>> product_norm(torch.diag(torch.tensor([3.0, 1.0])).double(), torch.eye(2).double())

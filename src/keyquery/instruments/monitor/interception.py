@@ -194,7 +194,8 @@ class Interception(TorchFunctionMode):
             return
         tokens = tokens[: 2 if isinstance(module, nn.MultiheadAttention) else 1]
         seen = self.seen.setdefault(name, Seen())
-        seen.norms += [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).max() for x in tokens]
+        wide = torch.promote_types(tokens[0].dtype, torch.float32)
+        seen.norms += [torch.linalg.vector_norm(x, dim=-1, dtype=wide).max() for x in tokens]
         if self.keep_tokens and seen.tokens is None:
             flat = tokens[0].flatten(0, -2)
             seen.tokens = flat[:: max(len(flat) // SAMPLE, 1)][:SAMPLE].float()

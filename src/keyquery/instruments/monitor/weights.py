@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.layer import LatentLayer, Norm, Projections
-from keyquery.instruments.monitor.bound import logit_bound
+from keyquery.instruments.monitor.bound import latent_bound, logit_bound
 from keyquery.instruments.monitor.interception import Seen
 from keyquery.instruments.monitor.statistics import LARGEST
 from keyquery.instruments.monitor.structure import Ranks, part_shares
@@ -73,10 +73,15 @@ class Layers:
         layers = {n: layer for n, layer in self.now(seen).items() if layer.heads == measured[n]["statistics"].shape[1]}
         unknown = torch.full((1,), math.nan)
         norms = {layer.name: measured[name].get("input_norm", unknown)[0] for name, layer in layers.items()}
-        found = bounds(list(layers.values()), norms) if layers else {}
+        found = bounds([self._plain(layer) for layer in layers.values()], norms) if layers else {}
         results: dict[str, dict[str, Tensor]] = {}
         for name, layer in layers.items():
             sigma, bound = found[layer.name]
+            if isinstance(layer, LatentLayer):
+                kernels = [self._read(index) for index in self._indices(name)]
+                bound = latent_bound([each for each in kernels if isinstance(each, LatentLayer)], norms[layer.name])
+            elif _has_table(layer):
+                bound = bound + self._table(layer).amax(0).to(bound)
             largest = measured[name]["statistics"][LARGEST].to(bound.device)
             # A bound below the logits would be one of other inputs than the layer's own: it is not shown.
             wrong = largest > bound * (1 + 16 * torch.finfo(seen[name].dtype).eps) + 1e-6
@@ -87,10 +92,26 @@ class Layers:
             self.ranks = Ranks(layers)
         return results
 
+    def _plain(self, layer: Layer) -> Layer:
+        """A layer without a bias by offset, whose largest entry is added to its bound."""
+        return replace(layer, position="none") if _has_table(layer) else layer
+
+    def _table(self, layer: Layer) -> Tensor:
+        """T5's biases, (buckets, heads)."""
+        return self.heads.source.rows(layer.modules["bias_table"] + ".weight").double()
+
+    def _indices(self, module: str) -> list[int]:
+        return [index for index, name in self._modules.items() if name == module]
+
     def gradient_norms(self) -> dict[str, tuple[Tensor, Tensor]]:
         """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head, by module."""
         norms = gradient_norms(self.heads, self._model, [layer.name for layer in self._kept])
         return {self._modules[layer.index]: norms[layer.name] for layer in reversed(self._kept) if layer.name in norms}
+
+
+def _has_table(layer: Layer) -> bool:
+    """Whether a learned bias by offset is added to its scores (T5)."""
+    return layer.position == "t5" and "bias_table" in layer.modules
 
 
 def _place(tensor: Tensor) -> int:
