@@ -146,6 +146,23 @@ def test_a_run_is_resumed_and_watched_from_its_file(tmp_path):
     assert (other.count, other.reading().steps) == (again.count, again.reading().steps)
 
 
+def test_a_resumed_run_continues_its_curves_in_tensorboard(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    model = make("kq")
+    for first, last in ((0, 7), (4, 9)):  # the second from a checkpoint of step 4
+        monitor = kq.Monitor(model, every=2, folder=tmp_path, board=tmp_path / "board", on_alarm=lambda alarm: None)
+        if first:
+            monitor.resume(first)
+        train(model, monitor, steps=last - first, first=first)
+        monitor.close()
+    curves = events.EventAccumulator(str(tmp_path / "board" / "LanguageModel"))
+    curves.Reload()
+    shown = curves.Scalars("attention/max largest")
+    assert [point.step for point in shown] == [0, 2, 4, 6, 8]
+    largest = np.array(monitor.reading().curves["largest"]).max(0)
+    np.testing.assert_allclose([point.value for point in shown], largest, rtol=1e-6)
+
+
 def test_trainer_callback(tmp_path):
     model = make("sdpa")
     monitor = kq.Monitor(model, every=2, strict=True, on_alarm=lambda alarm: None)

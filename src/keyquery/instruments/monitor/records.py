@@ -48,7 +48,7 @@ class Recorder:
         self.shared = False  # whether processes share one model
         self.count = 0  # of records, also of those still on their way
         self.path = None if folder is None else Path(folder) / FILE
-        self.board = None if board is None else Board(board, name)
+        self.board, self._curves = None if board is None else Board(board, name), board
         self.dtype = "float32"
         self._records: list[dict[str, Any]] = []  # {step, values: {metric: [per head]}, alarms, clips}
         self._columns: list[dict[str, np.ndarray]] = []  # the same values, for alarms
@@ -201,7 +201,10 @@ class Recorder:
         return {head["name"].rpartition(".")[0]: 0 for head in self.heads}
 
     def drop(self, step: int) -> None:
-        """Drop records from a step on."""
+        """Drop records from a step on, also of TensorBoard."""
+        if self.board is not None and self._curves is not None and step > 1:
+            self.board.close()
+            self.board = Board(self._curves, self.name, step - 1)
         kept = [record for record in self.records if record["step"] < step]
         if len(kept) == self.count:
             return
