@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -205,6 +206,23 @@ def test_bad_input_is_one_sentence():
         model.body.blocks[0].attention.key.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match="NaN"):
         kq.Monitor(model)
+
+
+@pytest.mark.parametrize("kernel", ["general", "symmetric"])
+def test_weights_that_become_nan_raise_an_alarm(kernel):
+    torch.manual_seed(0)
+    model, alarms = LanguageModel(Shape(60, 32, 2, 4, 32, True, kernel, rope=True)), []
+    monitor = kq.Monitor(model, every=1, structure=1, on_alarm=alarms.append)
+    train(model, monitor, steps=2)
+    with torch.no_grad():
+        model.body.blocks[0].attention.key.weight[0, 0] = torch.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if kernel == "symmetric" else "error")  # its form cannot be read
+        train(model, monitor, steps=1)
+    reading = monitor.reading()
+    assert reading.curves["largest"][0][-1] is None
+    assert [alarm["step"] for alarm in alarms if alarm["rule"] == "overflow"] == [2]
+    assert "NaN or infinite" in alarms[-1]["reason"]
 
 
 def history(**columns):

@@ -54,7 +54,7 @@ def logit_bound(layer: Layer, norm: Tensor | float) -> Bound:
     turned = rank if normed or layer.axial is not None else 0 if rope is None else rope.dims
     factor = 1.0 if rope is None else float(rope.factor) ** 2
     parts = query[:, :, :turned], key[:, :, :turned]
-    squares = _largest_eigenvalues(_core(query, key), *(part @ part.mT for part in parts))
+    squares = _largest_eigenvalues(product_core(query, key), *(part @ part.mT for part in parts))
     sigma, *longest = (square.clamp(min=0).sqrt() for square in squares)
     sides = (
         _length(longest[0], _part(query_bias, turned), layer.query_norm, norm, turned),
@@ -139,11 +139,11 @@ def product_norm(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch
     >>> product_norm(torch.diag(torch.tensor([3.0, 1.0])).double(), torch.eye(2).double())
     tensor(3.0000, dtype=torch.float64)
     """
-    return largest_eigenvalue(_core(query, key)).clamp(min=0).sqrt()
+    return largest_eigenvalue(product_core(query, key)).clamp(min=0).sqrt()
 
 
-def _core(query: Tensor, key: Tensor) -> Tensor:
-    """LᵀKKᵀL, r × r; NaN where QQᵀ has no Cholesky factor."""
+def product_core(query: Tensor, key: Tensor) -> Tensor:
+    """LᵀKKᵀL, r × r, with LLᵀ = QQᵀ: its eigenvalues are the squared singular values of QᵀK. NaN if there is no L."""
     gram, other = query @ query.mT, key @ key.mT
     size = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     shift = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device) * (size * 1e-13 + 1e-300)

@@ -81,12 +81,12 @@ class Recorder:
                 values["input_norm"] = norm.expand(statistics.shape[1])
             measured[name] = values
             self.dtype = str(each.dtype).removeprefix("torch.")
+        for name, values in measured.items():  # before weights are read, which fails where they are NaN
+            self._open.setdefault(name, []).append(values)
         if layers is not None:
             for name, values in layers.measure(seen, measured, whole).items():
-                measured[name] |= values
+                measured[name].update(values)
             self._ranks, layers.ranks = layers.ranks or self._ranks, None
-        for name, values in measured.items():
-            self._open.setdefault(name, []).append(values)
 
     def add_gradients(self, norms: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Gradient norms of queries and keys, by module, into the open record."""

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from keyquery.checkpoints import Layer
-from keyquery.forms import Form
+from keyquery.forms.measures import entropy_rank
 from keyquery.forms.shares import Visible, shares
+from keyquery.instruments.monitor.bound import product_core
 from keyquery.instruments.monitor.interception import Seen
 
 SHARES = ("symmetric", "skew", "popularity", "position")
@@ -77,9 +78,10 @@ class Ranks:
     @torch.no_grad()
     def __init__(self, layers: Mapping[str, Layer]) -> None:
         self._future: Future[dict[str, np.ndarray]] | None = None
-        self._grams = {name: layer.form.gram() for name, layer in layers.items()}
-        if any(gram.is_cuda for gram in self._grams.values()):
-            self._grams = {name: gram.to("cpu", non_blocking=True) for name, gram in self._grams.items()}
+        weights = {name: layer.weights for name, layer in layers.items()}
+        self._cores = {name: product_core(own.query.double(), own.key.double()) for name, own in weights.items()}
+        if any(core.is_cuda for core in self._cores.values()):
+            self._cores = {name: core.to("cpu", non_blocking=True) for name, core in self._cores.items()}
             copied = torch.cuda.Event()
             copied.record()
             if not _WORKER:
@@ -99,4 +101,9 @@ class Ranks:
     def _computed(self, copied: Any = None) -> dict[str, np.ndarray]:
         if copied is not None:
             copied.synchronize()
-        return {name: Form.from_gram(gram).effective_rank().flatten().numpy() for name, gram in self._grams.items()}
+        ranks = {}
+        for name, core in self._cores.items():
+            values = torch.linalg.eigvalsh(core.nan_to_num()).clamp(min=0).sqrt()
+            rank = entropy_rank(values, values.sum(-1) == 0)
+            ranks[name] = rank.masked_fill(~core.isfinite().all(-1).all(-1), torch.nan).flatten().numpy()
+        return ranks
