@@ -7,6 +7,8 @@ small one in float32. Blocks of steps with and without the monitor alternate in 
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
 
 import torch
 from harness import publish, row, seconds
@@ -40,25 +42,46 @@ def trainer(device: str, batch: int, length: int):
     return model, step
 
 
-def overheads(device: str, batch: int, length: int, rounds: int, block: int):
-    """Share of a step that the monitor adds, by `every`: each block with it stands between two without."""
+def overheads(device: str, batch: int, length: int, rounds: int, block: int, seconds_left: float):
+    """Share of a step that the monitor adds, by `every`: each block with it stands between two without.
+
+    Ranks and shares, which every tenth record measures, are timed apart; a tenth of their cost is added to a record.
+    """
     model, step = trainer(device, batch, length)
     for _ in range(3):
         step()
-    with kq.Monitor(model, every=1, strict=True, on_alarm=lambda alarm: None):
-        for _ in range(3):
-            step()  # compiles kernels
-    found: dict[int, list[float]] = {10: [], 50: []}
+    until = time.perf_counter() + seconds_left
+    plain, whole = (kq.Monitor(model, every=1, structure=n, strict=True, on_alarm=ignore) for n in (10**9, 1))
+    for monitor in (plain, whole):
+        with monitor:
+            for _ in range(2):
+                step()  # compiles kernels
+    extra = max(_step(whole, step, device) - _step(plain, step, device), 0.0) / 10
+    watching = {
+        every: kq.Monitor(model, every=every, structure=10**9, strict=True, on_alarm=ignore) for every in (10, 50)
+    }
+    found: dict[int, list[float]] = {every: [] for every in watching}
     before = seconds(step, block, device)
-    for _ in range(rounds):
+    for at in range(rounds):
         for every, shares in found.items():
-            with kq.Monitor(model, every=every, strict=True, on_alarm=lambda alarm: None) as monitor:
-                monitor.recorder.count = 1  # ranks and shares are measured in every tenth record only
-                with_it = seconds(step, block, device)
+            with watching[every]:
+                with_it = seconds(step, block, device) + extra / every
             after = seconds(step, block, device)
             shares.append(100 * (2 * with_it / (before + after) - 1))
             before = after
-    return found, before
+        if time.perf_counter() > until and at >= 2:
+            break
+    return found, before, extra
+
+
+def _step(monitor: kq.Monitor, step, device: str) -> float:
+    """Seconds of a step that is recorded, the median of several."""
+    with monitor:
+        return statistics.median(seconds(step, 1, device) for _ in range(5))
+
+
+def ignore(alarm) -> None:
+    """No line per alarm."""
 
 
 def exactness(device: str):
@@ -92,21 +115,25 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--block", type=int, default=BLOCK)
+    parser.add_argument("--seconds", type=float, default=15, help="after which no round is begun, of each size")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = "H200" if device == "cuda" else "CPU"
+    where, name = ("H200", torch.cuda.get_device_name()) if device == "cuda" else ("CPU", "cpu")
     rows = [row(f"largest logits against float64, relative error, {where}", [exactness(device)], "", "1e-5")]
     if device == "cuda":
         short, long = memory(4096), memory(32768)
         rows.append(row("memory of logit statistics, 32,768 over 4,096 tokens, H200", [long / short], "times", "8"))
         rows.append(row("memory of logit statistics, 12 heads, 32,768 tokens, H200", [long / 2**20], "MiB", "–"))
     for batch, length in ((1, 4096), (4, 4096)) if device == "cuda" else ((8, 128),):
-        found, step = overheads(device, batch, length, options.rounds, options.block)
-        print(f"step of {batch} × {length} tokens: {1e3 * step:.1f} ms", flush=True)
+        found, step, extra = overheads(device, batch, length, options.rounds, options.block, options.seconds)
+        print(
+            f"step of {batch} × {length} tokens: {1e3 * step:.1f} ms; ranks and shares: {1e4 * extra:.1f} ms",
+            flush=True,
+        )
         size = f"{batch} × {length:,} tokens, {where}"
         for every, goal in ((50, "1"), (10, "5")):
             rows.append(row(f"monitor at every={every} over a training step, {size}", found[every], "% more", goal))
-    publish(f"monitor_{device}", rows, device=torch.cuda.get_device_name() if device == "cuda" else "cpu")
+        publish(f"monitor_{device}", rows, device=name)
 
 
 if __name__ == "__main__":

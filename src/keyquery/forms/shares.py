@@ -56,7 +56,7 @@ def shares(
     rank = mean.shape[-1] // 2
     query_mean, key_mean = mean[..., :rank], mean[..., rank:]
     of_query, of_key = covariance[..., :rank, :rank], covariance[..., rank:, rank:]
-    offsets, seen = visible.offsets(), visible.seen()
+    offsets, seen = visible.offsets().to(mean.device), visible.seen().to(mean.device)
     # A query sees m keys, and their mean score is subtracted: 1 − 1/m of the variance of a content term remains.
     weight = ((1 - 1 / seen.sum(1)) @ seen) / seen.sum()
     turns = rotations(rope, offsets, rank)
@@ -88,9 +88,9 @@ def _position(
     """Variance over visible offsets of q·R(Δ)k̄ + bias(Δ), with each query's mean subtracted, over all queries q."""
     heads, count, rank = where.shape
     # One more coordinate holds the bias: q·v + b = [q; 1]·[v; b].
-    extra = torch.zeros(heads, count, 1, dtype=where.dtype) if bias is None else bias.unsqueeze(-1)
+    extra = where.new_zeros(heads, count, 1) if bias is None else bias.unsqueeze(-1)
     vectors = torch.cat((where, extra), dim=-1)
-    moment = torch.zeros(heads, rank + 1, rank + 1, dtype=where.dtype)
+    moment = where.new_zeros(heads, rank + 1, rank + 1)
     moment[:, :rank, :rank] = second
     moment[:, :rank, rank] = moment[:, rank, :rank] = query_mean
     moment[:, rank, rank] = 0 if bias is None else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
@@ -9,51 +10,64 @@ from rich.text import Text
 
 from keyquery.report.kit.tables import columns_table
 from keyquery_studies.stability.study import StabilityStudy
-from keyquery_studies.stability.trial import RECIPES
 
 
 def tables(reading: StabilityStudy) -> list[Any]:
     """Outcomes, warnings and false alarms of every rule, rescues by QK-Clip, and kernels."""
     shown: list[Any] = [Text("trainings without QK-Clip", style="bold"), _outcomes(reading), ""]
-    for recipe in (None, *RECIPES):
-        title = f"warnings before the loss spikes, {'both recipes' if recipe is None else f'recipe {recipe!r}'}"
-        shown += [Text(title, style="bold"), _rules(reading.rules(recipe)), ""]
-    rescues = reading.rescues()
-    if rescues:
-        ended = [row["outcome"] for row in rescues]
-        counts = ", ".join(f"{ended.count(kind)} {kind}" for kind in ("stable", "recovered", "diverged"))
-        shown.append(f"QK-Clip on {len(rescues)} runs that diverged without: {counts}.")
-    kernels = [row for row in reading.kernels() if row["trained"]]
-    if kernels:
-        shown += ["", Text("kernels, same recipe, rate and seed", style="bold"), _kernels(kernels)]
+    for runs in ("held out", "calibration"):
+        rules = [rule for rule in reading.rules if rule["runs"] == runs and rule["recipe"] == "both"]
+        shown += [Text(f"warnings before the loss spikes, {runs} seeds", style="bold"), _rules(rules), ""]
+    if rescued := reading.rescued():
+        shown += [Text("QK-Clip on runs that diverged without", style="bold"), _rescued(rescued), ""]
+    if kernels := reading.kernels():
+        shown += [Text("kernels, same recipe, rate and seed", style="bold"), _kernels(kernels)]
     if missing := reading.provenance.get("missing"):
         shown.append(f"{missing} trainings of the plan are not done yet: the same command resumes.")
     return shown
 
 
 def _outcomes(reading: StabilityStudy) -> Table:
-    table = columns_table("recipe", "QK-norm", "rate", "stable", "recovered", "diverged")
-    rows = [row for row in reading.rows if row["tau"] is None and row["kernel"] == "general"]
-    for cell in sorted({(row["recipe"], row["normed"], row["rate"]) for row in rows}):
-        ended = [row["outcome"] for row in rows if (row["recipe"], row["normed"], row["rate"]) == cell]
+    table = columns_table("recipe", "kernel", "rate", "stable", "recovered", "diverged")
+    rows = [row for row in reading.rows if row["tau"] is None]
+    cells = [(row["recipe"], _arm(row), row["rate"]) for row in rows]
+    for cell in sorted(set(cells)):
+        ended = [row["outcome"] for row, of in zip(rows, cells, strict=True) if of == cell]
         counts = (str(ended.count(kind)) for kind in ("stable", "recovered", "diverged"))
-        table.add_row(cell[0], "yes" if cell[1] else "no", f"{cell[2]:g}", *counts)
+        table.add_row(cell[0], cell[1], f"{cell[2]:g}", *counts)
     return table
 
 
-def _rules(rows: list[dict[str, Any]]) -> Table:
-    table = columns_table("rule", "median steps of warning", "warned of", "false alarms")
+def _arm(row: Mapping[str, Any]) -> str:
+    return f"{row['kernel']}{', QK-norm' if row['normed'] else ''}, {row['depth']} layers"
+
+
+def _rules(rows: list[Mapping[str, Any]]) -> Table:
+    table = columns_table("rule", "thresholds", "median steps of warning", "warned of", "false alarms")
     for row in rows:
         ahead = "–" if row["median_warning"] is None else f"{row['median_warning']:.0f}"
         warned, false = f"{row['warned']} of {row['diverged']}", f"{row['false_alarms']} of {row['stable']}"
-        table.add_row(row["rule"], ahead, warned, false)
+        table.add_row(row["rule"], "fit" if row["fitted"] else "usual", ahead, warned, false)
+    return table
+
+
+def _rescued(rows: list[dict[str, Any]]) -> Table:
+    table = columns_table("runs", "stable", "recovered", "diverged", "median final loss", "lowest without")
+    for row in rows:
+        counts = (f"{row[kind]} of {row['diverged_without']}" for kind in ("stable", "recovered", "diverged"))
+        table.add_row(row["clipped"], *counts, _loss(row["median_final"]), _loss(row["median_lowest_without"]))
     return table
 
 
 def _kernels(rows: list[dict[str, Any]]) -> Table:
-    table = columns_table("kernel", "diverged", "median step of the spike", "median final loss")
+    table = columns_table("recipe", "kernel", "diverged", "median step of the spike", "later", "sooner", "final loss")
     for row in rows:
         spike = "–" if row["median_spike"] is None else f"{row['median_spike']:.0f}"
-        final = "–" if row["median_final"] is None else f"{row['median_final']:.3f}"
-        table.add_row(row["kernel"], f"{row['diverged']} of {row['trained']}", spike, final)
+        compared = (str(row["later_than_general"]), str(row["sooner_than_general"]))
+        diverged = f"{row['diverged']} of {row['trained']}"
+        table.add_row(row["recipe"], row["kernel"], diverged, spike, *compared, _loss(row["median_final"]))
     return table
+
+
+def _loss(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -6,7 +6,7 @@ Losses, gradient clipping and AdamW act on each run alone: one that diverges doe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.functional import embedding, gelu, layer_norm, rms_norm, scaled_do
 
 from keyquery.forms import Rope
 from keyquery.instruments.monitor.bound import largest_eigenvalue
+from keyquery.instruments.monitor.statistics import LARGEST, logit_statistics
 from keyquery.layers import LanguageModel
 from keyquery.layers.kernels import make
 
@@ -33,13 +34,16 @@ class StackedAttention(nn.Module):
         if self.shape is not None:
             for name, own in self.shape.named_parameters():
                 own.data = torch.cat([dict(layer.shape.named_parameters())[name].data for layer in layers])
+        self.recorded, self.clipped = False, False  # whether inputs and logits of the forward are measured
         self.norm: Tensor | None = None  # largest ‖x‖ of every run
+        self.largest: Tensor | None = None  # largest logit of every head, (runs, heads)
 
     def forward(self, x: Tensor) -> Tensor:
         """(runs, batch, n, dim) to the same."""
         runs, batch, n, dim = x.shape
         flat = x.reshape(runs, batch * n, dim)
-        self.norm = torch.linalg.vector_norm(flat.detach().float(), dim=-1).amax(-1)
+        if self.recorded:
+            self.norm = torch.linalg.vector_norm(flat.detach().float(), dim=-1).amax(-1)
         key, value = (self._heads(self._linear(flat, role), batch, n) for role in ("key", "value"))
         query = self._heads(self._linear(flat, "query"), batch, n) if self.shape is None else self.shape(key)
         if "query_norm_weight" in self.weights:
@@ -47,6 +51,9 @@ class StackedAttention(nn.Module):
         rope, places = self.rope, torch.arange(n, device=x.device)
         assert isinstance(rope, Rope)
         query, key = (rope.rotate(t, places).to(value.dtype) for t in (query, key))
+        if self.clipped:
+            statistics = logit_statistics(query.detach(), key.detach(), self.dims**-0.5, causal=True)
+            self.largest = statistics[LARGEST].view(runs, self.heads)
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.dims**-0.5)
         out = out.unflatten(1, (runs, self.heads)).permute(1, 0, 3, 2, 4).reshape(runs, batch * n, -1)
         return self._linear(out, "output").reshape(runs, batch, n, dim)
@@ -63,31 +70,42 @@ class StackedAttention(nn.Module):
 
     @torch.no_grad()
     def bound(self) -> Tensor:
-        """Largest bound of a head's logits, per run (see `logit_bound`); NaN if keys make queries."""
+        """Largest bound of a head's logits, per run (see `logit_bound`), at the inputs of the last recorded forward."""
         if "query_norm_weight" in self.weights:
             sizes = [self.weights[f"{side}_norm_weight"].abs().amax(-1) * self.dims**0.5 for side in ("query", "key")]
             return self.dims**-0.5 * sizes[0] * sizes[1]
         assert self.norm is not None
-        if self.shape is not None:
-            return torch.full_like(self.norm, torch.nan)
+        key, query = self._projection("key"), None
+        if self.shape is None:
+            query = self._projection("query")
+        else:  # C z is linear in z: applied to the columns of W and to b it gives those of the queries
+            query = tuple(self.shape(part.mT.flatten(0, 1)).unflatten(0, (self.runs, -1)).mT for part in key)
         sides = []
-        for side in ("query", "key"):
-            weight = self.weights[f"{side}_weight"].double().unflatten(1, (self.heads, self.dims))
-            bias = self.weights[f"{side}_bias"].double().unflatten(1, (self.heads, self.dims)).norm(dim=-1)
-            sides.append(largest_eigenvalue(weight @ weight.mT).sqrt() * self.norm.double()[:, None] + bias)
+        for weight, bias in (query, key):
+            length = largest_eigenvalue(weight @ weight.mT).clamp(min=0).sqrt() * self.norm.double()[:, None]
+            sides.append(length + torch.linalg.vector_norm(bias, dim=(-2, -1)))
         return (self.dims**-0.5 * sides[0] * sides[1]).amax(-1)
 
+    def _projection(self, side: str) -> tuple[Tensor, Tensor]:
+        """Weight (runs, heads, dims, width) and bias (runs, heads, dims, 1) in float64."""
+        weight, bias = (self.weights[f"{side}_{part}"].double() for part in ("weight", "bias"))
+        return weight.unflatten(1, (self.heads, self.dims)), bias.unflatten(1, (self.heads, self.dims))[..., None]
+
     @torch.no_grad()
-    def clip(self, gamma: Tensor) -> None:
-        """QK-Clip: multiply the scores of every head by gamma (runs, heads)."""
+    def clip(self, tau: Tensor) -> Tensor:
+        """QK-Clip: scale heads whose largest logit of the last forward exceeds their run's tau; how many, per run."""
+        assert self.largest is not None
+        above = self.largest > tau[:, None]  # not where it is NaN
+        gamma = torch.where(above, tau[:, None] / torch.where(above, self.largest, 1.0), 1.0)
         rows = gamma.sqrt().repeat_interleave(self.dims, 1)
         for side in ("query", "key") if self.shape is None else ("key",):
             self.weights[f"{side}_weight"].mul_(rows[..., None])
             self.weights[f"{side}_bias"].mul_(rows)
+        return above.sum(1)
 
 
 class StackedModel(nn.Module):
-    """Language models of one shape as one: token ids (batch, n) to logits (runs, batch·n, vocabulary)."""
+    """Language models of one shape as one: token ids (runs, batch, n) to logits (runs, batch·n, vocabulary)."""
 
     def __init__(self, models: Sequence[LanguageModel]) -> None:
         super().__init__()
@@ -116,22 +134,18 @@ class StackedModel(nn.Module):
 
     def gradient_norms(self) -> Tensor:
         """The norm of all gradients of every run."""
-        runs = len(self.tokens)
-        squares = [
-            self._by_run(weight.grad, runs).square().sum(1) for weight in self.parameters() if weight.grad is not None
-        ]
-        return torch.stack(squares).sum(0).sqrt()
+        norms = [torch.linalg.vector_norm(gradient, dim=1) for gradient in self._gradients()]
+        return torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
     @torch.no_grad()
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply the gradients of every run by a factor."""
-        for weight in self.parameters():
-            if weight.grad is not None:
-                self._by_run(weight.grad, len(factor)).mul_(factor[:, None])
+        for gradient in self._gradients():
+            gradient.mul_(factor[:, None])
 
-    @staticmethod
-    def _by_run(tensor: Tensor, runs: int) -> Tensor:
-        return tensor.view(runs, -1)
+    def _gradients(self) -> Iterator[Tensor]:
+        runs = len(self.tokens)
+        return (weight.grad.view(runs, -1) for weight in self.parameters() if weight.grad is not None)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

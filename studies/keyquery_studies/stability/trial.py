@@ -13,9 +13,9 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery_studies.common.language_models import begin
 
 KERNELS = ("general", "symmetric", "split", "tied")
-RECIPES = ("rate", "abrupt")
-WARMUP = 600  # steps of the recipe "rate"
-LARGE = 3.0  # factor on the initial query and key weights of the recipe "abrupt"
+RECIPES = ("ramp", "hold")
+WARMUP = 100  # steps of the recipe "hold"
+LARGE = 3.0  # factor on the initial query and key weights of the recipe "hold"
 BETAS = (0.9, 0.95)
 DECAY = 0.0  # decay times a high rate would bound the weights, and so the logits
 CLIP = 1.0  # global gradient norm
@@ -35,9 +35,10 @@ class NormedAttention(Attention):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A training. Recipes: "rate" warms up to a learning rate and holds it, with float32 weights; "abrupt" has no
-    warm-up, query and key weights 3 times as large at the start, and weights rounded to bf16 after each step. On a GPU
-    both compute under bf16 autocast. The seed is that of the weights: all trials see the same batches.
+    """A training. Recipes: "ramp" raises the learning rate linearly from 0 to `rate` over all steps, with float32
+    weights; "hold" holds `rate` after a warm-up of 100 steps, starts with query and key weights 3 times as large, and
+    rounds weights to bf16 after each step. On a GPU both compute under bf16 autocast. The seed is that of the weights
+    and of the batches.
     """
 
     recipe: str
@@ -46,15 +47,15 @@ class Trial:
     text: str  # the digest of the corpus
     normed: bool = False
     kernel: str = "general"
-    tau: float | None = None  # QK-Clip at every record
+    tau: float | None = None  # QK-Clip after every step
     steps: int = 1500
     vocabulary: int = 1024
     width: int = 256
     depth: int = 4
     heads: int = 4
     length: int = 128
-    batch: int = 16
-    every: int = 5
+    batch: int = 8
+    every: int = 10
 
     def __post_init__(self) -> None:
         check_choice("recipe", self.recipe, RECIPES)
@@ -75,7 +76,7 @@ class Trial:
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step."""
-        return self.rate * (min((step + 1) / WARMUP, 1.0) if self.recipe == "rate" else 1.0)
+        return self.rate * min((step + 1) / (self.steps if self.recipe == "ramp" else WARMUP), 1.0)
 
     def model(self) -> LanguageModel:
         """The model before training."""
@@ -91,11 +92,16 @@ class Trial:
                 old = block.attention
                 block.attention = NormedAttention(self.width, self.heads, rope=old.rope)
                 block.attention.load_state_dict(old.state_dict(), strict=False)
-        if self.recipe == "abrupt":
-            with torch.no_grad():
-                for layer in model.modules():
-                    if isinstance(layer, Attention):
-                        for part in (layer.query, layer.key):
-                            if part is not None:
-                                part.weight.mul_(LARGE)
+        if self.recipe == "hold":
+            _enlarge(model)
         return model
+
+
+@torch.no_grad()
+def _enlarge(model: nn.Module) -> None:
+    """Multiply the queries' and keys' weights; scores of kernels with one projection for both are quadratic in it."""
+    for layer in model.modules():
+        if isinstance(layer, Attention):
+            for part in (layer.query, layer.key):
+                if part is not None:
+                    part.weight.mul_(LARGE)

@@ -118,3 +118,45 @@ def test_qk_norm_is_refused():
     monitor = record(model, torch.randint(60, (1, 8)))
     with pytest.raises(ValueError, match="normalises its queries or keys"):
         monitor.clip(0.01)
+
+
+def spectral(matrix):
+    return torch.linalg.matrix_norm(matrix, ord=2)
+
+
+def test_the_bound_of_latent_attention_is_that_of_its_normed_latents():
+    torch.manual_seed(0)
+    model = mla().double().train()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3.0).add_(0.1 * torch.randn_like(weight))
+    values = record(model, torch.randint(60, (2, 12))).recorder.records[-1]["values"]
+    assert all(low <= high for low, high in zip(values["largest"], values["bound"], strict=True))
+    for index, layer in enumerate(model.model.layers):
+        attention, at = layer.self_attn, slice(4 * index, 4 * index + 4)
+        size = values["input_norm"][at][0]
+        query = (attention.q_b_proj.weight * attention.q_a_layernorm.weight).view(4, 10, 12)
+        key = (attention.kv_b_proj.weight * attention.kv_a_layernorm.weight).view(4, 11, 8)[:, :6]
+        rope_key = attention.kv_a_proj_with_mqa.weight[8:]
+        for head in range(4):
+            nope = spectral(query[head, :6].mT @ key[head]) * (12 * 8) ** 0.5
+            rope = spectral(query[head, 6:]) * 12**0.5 * spectral(rope_key) * size
+            expected = (attention.scaling * (nope + rope)).item()
+            assert values["bound"][at][head] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_bound_of_a_bias_by_offset_adds_its_largest_entry():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0
+    )
+    model = transformers.T5EncoderModel(config).double().train()
+    table = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+    ids, bounds = torch.randint(60, (2, 12)), []
+    for added in (0.0, 50.0):
+        with torch.no_grad():
+            table[:, 1] += added
+        values = record(model, ids).recorder.records[-1]["values"]
+        assert all(low <= high for low, high in zip(values["largest"], values["bound"], strict=True))
+        bounds.append(values["bound"][:4])
+    assert [b - a for a, b in zip(*bounds, strict=True)] == pytest.approx([0, 50, 0, 0], abs=1e-3)

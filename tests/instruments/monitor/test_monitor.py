@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -146,6 +147,23 @@ def test_a_run_is_resumed_and_watched_from_its_file(tmp_path):
     assert (other.count, other.reading().steps) == (again.count, again.reading().steps)
 
 
+def test_a_resumed_run_continues_its_curves_in_tensorboard(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    model = make("kq")
+    for first, last in ((0, 7), (4, 9)):  # the second from a checkpoint of step 4
+        monitor = kq.Monitor(model, every=2, folder=tmp_path, board=tmp_path / "board", on_alarm=lambda alarm: None)
+        if first:
+            monitor.resume(first)
+        train(model, monitor, steps=last - first, first=first)
+        monitor.close()
+    curves = events.EventAccumulator(str(tmp_path / "board" / "LanguageModel"))
+    curves.Reload()
+    shown = curves.Scalars("attention/max largest")
+    assert [point.step for point in shown] == [0, 2, 4, 6, 8]
+    largest = np.array(monitor.reading().curves["largest"]).max(0)
+    np.testing.assert_allclose([point.value for point in shown], largest, rtol=1e-6)
+
+
 def test_trainer_callback(tmp_path):
     model = make("sdpa")
     monitor = kq.Monitor(model, every=2, strict=True, on_alarm=lambda alarm: None)
@@ -188,6 +206,23 @@ def test_bad_input_is_one_sentence():
         model.body.blocks[0].attention.key.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match="NaN"):
         kq.Monitor(model)
+
+
+@pytest.mark.parametrize("kernel", ["general", "symmetric"])
+def test_weights_that_become_nan_raise_an_alarm(kernel):
+    torch.manual_seed(0)
+    model, alarms = LanguageModel(Shape(60, 32, 2, 4, 32, True, kernel, rope=True)), []
+    monitor = kq.Monitor(model, every=1, structure=1, on_alarm=alarms.append)
+    train(model, monitor, steps=2)
+    with torch.no_grad():
+        model.body.blocks[0].attention.key.weight[0, 0] = torch.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if kernel == "symmetric" else "error")  # its form cannot be read
+        train(model, monitor, steps=1)
+    reading = monitor.reading()
+    assert reading.curves["largest"][0][-1] is None
+    assert [alarm["step"] for alarm in alarms if alarm["rule"] == "overflow"] == [2]
+    assert "NaN or infinite" in alarms[-1]["reason"]
 
 
 def history(**columns):

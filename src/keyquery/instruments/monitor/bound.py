@@ -2,12 +2,14 @@
 
 Without rotation, q·k = xᵀMy + b_qᵀK y + (Qᵀb_k)ᵀx + b_q·b_k ≤ σ₁(M)‖x‖‖y‖ + ‖Kᵀb_q‖‖y‖ + ‖Qᵀb_k‖‖x‖ + b_q·b_k.
 RoPE rotates queries and keys against each other, which only ‖R q‖ = ‖q‖ ≤ σ₁(Q)‖x‖ + ‖b_q‖ bounds at every offset.
-A norm of queries or keys bounds them whatever the weights are: ‖γ ∘ z/rms(z)‖ ≤ max|γ|·√r.
+A norm of queries or keys bounds them whatever the weights are: ‖γ ∘ z/rms(z)‖ ≤ max|γ|·√r. A bias by offset (T5) adds
+at most its largest entry.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,9 +42,9 @@ def logit_bound(layer: Layer, norm: Tensor | float) -> Bound:
     """
     weights = layer.weights
     query, key = weights.query.double(), weights.key.double()
-    sigma = product_norm(query, key)
     norm = torch.as_tensor(norm, dtype=torch.float64, device=query.device)
     if isinstance(layer, LatentLayer) or layer.position not in POSITIONS or layer.learned or layer.pool:
+        sigma = product_norm(query, key)
         return Bound(sigma.flatten(), torch.full_like(sigma, math.nan).flatten())
     query_bias, key_bias = (None if b is None else b.double() for b in (weights.query_bias, weights.key_bias))
     normed = layer.query_norm is not None or layer.key_norm is not None
@@ -51,9 +53,12 @@ def logit_bound(layer: Layer, norm: Tensor | float) -> Bound:
     rope = rope if layer.axial is None else layer.axial.rope
     turned = rank if normed or layer.axial is not None else 0 if rope is None else rope.dims
     factor = 1.0 if rope is None else float(rope.factor) ** 2
+    parts = query[:, :, :turned], key[:, :, :turned]
+    squares = _largest_eigenvalues(product_core(query, key), *(part @ part.mT for part in parts))
+    sigma, *longest = (square.clamp(min=0).sqrt() for square in squares)
     sides = (
-        _length(query[:, :, :turned], _part(query_bias, turned), layer.query_norm, norm),
-        _length(key[:, :, :turned], _part(key_bias, turned), layer.key_norm, norm),
+        _length(longest[0], _part(query_bias, turned), layer.query_norm, norm, turned),
+        _length(longest[1].expand(longest[0].shape), _part(key_bias, turned), layer.key_norm, norm, turned),
     )
     bound = factor * sides[0] * sides[1] if turned else torch.zeros_like(sigma)
     if turned < rank:
@@ -64,22 +69,54 @@ def logit_bound(layer: Layer, norm: Tensor | float) -> Bound:
     return Bound(sigma.flatten(), (bound if layer.softcap is None else bound.clamp(max=layer.softcap)).flatten())
 
 
+@torch.no_grad()
+def latent_bound(kernels: Sequence[LatentLayer], norm: Tensor | float) -> Float[Tensor, " heads"]:
+    """The bound of latent attention (MLA): of its unrotated and its rotary kernel together.
+
+    A latent is normed, so that q = U z with ‖z‖ ≤ √L whatever the input is; U is found from the composed weight U D and
+    the down-projection D. NaN where a kernel has norms or biases beyond these.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for layer in kernels:
+        weights = layer.gained_latents()
+        if layer.query_norm is not None or layer.key_norm is not None or weights.query_bias is not None:
+            return torch.full((layer.heads,), math.nan, dtype=torch.float64)
+        query, query_size = _of_latent(weights.query.double(), layer.query_down, norm)
+        key, key_size = _of_latent(weights.key.double(), layer.key_down, norm)
+        if layer.rope is None:
+            largest = product_norm(query, key)
+        else:
+            longest = [largest_eigenvalue(side @ side.mT).clamp(min=0).sqrt() for side in (query, key)]
+            largest = float(layer.rope.factor) ** 2 * longest[0] * longest[1]
+        total = total.to(largest.device) + (layer.scale * largest * query_size * key_size).flatten()
+    return total
+
+
+def _of_latent(weight: Tensor, down: Tensor | None, norm: Tensor | float) -> tuple[Tensor, Tensor]:
+    """U of weight = U·down, and the largest norm of what it acts on; without a latent the weight itself, and `norm`."""
+    if down is None:
+        return weight, torch.as_tensor(norm, dtype=torch.float64, device=weight.device)
+    down = down.double()
+    factor, failed = torch.linalg.cholesky_ex(down @ down.mT)
+    up = torch.cholesky_solve(down @ weight.mT, factor).mT
+    size = torch.full((), math.sqrt(down.shape[0]), dtype=torch.float64, device=weight.device)
+    return up, torch.where(failed == 0, size, math.nan)
+
+
 def _part(bias: Tensor | None, turned: int) -> Tensor | None:
     return None if bias is None else bias[..., :turned]
 
 
-def _length(weight: Tensor, bias: Tensor | None, norm: Norm | None, size: Tensor) -> Float[Tensor, "groups shared"]:
-    """The largest ‖q‖ for inputs of at most this norm."""
-    if weight.shape[2] == 0:
-        return torch.zeros(weight.shape[:2], dtype=weight.dtype, device=weight.device)
+def _length(longest: Tensor, bias: Tensor | None, norm: Norm | None, size: Tensor, dims: int) -> Tensor:
+    """The largest ‖q‖ of every head for inputs of at most this norm; `longest` is σ₁ of its weight."""
     if norm is not None:
         over_all = norm.gain.shape[:2] != (1, 1) and not norm.by_head
-        dims = math.prod(norm.gain.shape) if over_all else weight.shape[2]
+        dims = math.prod(norm.gain.shape) if over_all else dims
         largest = norm.gain.double().abs().amax(-1) * math.sqrt(dims)
         if norm.shift is not None:
             largest = largest + torch.linalg.vector_norm(norm.shift.double(), dim=-1)
-        return largest.to(weight.device).expand(weight.shape[:2])
-    length = largest_eigenvalue(weight @ weight.mT).sqrt() * size
+        return largest.to(longest.device).expand(longest.shape)
+    length = longest * size
     return length if bias is None else length + torch.linalg.vector_norm(bias, dim=-1)
 
 
@@ -96,18 +133,35 @@ def _bias_terms(
     return total
 
 
-def product_norm(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch r d"]) -> Float[Tensor, "*batch"]:
+def product_norm(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch r e"]) -> Float[Tensor, "*batch"]:
     """σ₁(QᵀK), from r × r matrices: σ₁² is the largest eigenvalue of LᵀKKᵀL, with LLᵀ = QQᵀ.
 
     >>> product_norm(torch.diag(torch.tensor([3.0, 1.0])).double(), torch.eye(2).double())
     tensor(3.0000, dtype=torch.float64)
     """
+    return largest_eigenvalue(product_core(query, key)).clamp(min=0).sqrt()
+
+
+def product_core(query: Tensor, key: Tensor) -> Tensor:
+    """LᵀKKᵀL, r × r, with LLᵀ = QQᵀ: its eigenvalues are the squared singular values of QᵀK. NaN if there is no L."""
     gram, other = query @ query.mT, key @ key.mT
     size = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
     shift = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device) * (size * 1e-13 + 1e-300)
     factor, failed = torch.linalg.cholesky_ex(gram + shift)
     factor = torch.where((failed == 0)[..., None, None], factor, torch.nan)
-    return largest_eigenvalue(factor.mT @ other @ factor).clamp(min=0).sqrt()
+    return factor.mT @ other @ factor
+
+
+def _largest_eigenvalues(*matrices: Tensor) -> list[Tensor]:
+    """λ₁ of several batches; those of one size in one go, to save kernel launches."""
+    if not matrices[0].is_cuda or len({matrix.shape[-1] for matrix in matrices}) > 1:
+        return [
+            largest_eigenvalue(matrix) if matrix.shape[-1] else matrix.new_zeros(matrix.shape[:-2])
+            for matrix in matrices
+        ]
+    flat = [matrix.flatten(0, -3) for matrix in matrices]
+    parts = largest_eigenvalue(torch.cat(flat)).split([len(part) for part in flat])
+    return [part.reshape(matrix.shape[:-2]) for part, matrix in zip(parts, matrices, strict=True)]
 
 
 def largest_eigenvalue(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
@@ -119,10 +173,10 @@ def largest_eigenvalue(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*b
 
 
 def _by_squaring(matrix: Tensor) -> Tensor:
-    logarithm = torch.zeros(matrix.shape[:-2], dtype=matrix.dtype, device=matrix.device)
-    for power in range(SQUARINGS + 1):
-        trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
-        logarithm = logarithm + trace.log() * 0.5**power
-        matrix = matrix / torch.where(trace > 0, trace, 1.0)[..., None, None]
+    traces = []
+    for _ in range(SQUARINGS + 1):
+        traces.append(matrix.diagonal(dim1=-2, dim2=-1).sum(-1))
+        matrix = matrix / traces[-1].clamp(min=1e-300)[..., None, None]
         matrix = matrix @ matrix
-    return logarithm.exp()
+    powers = 0.5 ** torch.arange(SQUARINGS + 1, dtype=matrix.dtype, device=matrix.device)
+    return (torch.stack(traces, -1).log() @ powers).exp()

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from keyquery.instruments.monitor.statistics import logit_statistics, merged, statistics_of_logits
 
 SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
+HEARD = {functional.multi_head_attention_forward, functional.scaled_dot_product_attention, *SOFTMAX}
 SAMPLE = 1024  # tokens of a module's input that are kept for its shares
 
 
@@ -83,7 +84,7 @@ class Interception(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._inside:
+        if self._inside or func not in HEARD:
             return func(*args, **kwargs)
         if func is functional.multi_head_attention_forward:
             with self._inner_calls():
@@ -141,10 +142,9 @@ class Interception(TorchFunctionMode):
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
         with torch.autocast(device, enabled=False):
             found = logit_statistics(query, key, scale, attn_mask, is_causal)
-            entries = torch.maximum(
-                query.abs().amax((0, 2, 3)),
-                key.abs().amax((0, 2, 3)).repeat_interleave(query.shape[1] // key.shape[1]),
-            )
+            entries, of_keys = (torch.linalg.vector_norm(each, torch.inf, (0, 2, 3)) for each in (query, key))
+            shared = query.shape[1] // key.shape[1]
+            entries = torch.maximum(entries, of_keys.repeat_interleave(shared) if shared > 1 else of_keys)
         self._note(found, entries, query.dtype, scale, is_causal or attn_mask is not None, key.shape[-2])
 
     def _eager(self, input: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -194,7 +194,8 @@ class Interception(TorchFunctionMode):
             return
         tokens = tokens[: 2 if isinstance(module, nn.MultiheadAttention) else 1]
         seen = self.seen.setdefault(name, Seen())
-        seen.norms.append(torch.stack([torch.linalg.vector_norm(x.float(), dim=-1).max() for x in tokens]).max())
+        wide = torch.promote_types(tokens[0].dtype, torch.float32)
+        seen.norms += [torch.linalg.vector_norm(x, dim=-1, dtype=wide).max() for x in tokens]
         if self.keep_tokens and seen.tokens is None:
             flat = tokens[0].flatten(0, -2)
             seen.tokens = flat[:: max(len(flat) // SAMPLE, 1)][:SAMPLE].float()

@@ -42,7 +42,7 @@ class Monitor:
     Parameters
     ----------
     model
-        The model that is trained, as it is called: compiled or wrapped by DDP. Not tested: `fully_shard`.
+        The model that is trained, as it is called: compiled, wrapped by DDP, or after `fully_shard`.
     every
         Optimiser steps between records. Default: 50.
     structure
@@ -149,7 +149,7 @@ class Monitor:
         return trainer_callback(self, tau)
 
     def lightning(self, tau: float | None = None) -> Any:
-        """A callback for Lightning (not tested yet); the monitored model is the one that `training_step` calls."""
+        """A callback for Lightning; the monitored model is the one that `training_step` calls."""
         return lightning_callback(self, tau)
 
     def gradients(self) -> None:
@@ -282,7 +282,7 @@ class Monitor:
             self.recorder.add_gradients(self.layers.gradient_norms())
 
     def _stepped(self) -> None:
-        self._safely(*((self.recorder.finish, self.count) if self.due else (self.recorder.settle,)))
+        self._safely(*((self.recorder.finish, self.count) if self.due else (self.recorder.settle, False)))
         self.count += 1
 
     def _safely(self, work: Callable[..., Any], *args: Any) -> None:

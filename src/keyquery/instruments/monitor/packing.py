@@ -9,25 +9,27 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp, all_reduce, get_backend
+from torch.distributed import ReduceOp, all_reduce, get_backend, get_world_size
 
 from keyquery.instruments.monitor.reading import METRICS
 from keyquery.instruments.monitor.statistics import ENTROPY, LARGEST, QUERIES, SINK, SMALLEST, UNIFORM
 
 SUMS = ("entropy_sum", "sink_sum", "uniform_sum", "queries")
+MEANS = ("symmetric", "skew", "popularity", "position")  # shares of a whole: their largest would not add up to 1
 Measured = Mapping[str, Tensor]  # by metric, one value per head
 
 
 def merged(forwards: Sequence[Measured]) -> dict[str, Tensor]:
-    """Measurements of several forwards of one step: sums are added, and of all others the largest is taken.
+    """Measurements of several forwards of one step: sums are added, of shares the mean is taken, else the largest.
 
     The smallest logit is held negated, so that this holds for it, too.
     """
     found: dict[str, Tensor] = {}
     for name in dict.fromkeys(key for part in forwards for key in part):
-        stack = torch.stack([part[name] for part in forwards if name in part])
+        parts = [part[name] for part in forwards if name in part]
+        stack = torch.stack(parts) if len(parts) > 1 else parts[0].unsqueeze(0)
         if name != "statistics":
-            found[name] = stack.amax(0)
+            found[name] = stack[0] if len(parts) == 1 else stack.mean(0) if name in MEANS else stack.amax(0)
             continue
         found["largest"], found["smallest"] = stack[:, LARGEST].amax(0), (-stack[:, SMALLEST]).amax(0)
         sums = stack[:, ENTROPY:].sum(0)
@@ -58,7 +60,7 @@ class Packed:
             ]
             lines.append(torch.cat(parts))
         table = torch.stack(lines)
-        self._table = _reduced(table, [metric in SUMS for metric in self.metrics]) if shared else table
+        self._table = _reduced(table, self.metrics) if shared else table
         self._event: Any = None
         if self._table.is_cuda:
             self._table = self._table.to("cpu", non_blocking=True)
@@ -81,15 +83,17 @@ class Packed:
         return {name: column for name, column in found.items() if name in METRICS} | {"finite": finite.astype(float)}
 
 
-def _reduced(table: Tensor, summed: Sequence[bool]) -> Tensor:
-    """Sums over processes of some lines, maxima of the others."""
+def _reduced(table: Tensor, metrics: Sequence[str]) -> Tensor:
+    """Over all processes: sums, means of shares, maxima of the other lines."""
     home = table.device
     table = table if get_backend() == "nccl" else table.cpu()
-    is_sum = torch.tensor(summed, device=table.device)
-    for mask, how in ((is_sum, ReduceOp.SUM), (~is_sum, ReduceOp.MAX)):
+    shares = torch.tensor([metric in MEANS for metric in metrics], device=table.device)
+    added = shares | torch.tensor([metric in SUMS for metric in metrics], device=table.device)
+    for mask, how in ((added, ReduceOp.SUM), (~added, ReduceOp.MAX)):
         lines = table[mask].contiguous()
         all_reduce(lines, how)
         table[mask] = lines
+    table[shares] /= get_world_size()
     return table.to(home)
 
 

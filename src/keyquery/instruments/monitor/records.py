@@ -20,6 +20,7 @@ from keyquery.instruments.monitor.interception import Seen
 from keyquery.instruments.monitor.packing import Packed, merged, plain
 from keyquery.instruments.monitor.reading import METRICS, Monitored
 from keyquery.instruments.monitor.statistics import LARGEST, SMALLEST
+from keyquery.instruments.monitor.structure import Ranks
 from keyquery.instruments.monitor.weights import Layers, module_of
 from keyquery.reading import provenance
 from keyquery.support.files import append_line, read_text, write_text
@@ -47,12 +48,13 @@ class Recorder:
         self.shared = False  # whether processes share one model
         self.count = 0  # of records, also of those still on their way
         self.path = None if folder is None else Path(folder) / FILE
-        self.board = None if board is None else Board(board, name)
+        self.board, self._curves = None if board is None else Board(board, name), board
         self.dtype = "float32"
         self._records: list[dict[str, Any]] = []  # {step, values: {metric: [per head]}, alarms, clips}
         self._columns: list[dict[str, np.ndarray]] = []  # the same values, for alarms
         self._open: dict[str, list[dict[str, Tensor]]] = {}  # by module: measurements of every forward
-        self._coming: tuple[int, Packed] | None = None
+        self._ranks: Ranks | None = None  # of the open record
+        self._coming: tuple[int, Packed, Ranks | None] | None = None
         self._active: set[tuple[str, int]] = set()
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,16 +75,18 @@ class Recorder:
             statistics = each.merged()
             values = {"statistics": statistics, "unscaled": _size(statistics) / each.scale}
             if each.entries:
-                values["entry"] = torch.stack(each.entries).amax(0)
+                values["entry"] = torch.stack(each.entries).amax(0) if len(each.entries) > 1 else each.entries[0]
             if each.norms:
-                values["input_norm"] = torch.stack(each.norms).max().expand(statistics.shape[1])
+                norm = torch.stack(each.norms).max() if len(each.norms) > 1 else each.norms[0]
+                values["input_norm"] = norm.expand(statistics.shape[1])
             measured[name] = values
             self.dtype = str(each.dtype).removeprefix("torch.")
+        for name, values in measured.items():  # before weights are read, which fails where they are NaN
+            self._open.setdefault(name, []).append(values)
         if layers is not None:
             for name, values in layers.measure(seen, measured, whole).items():
-                measured[name] |= values
-        for name, values in measured.items():
-            self._open.setdefault(name, []).append(values)
+                measured[name].update(values)
+            self._ranks, layers.ranks = layers.ranks or self._ranks, None
 
     def add_gradients(self, norms: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Gradient norms of queries and keys, by module, into the open record."""
@@ -93,19 +97,22 @@ class Recorder:
     def finish(self, step: int) -> None:
         """Close the record of a step. Its numbers are read a step later, so that the device need not be waited for."""
         self.settle()
-        opened, self._open = self._open, {}
+        opened, self._open, ranks, self._ranks = self._open, {}, self._ranks, None
         whole = bool(opened)
         if self.shared:
             whole = _everywhere(whole)
         if whole:
-            self._coming = step, Packed({name: merged(parts) for name, parts in opened.items()}, self.shared)
+            self._coming = step, Packed({name: merged(parts) for name, parts in opened.items()}, self.shared), ranks
             self.count += 1
 
-    def settle(self) -> None:
-        """Read the numbers of the last record, raise alarms, and write it."""
+    def settle(self, wait: bool = True) -> None:
+        """Read the numbers of the last record, raise alarms, and write it; later, if it is not to be waited for."""
         if self._coming is None:
             return
-        (step, packed), self._coming = self._coming, None
+        step, packed, ranks = self._coming
+        if ranks is not None and not (wait or ranks.done):
+            return
+        self._coming = None
         if not self.heads:
             self.heads = [
                 {"layer": layer, "head": head, "name": f"{name}.{head}".lstrip(".")}
@@ -113,6 +120,10 @@ class Recorder:
                 for head in range(count)
             ]
         columns = packed.columns()
+        if ranks is not None:
+            by_module = ranks.result()
+            parts = [by_module.get(name, np.full(count, np.nan)) for name, count in packed.heads]
+            columns["effective_rank"] = np.concatenate(parts)
         self._columns.append(columns)
         values = {metric: plain(column) for metric, column in columns.items() if not np.isnan(column).all()}
         record = {"step": step, "values": values, "alarms": []}
@@ -190,7 +201,10 @@ class Recorder:
         return {head["name"].rpartition(".")[0]: 0 for head in self.heads}
 
     def drop(self, step: int) -> None:
-        """Drop records from a step on."""
+        """Drop records from a step on, also of TensorBoard."""
+        if self.board is not None and self._curves is not None and step > 1:
+            self.board.close()
+            self.board = Board(self._curves, self.name, step - 1)
         kept = [record for record in self.records if record["step"] < step]
         if len(kept) == self.count:
             return

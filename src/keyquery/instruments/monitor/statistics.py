@@ -71,6 +71,8 @@ def merged(parts: list[Float[Tensor, "6 heads"]]) -> Float[Tensor, "6 heads"]:
     >>> merged([torch.tensor([[2.0], [0], [1], [0], [1], [1]]), torch.tensor([[1.0], [-1], [1], [0], [1], [1]])])[:, 0]
     tensor([ 2., -1.,  2.,  0.,  2.,  2.])
     """
+    if len(parts) == 1:
+        return parts[0]
     stack = torch.stack(parts)
     return torch.cat((stack[:, :1].amax(0), stack[:, 1:2].amin(0), stack[:, 2:].sum(0)))
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.checkpoints.has_form import FormedHeads, MixedHeads
+from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.layer import LatentLayer, Norm, Projections
-from keyquery.forms.shares import Visible, shares
-from keyquery.instruments.monitor.bound import logit_bound
+from keyquery.instruments.monitor.bound import latent_bound, logit_bound
 from keyquery.instruments.monitor.interception import Seen
 from keyquery.instruments.monitor.statistics import LARGEST
-
-SHARES = ("symmetric", "skew", "popularity", "position")
-LONGEST = 256  # tokens over which shares are computed: offsets cost their square
+from keyquery.instruments.monitor.structure import Ranks, part_shares
 
 
 def module_of(name: str, modules: Mapping[str, Any]) -> str:
@@ -37,8 +35,10 @@ class Layers:
     """
 
     def __init__(self, heads: Heads, model: nn.Module) -> None:
+        self.ranks: Ranks | None = None  # effective ranks of the last record that measured them, until they are taken
         self.heads, self._model, modules = heads, model, dict(model.named_modules())
-        self._kept = list(heads)
+        self._own = formed(model) if isinstance(heads, FormedHeads) else []  # modules that are read by themselves
+        self._kept = [self._read(index) for index in range(len(heads))]
         self._modules = {layer.index: module_of(layer.name, modules) for layer in self._kept}
         self.counts = {self._modules[layer.index]: layer.heads for layer in self._kept}
         # Of latent attention, the unrotated kernel stands for its module.
@@ -49,8 +49,12 @@ class Layers:
         places = {_place(weight) for weight in self._model.parameters() if not hasattr(weight, "placements")}
         for index in (known := {name: self.index[name] for name in names if name in self.index}).values():
             if not self._live(self._kept[index], places):
-                self._kept[index] = self.heads[index]
+                self._kept[index] = self._read(index)
         return {name: self._kept[index] for name, index in known.items()}
+
+    def _read(self, index: int) -> Layer:
+        with gathered(self._model.get_submodule(self._own[index])) if self._own else nullcontext():
+            return self.heads[index]
 
     def _live(self, layer: Layer, places: set[int]) -> bool:
         """Whether all that a layer was read as are views of parameters."""
@@ -65,25 +69,49 @@ class Layers:
     def measure(
         self, seen: Mapping[str, Seen], measured: Mapping[str, Mapping[str, Tensor]], whole: bool
     ) -> dict[str, dict[str, Tensor]]:
-        """σ₁, bounds, and, if `whole`, ranks and shares, by module."""
+        """σ₁, bounds, and, if `whole`, shares, by module; effective ranks are then computed into `ranks`."""
         layers = {n: layer for n, layer in self.now(seen).items() if layer.heads == measured[n]["statistics"].shape[1]}
         unknown = torch.full((1,), math.nan)
         norms = {layer.name: measured[name].get("input_norm", unknown)[0] for name, layer in layers.items()}
-        found = bounds(list(layers.values()), norms) if layers else {}
+        found = bounds([self._plain(layer) for layer in layers.values()], norms) if layers else {}
         results: dict[str, dict[str, Tensor]] = {}
         for name, layer in layers.items():
             sigma, bound = found[layer.name]
+            if isinstance(layer, LatentLayer):
+                kernels = [self._read(index) for index in self._indices(name)]
+                bound = latent_bound([each for each in kernels if isinstance(each, LatentLayer)], norms[layer.name])
+            elif _has_table(layer):
+                bound = bound + self._table(layer).amax(0).to(bound)
             largest = measured[name]["statistics"][LARGEST].to(bound.device)
             # A bound below the logits would be one of other inputs than the layer's own: it is not shown.
             wrong = largest > bound * (1 + 16 * torch.finfo(seen[name].dtype).eps) + 1e-6
             results[name] = {"sigma": sigma, "bound": bound.masked_fill(wrong, math.nan)}
-            results[name] |= structure(layer, seen[name]) if whole else {}
+        if whole:
+            for name, parts in part_shares(layers, seen).items():
+                results[name] |= parts
+            self.ranks = Ranks(layers)
         return results
+
+    def _plain(self, layer: Layer) -> Layer:
+        """A layer without a bias by offset, whose largest entry is added to its bound."""
+        return replace(layer, position="none") if _has_table(layer) else layer
+
+    def _table(self, layer: Layer) -> Tensor:
+        """T5's biases, (buckets, heads)."""
+        return self.heads.source.rows(layer.modules["bias_table"] + ".weight").double()
+
+    def _indices(self, module: str) -> list[int]:
+        return [index for index, name in self._modules.items() if name == module]
 
     def gradient_norms(self) -> dict[str, tuple[Tensor, Tensor]]:
         """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head, by module."""
         norms = gradient_norms(self.heads, self._model, [layer.name for layer in self._kept])
         return {self._modules[layer.index]: norms[layer.name] for layer in reversed(self._kept) if layer.name in norms}
+
+
+def _has_table(layer: Layer) -> bool:
+    """Whether a learned bias by offset is added to its scores (T5)."""
+    return layer.position == "t5" and "bias_table" in layer.modules
 
 
 def _place(tensor: Tensor) -> int:
@@ -173,6 +201,24 @@ def whole(tensor: Any) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """While it is entered, parameters that processes share (FSDP2) are whole; all processes must enter it."""
+    sharded = [
+        (owner, name, weight)
+        for owner in module.modules()
+        for name, weight in owner._parameters.items()
+        if hasattr(weight, "full_tensor")
+    ]
+    try:
+        for owner, name, weight in sharded:
+            owner._parameters[name] = cast(Any, whole(weight.detach()))
+        yield
+    finally:
+        for owner, name, weight in sharded:
+            owner._parameters[name] = weight
+
+
 def gradient_norms(heads: Heads, model: nn.Module, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
     """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head, by layer name; empty if no weight has a gradient.
 
@@ -206,24 +252,3 @@ def _own_gradients(module: Any) -> tuple[Tensor, Tensor]:
 
     key, query = norms(getattr(module, "key", None)), getattr(module, "query", None)
     return (key if query is None else norms(query)), key
-
-
-@torch.no_grad()
-def structure(layer: Layer, seen: Seen) -> dict[str, Tensor]:
-    """Effective rank of every head, and the shares of its score variance on a sample of its inputs.
-
-    Shares are those of `kq.look(pairs="independent")`: in closed form, for independent tokens.
-    """
-    form = layer.form
-    found = {"effective_rank": form.to(torch.promote_types(form.dtype, torch.float32)).effective_rank().flatten()}
-    if seen.tokens is None or len(seen.tokens) < 2 or not layer.on_data or not layer.by_offset:
-        return found
-    if seen.tokens.shape[-1] != layer.weights.query.shape[-1]:
-        return found
-    query, key = layer.project(seen.tokens.double())
-    joint = torch.cat((query, key.expand(query.shape)), -1).flatten(0, 1).cpu()
-    mean = joint.mean(1)
-    centred = joint - mean.unsqueeze(1)
-    visible = Visible(min(seen.length, LONGEST), layer.causal, layer.window)
-    parts = shares(mean, centred.mT @ centred / joint.shape[1], layer.scale, visible, layer.rope)
-    return found | {name: parts[name] for name in SHARES if name in parts}

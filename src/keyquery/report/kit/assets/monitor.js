@@ -9,6 +9,8 @@ let head = 0;
 const isLog = (name) => DATA.log.includes(name);
 const level = (name, value) => (value === null || (isLog(name) && value <= 0) ? null : isLog(name) ? Math.log(value) : value);
 
+const widthOf = (id, most) => Math.max(Math.min(document.getElementById(id).clientWidth, most), 240);
+
 function limits(name, rows) {
   let [low, high] = [Infinity, -Infinity];
   for (const row of rows) for (const value of row) {
@@ -23,7 +25,7 @@ function drawMap() {
   const [low, high] = limits(metric, rows);
   const canvas = el("canvas", { role: "img", "aria-label": `${title(metric)} of every head by step` });
   const style = getComputedStyle(document.documentElement);
-  canvas.width = 1200;
+  canvas.width = widthOf("map", 1200);
   canvas.height = Math.max(ROW * rows.length, 40);
   canvas.style.setProperty("height", `${canvas.height}px`);
   const pen = canvas.getContext("2d");
@@ -33,7 +35,8 @@ function drawMap() {
     const at = level(metric, value);
     if (at === null) return;
     pen.globalAlpha = 0.04 + 0.96 * (at - low) / (high - low);
-    pen.fillRect(x * wide, y * tall, Math.ceil(wide), Math.ceil(tall));
+    const [from, to] = [Math.round(x * wide), Math.round((x + 1) * wide)];
+    pen.fillRect(from, Math.round(y * tall), to - from, Math.round(tall));
   }));
   pen.globalAlpha = 1;
   pen.strokeStyle = style.getPropertyValue("--ink");
@@ -48,18 +51,19 @@ function drawMap() {
   canvas.addEventListener("click", (event) => {
     const box = canvas.getBoundingClientRect();
     head = Math.min(Math.floor((event.clientY - box.top) / box.height * rows.length), rows.length - 1);
+    of.value = head;
     drawCurve();
   });
   put("map", canvas);
   const back = (value) => figure3(isLog(metric) ? Math.exp(value) : value);
   put("scale", `${DATA.units[metric] ?? ""}: faint ${back(low)}, strong ${back(high)}${isLog(metric) ? ", logarithmic; blank: not above 0" : ""}`);
-  put("under", `Rows: heads from ${DATA.heads[0]} to ${DATA.heads[DATA.heads.length - 1]}. Columns: steps ${DATA.steps[0]} to ${DATA.steps[DATA.steps.length - 1]}. Crosses: alarms. Click a row for its curve.`);
+  put("under", `Rows: heads from ${DATA.heads[0]} to ${DATA.heads[DATA.heads.length - 1]}. Columns: steps ${DATA.steps[0]} to ${DATA.steps[DATA.steps.length - 1]}. Crosses: alarms. Click a row, or choose a head, for its curve.`);
 }
 
 function drawCurve() {
   const row = DATA.curves[metric][head];
   const [low, high] = limits(metric, [row]);
-  const [width, height, left, base] = [900, 220, 60, 190];
+  const [width, height, left, base] = [widthOf("curve", 900), 220, 60, 190];
   const first = DATA.steps[0];
   const span = Math.max(DATA.steps[DATA.steps.length - 1] - first, 1);
   const x = (step) => left + (width - left - 10) * (step - first) / span;
@@ -81,9 +85,14 @@ function drawCurve() {
 put("facts", DATA.facts + (DATA.clips ? ` · ${DATA.clips} clips` : ""));
 const select = document.getElementById("metric");
 select.append(...names.map((name) => el("option", { value: name }, title(name))));
+const of = document.getElementById("head");
+of.append(...DATA.heads.map((name, at) => el("option", { value: at }, name)));
+of.addEventListener("change", () => { head = Number(of.value); drawCurve(); });
 select.addEventListener("change", () => { metric = select.value; drawMap(); drawCurve(); });
 put("alarms", ...(DATA.alarms.length ? DATA.alarms.map((alarm) => el("li", {}, `step ${alarm.step}: ${alarm.reason}`)) : [el("li", {}, "none")]));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMap);
+addEventListener("resize", () => { drawMap(); drawCurve(); });
 head = DATA.alarms.length ? DATA.alarms[0].heads[0] : 0;
+of.value = head;
 drawMap();
 drawCurve();
