@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from keyquery_studies.common.stacked import Adam, stacked
+from keyquery_studies.starts.model import StartRun, losses
 from keyquery_studies.starts.study import FACTORS, Plan, run
-from keyquery_studies.starts.training import StartRun, losses
 from torch.nn.functional import cross_entropy
 
 from keyquery.layers import LanguageModel, Shape
@@ -52,11 +52,11 @@ def test_stacked_language_models_equal_single_ones(objective: str) -> None:
 def test_starts_are_trained_and_compared(tmp_path: Path) -> None:
     corpus = tmp_path / "text.txt"
     corpus.write_text(" ".join(f"word{number % 97} and {number % 13}" for number in range(9000)))
-    reading = run(corpus, tmp_path / "out", Plan(seeds=(0, 1), objectives=("masked",), steps=2, vocabulary=300))
+    reading = run(corpus, tmp_path / "out", Plan(seeds=(0, 1), objectives=("masked",), steps=(2,), vocabulary=300))
     factors = {row["factor"]: row for row in reading.summary()}
     assert set(factors) == set(FACTORS)
     row, one, other = (
         factors["tie at the small scale"],
-        *({r["seed"]: r["loss"] for r in reading._of("masked", start)} for start in ("small tied", "small")),
+        *({r["seed"]: r["loss"] for r in reading._of("masked", start, 2)} for start in ("small tied", "small")),
     )
     assert row["change"] == pytest.approx(sum(one[seed] - other[seed] for seed in (0, 1)) / 2)
