@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
+from statistics import fmean
 from time import time
 from typing import Any
 
@@ -18,7 +19,7 @@ from keyquery.capture.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
-from keyquery_studies.common.comparisons import difference, holm
+from keyquery_studies.common.comparisons import corrected, difference
 from keyquery_studies.common.rows import firsts, over_seeds
 from keyquery_studies.common.runner import Job, device_name, run_jobs, run_parts, study_folder
 from keyquery_studies.primal.arena.model import ATTENTIONS
@@ -72,15 +73,52 @@ class PrimalStudy(Reading, kind="primal study"):
         means = over_seeds(self.text, [key for key in TEXT if key != "seed"], ("accuracy",))
         return rows + [{"part": "text", **{k: v for k, v in row.items() if k != "data"}} for row in means]
 
-    def gaps(self) -> list[dict[str, Any]]:
-        """Text: accuracy of each attention at the rate of most seeds less that of another, paired; p by Holm."""
+    def contrasts(self) -> list[dict[str, Any]]:
+        """Accuracies paired by seed, p by Holm within a part: primal less softmax on series, and the arms of Text."""
+        rows = []
+        sets = dict.fromkeys(row["dataset"] for row in self.series)
+        for name, protocol, attention in product(sets, PROTOCOLS, ATTENTIONS[:2]):
+            one, other = (self._runs(name, arm, protocol) for arm in (attention, "general"))
+            if one and other:
+                of = {"part": "series", "dataset": name, "protocol": protocol, "attention": attention}
+                rows.append({**of, "less": "general", **difference(one, other, "accuracy")})
         arms = {name: _most([row for row in self.text if row["attention"] == name]) for name in SIDES}
-        pairs = [pair for pair in (SIDES[1::-1], SIDES[2::-2], SIDES[1:]) if all(arms[name] for name in pair)]
-        rows = [difference(arms[one], arms[other], "accuracy") for one, other in pairs]
-        known = [row["p"] for row in rows if row["p"] is not None]
-        corrected = holm(known) if len(known) == len(rows) else [None] * len(rows)
-        named = zip(pairs, rows, corrected, strict=True)
-        return [{"attention": one, "less": other, **row, "p": p} for (one, other), row, p in named]
+        texts = []
+        for one, other in (("primal", "general"), ("released", "general"), ("primal", "released")):
+            if arms[one] and arms[other]:
+                of = {"part": "text", "dataset": "text", "protocol": "held out", "attention": one}
+                texts.append({**of, "less": other, **difference(arms[one], arms[other], "accuracy")})
+        return [*corrected(rows), *corrected(texts)]
+
+    def protocols(self) -> list[dict[str, Any]]:
+        """What the published protocol adds on each dataset, in accuracy: more training data, and epochs by test data.
+
+        Differences of the last epoch's accuracy, and of the chosen epoch's to it; paired by seed, mean over attentions.
+        """
+        rows = []
+        for name in dict.fromkeys(row["dataset"] for row in self.series):
+            own = {protocol: self._mean(name, protocol) for protocol in PROTOCOLS}
+            held, published = (own[protocol] for protocol in ("held out", "published"))
+            if held and published:
+                pairs = {"data": (published, held, "last"), "epoch": (published, published, "gain")}
+                for factor, (one, other, key) in pairs.items():
+                    other = [{**row, "gain": 0.0} for row in other] if key == "gain" else other
+                    rows.append({"dataset": name, "factor": factor, **difference(one, other, key)})
+        return corrected(rows)
+
+    def _mean(self, dataset: str, protocol: str) -> list[dict[str, Any]]:
+        """Per seed, the mean over attentions of the last accuracy, and of the gain by choosing the epoch."""
+        runs = [row for row in self.series if (row["dataset"], row["protocol"]) == (dataset, protocol)]
+        rows = []
+        for seed in dict.fromkeys(row["seed"] for row in runs):
+            own = [row for row in runs if row["seed"] == seed]
+            gains = [row["accuracy"] - row["last_accuracy"] for row in own]
+            rows.append({"seed": seed, "last": fmean(row["last_accuracy"] for row in own), "gain": fmean(gains)})
+        return rows
+
+    def _runs(self, dataset: str, attention: str, protocol: str) -> list[Mapping[str, Any]]:
+        wanted = (dataset, attention, protocol)
+        return [row for row in self.series if (row["dataset"], row["attention"], row["protocol"]) == wanted]
 
     def _trials(self) -> list[dict[str, Any]]:
         """Rows on time series by part: a training shared by both parts counts as one seed of each."""

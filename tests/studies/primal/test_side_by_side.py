@@ -95,7 +95,7 @@ def test_texts_are_compared_at_the_best_rates(tmp_path: Path) -> None:
         assert len(tried) > 2
         assert tried[rate] == min(tried.values())
         arms[name] = [row for row in own if row["lr"] == rate]
-    gap = reading.gaps()[0]
+    gap = reading.contrasts()[0]
     assert (gap["attention"], gap["less"], gap["seeds"]) == ("primal", "general", 2)
     means = [sum(row["accuracy"] for row in arms[name]) / 2 for name in ("primal", "general")]
     assert gap["change"] == pytest.approx(means[0] - means[1])
