@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from keyquery_studies.common.language_models import prepare
 from keyquery_studies.common.stacked import Adam, stacked
+from keyquery_studies.starts import training
 from keyquery_studies.starts.model import StartRun, losses
 from keyquery_studies.starts.study import FACTORS, Plan, run
+from keyquery_studies.starts.training import Together
 from torch.nn.functional import cross_entropy
 
-from keyquery.layers import LanguageModel, Shape
+from keyquery.layers import Attention, LanguageModel, Shape
 
 
 def test_adam_with_a_rate_per_model() -> None:
@@ -46,6 +49,55 @@ def test_stacked_language_models_equal_single_ones(objective: str) -> None:
         model.load_state_dict(own.initial())
         single = cross_entropy(model(inputs[index]).flatten(0, 1), targets[index].flatten())
         torch.testing.assert_close(together[index], single)
+
+
+OPTIONS = {"objective": "masked", "text": "", "vocabulary": 300, "width": 16, "length": 8, "heads": 2, "batch": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("starts")
+    corpus = folder / "text.txt"
+    corpus.write_text(" ".join(f"word{number % 97} and {number % 13}" for number in range(9000)))
+    prepare(corpus, folder, 300)
+    return folder
+
+
+def test_a_branch_equals_a_training_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "EVERY", 5)
+    monkeypatch.setattr(training, "WARMUP", 2)
+    runs = [StartRun(start=start, seed=seed, lr=4e-3, **OPTIONS) for start, seed in (("tied", 0), ("small", 1))]
+    shorter, longer = Together(runs, folder, "cpu").train((10, 60), lambda: False)
+    for path in (folder / "checkpoints").glob("*"):
+        path.unlink()
+    assert list(Together(runs, folder, "cpu").train((60,), lambda: False)) == [longer]
+    assert [row["steps"] for row in (*shorter, *longer)] == [10, 10, 60, 60]
+    assert [point[0] for point in longer[0]["curve"]] == [*range(5, 61, 5)]
+
+
+def test_a_late_training_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "EVERY", 5)
+    monkeypatch.setattr(training, "KEPT", 1)
+    runs = [StartRun(start="small tied", seed=2, lr=4e-3, **OPTIONS)]
+    (whole,) = Together(runs, folder, "cpu").train((30,), lambda: False)
+    for path in (folder / "checkpoints").glob("*"):
+        path.unlink()
+    assert not list(Together(runs, folder, "cpu").train((30,), lambda: True))
+    again = Together(runs, folder, "cpu")
+    assert list(again.train((30,), lambda: False)) == [whole]
+    assert again.begun == 5
+
+
+def test_small_starts_differ_in_the_tie_alone() -> None:
+    small, tied = (StartRun(start=start, seed=0, lr=1e-3, **OPTIONS) for start in ("small", "small tied"))
+    norms = []
+    for own in (small, tied):
+        model = LanguageModel(Shape(300, 16, 2, 2, 8, causal=False))
+        model.load_state_dict(own.initial())
+        norms.append([layer.form().norm2 for layer in model.modules() if isinstance(layer, Attention)])
+        symmetry = [layer.form().symmetry for layer in model.modules() if isinstance(layer, Attention)]
+    torch.testing.assert_close(norms[0], norms[1])
+    assert min(value.min() for value in symmetry) > 1 - 1e-6
 
 
 @pytest.mark.slow

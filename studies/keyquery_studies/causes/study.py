@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from time import perf_counter
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch

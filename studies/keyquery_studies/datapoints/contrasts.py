@@ -24,10 +24,10 @@ def contrasts(npt: Rows, baselines: Rows, grid: Rows) -> list[dict[str, Any]]:
     models, grown = [], []
     for table in tables:
         name = "nll" if table == "breast" else "rmse"
-        arms = {row.get("model") or row["protocol"]: [] for row in (*npt, *baselines) if row["table"] == table}
+        arms: dict[str, list[dict[str, Any]]] = {}
         for row in (*npt, *baselines):
             if row["table"] == table and not row.get("partial"):
-                arms[row.get("model") or row["protocol"]].append({**row, "seed": row["fold"]})
+                arms.setdefault(row.get("model") or row["protocol"], []).append({**row, "seed": row["fold"]})
         pairs = [("inductive", "published"), *((p, m) for m in OTHERS for p in ("inductive", "published"))]
         for one, other in pairs:
             if arms.get(one) and arms.get(other):

@@ -84,10 +84,10 @@ class PrimalStudy(Reading, kind="primal study"):
                 rows.append({**of, "less": "general", **difference(one, other, "accuracy")})
         arms = {name: _most([row for row in self.text if row["attention"] == name]) for name in SIDES}
         texts = []
-        for one, other in (("primal", "general"), ("released", "general"), ("primal", "released")):
-            if arms[one] and arms[other]:
-                of = {"part": "text", "dataset": "text", "protocol": "held out", "attention": one}
-                texts.append({**of, "less": other, **difference(arms[one], arms[other], "accuracy")})
+        for own, base in (("primal", "general"), ("released", "general"), ("primal", "released")):
+            if arms[own] and arms[base]:
+                of = {"part": "text", "dataset": "text", "protocol": "held out", "attention": own}
+                texts.append({**of, "less": base, **difference(arms[own], arms[base], "accuracy")})
         return [*corrected(rows), *corrected(texts)]
 
     def protocols(self) -> list[dict[str, Any]]:

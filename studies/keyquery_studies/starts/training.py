@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from keyquery.support.files import write_text
-from keyquery.training import schedule
 from keyquery_studies.common.language_models import tasks
 from keyquery_studies.common.objectives import Task
 from keyquery_studies.common.runner import device_name
@@ -20,18 +19,21 @@ from keyquery_studies.common.stacked import Adam, Weights, stacked
 from keyquery_studies.common.store import checkpoint_path, digest_of
 from keyquery_studies.starts.model import StartRun, losses
 
-CHECKS = 40  # evaluations during a training
-KEPT = 8  # checkpoints during a training, each of which replaces the last
+EVERY = 250  # steps between evaluations
+KEPT = 4  # evaluations between checkpoints, each of which replaces the last
+FLAT = 0.8  # share of the steps at a constant rate; then it falls linearly to 0
 WARMUP, DECAY, CLIP = 300, 0.1, 1.0
+DIGITS = 5  # of curves
 DRAWN = 50  # steps whose windows are drawn at once
 EAGER = 3  # steps before a CUDA graph is captured
 Late = Callable[[], bool]
 
 
 class Together:
-    """Models of one objective and one number of steps, trained side by side.
+    """Models of one objective, trained side by side for several numbers of steps.
 
-    Models of one seed see the same windows. On a GPU a whole step is one CUDA graph.
+    All share the steps at a constant rate: for each number of steps the rate falls from a branch of them. Models of
+    one seed see the same windows. On a GPU a whole step is one CUDA graph.
     """
 
     def __init__(self, runs: Sequence[StartRun], folder: Path, device: str) -> None:
@@ -40,44 +42,55 @@ class Together:
         self.seeds = sorted({own.seed for own in runs})
         self.of_seed = torch.tensor([self.seeds.index(own.seed) for own in runs], device=device)
         self.weights = stacked([own.initial() for own in runs], device)
-        decays = [
-            name for name, w in self.weights.items() if w.ndim > 2 and "tokens" not in name and "places" not in name
-        ]
+        places = ("tokens", "places")
+        decays = [name for name, w in self.weights.items() if w.ndim > 2 and not name.startswith(places)]
         self.optimiser = Adam(self.weights, decays, DECAY, CLIP)
         self.best = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.lowest = torch.full((len(runs),), torch.inf, device=device)
         self.best_step = torch.zeros(len(runs), device=device)
         self.curve: list[list[float]] = []
-        self.step = 0
+        self.step = self.begun = 0
+        self.warmup = WARMUP
         self.base = torch.tensor([own.lr for own in runs], device=device)
         self.rates = torch.zeros_like(self.base)
         sizes = (len(self.seeds), self.run.batch, self.run.length)
         self.inputs, self.targets = (torch.zeros(sizes, dtype=torch.long, device=device) for _ in range(2))
+        self.drawn: tuple[int, tuple[Tensor, Tensor] | None] = (-1, None)
         self.graph: torch.cuda.CUDAGraph | None = None
         digest = digest_of(json.dumps([asdict(own) for own in runs], sort_keys=True), length=10)
-        self.kept = checkpoint_path(folder, f"{self.run.objective.replace(' ', '-')}-{self.run.steps}-{digest}")
+        self.kept = checkpoint_path(folder, f"{self.run.objective.replace(' ', '-')}-{digest}")
 
-    def train(self, late: Late) -> bool:
-        """Train to the end, or until `late`, after which it is resumed from its last checkpoint; whether it ended."""
-        self._resume()
-        steps, every = self.run.steps, max(self.run.steps // CHECKS, 1)
-        inputs, targets = self._draw(self.step // DRAWN)
-        while self.step < steps:
-            within = self.step % DRAWN
-            if not within and self.step:
-                inputs, targets = self._draw(self.step // DRAWN)
-            self.inputs.copy_(inputs[:, within])
-            self.targets.copy_(targets[:, within])
-            torch.mul(self.base, schedule("cosine", self.step, steps, min(WARMUP, steps // 4)), out=self.rates)
+    def train(self, budgets: Sequence[int], late: Late) -> Iterator[list[dict[str, Any]]]:
+        """The rows of all models for one number of steps after the other; once `late`, no more."""
+        self.warmup = min(WARMUP, min(budgets) // 4)
+        self._resume(round(FLAT * min(budgets)))
+        for steps in sorted(budgets):
+            if not self.advance(round(FLAT * steps), None, late):
+                break
+            branch = self.state()
+            self.advance(steps, steps)
+            yield self.rows(steps)
+            self.load(branch)
+
+    def advance(self, until: int, steps: int | None, late: Late = lambda: False) -> bool:
+        """Train up to a step, at a constant rate or, with `steps`, at one that falls to 0; False once `late`."""
+        while self.step < until:
+            chunk, within = divmod(self.step, DRAWN)
+            if self.drawn[0] != chunk:
+                self.drawn = (chunk, self._draw(chunk))
+            assert self.drawn[1] is not None
+            self.inputs.copy_(self.drawn[1][0][:, within])
+            self.targets.copy_(self.drawn[1][1][:, within])
+            torch.mul(self.base, factor(self.step, steps, self.warmup), out=self.rates)
             self._advance()
             self.step += 1
-            if self.step % every == 0:
+            if self.step % EVERY == 0 or self.step == steps:
                 self._check()
-                if self.step % max(every * (CHECKS // KEPT), 1) == 0:
+                if steps is None and len(self.curve) % KEPT == 0:
                     self._keep()
                 if late():
-                    break
-        return self.step == steps
+                    return False
+        return True
 
     def _draw(self, chunk: int) -> tuple[Tensor, Tensor]:
         """The windows of `DRAWN` steps, (seeds, steps, batch, n), from one CPU generator per seed and chunk."""
@@ -122,43 +135,63 @@ class Together:
         for name, weight in self.weights.items():
             self.best[name][better] = weight.detach()[better]
         self.curve.append([self.step, *values.tolist()])
-        print(self.run.objective, self.step, "of", self.run.steps, f"{values.nanmean().item():.3f}", flush=True)
+        print(self.run.objective, self.step, f"{values.nanmean().item():.3f}", flush=True)
+
+    def state(self) -> dict[str, Any]:
+        """A copy of all that training changes."""
+        copied = {"weights": self.weights, "best": self.best}
+        state = {key: {name: w.detach().clone() for name, w in group.items()} for key, group in copied.items()}
+        optimiser = {key: copy.deepcopy(value) for key, value in self.optimiser.state().items()}
+        facts = {"lowest": self.lowest, "best_step": self.best_step, "curve": list(self.curve), "step": self.step}
+        return {**state, "optimiser": optimiser, **facts}
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a `state`, in the same tensors: a CUDA graph knows no others."""
+        for name, weight in self.weights.items():
+            weight.copy_(state["weights"][name])
+            self.best[name].copy_(state["best"][name])
+        self.optimiser.load(state["optimiser"])
+        self.lowest, self.best_step = state["lowest"], state["best_step"]
+        self.curve, self.step = list(state["curve"]), state["step"]
 
     def _keep(self) -> None:
-        state = {"weights": self.weights, "best": self.best, "optimiser": self.optimiser.state(), "step": self.step}
-        state |= {"lowest": self.lowest, "best_step": self.best_step, "curve": self.curve}
-        torch.save(state, self.kept.with_suffix(".new"))
+        torch.save(self.state(), self.kept.with_suffix(".new"))
         self.kept.with_suffix(".new").replace(self.kept)
-        write_text(self.kept.with_suffix(".json"), json.dumps(self.rows()) + "\n")
 
-    def _resume(self) -> None:
-        if self.kept.exists():
-            state = torch.load(self.kept, map_location=self.device, weights_only=True)
-            with torch.no_grad():
-                for name, weight in self.weights.items():
-                    weight.copy_(state["weights"][name])
-            self.optimiser.load(state["optimiser"])
-            self.best, self.step, self.curve = state["best"], state["step"], state["curve"]
-            self.lowest, self.best_step = state["lowest"], state["best_step"]
+    def _resume(self, most: int) -> None:
+        """Continue from the checkpoint of an earlier run, unless it is beyond the first branch."""
+        state = torch.load(self.kept, map_location=self.device, weights_only=True) if self.kept.exists() else {}
+        if state and state["step"] <= most:
+            self.load(state)
         self.begun = self.step
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self, steps: int) -> list[dict[str, Any]]:
         """One row per model; test losses are those of the weights with the lowest validation loss."""
         tested = evaluated(self.best, self.run, self.exam).tolist()
         return [
             {
-                **asdict(own),
-                "partial": self.step < self.run.steps,
+                **asdict(replace(own, steps=steps)),
                 "loss": tested[index],
                 "validation": self.lowest[index].item(),
                 "best_step": int(self.best_step[index]),
-                "curve": [[int(row[0]), row[1 + index]] for row in self.curve],
+                "curve": [[int(row[0]), round(row[1 + index], DIGITS)] for row in self.curve],
                 "tokens": len(self.task.ids),
                 "parameters": sum(weight[index].numel() for weight in self.weights.values()),
                 "device": device_name(self.device),
             }
             for index, own in enumerate(self.runs)
         ]
+
+
+def factor(step: int, steps: int | None, warmup: int) -> float:
+    """The factor on the rate: linear warm-up, constant, then linear to 0 over the last fifth of `steps`, if any.
+
+    >>> [round(factor(step, 100, 4), 2) for step in (0, 3, 50, 79, 80, 90, 99)]
+    [0.25, 1.0, 1.0, 1.0, 1.0, 0.5, 0.05]
+    """
+    falling = 1.0 if steps is None else (steps - step) / ((1 - FLAT) * steps)
+    return min((step + 1) / max(warmup, 1), falling, 1.0)
 
 
 @torch.no_grad()
