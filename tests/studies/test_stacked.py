@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ from keyquery_studies.common.language_models import prepare
 from keyquery_studies.common.stacked import Adam, stacked
 from keyquery_studies.starts import training
 from keyquery_studies.starts.model import StartRun, losses
-from keyquery_studies.starts.study import FACTORS, Plan, run
+from keyquery_studies.starts.study import FACTORS, Plan, Starts, run
 from keyquery_studies.starts.training import Together
 from torch.nn.functional import cross_entropy
 
 from keyquery.layers import Attention, LanguageModel, Shape
+from keyquery.report import picture_bytes
 
 
 def test_adam_with_a_rate_per_model() -> None:
@@ -109,6 +111,33 @@ def test_starts_are_trained_and_compared(tmp_path: Path) -> None:
     assert set(factors) == set(FACTORS)
     row, one, other = (
         factors["tie at the small scale"],
-        *({r["seed"]: r["loss"] for r in reading._of("masked", start, 2)} for start in ("small tied", "small")),
+        *({r["seed"]: r["loss"] for r in reading.best("masked", start, 2)} for start in ("small tied", "small")),
     )
     assert row["change"] == pytest.approx(sum(one[seed] - other[seed] for seed in (0, 1)) / 2)
+
+
+def test_effects_of_known_sizes_are_found() -> None:
+    """Losses with known effects of tie and scale, and a shorter budget that is .5 worse."""
+    effects = {"default": 0.0, "tied": -0.4, "matched": -0.1, "small": 0.3, "small tied": 0.1}
+    rows = []
+    for objective, (start, effect), lr, seed, steps in product(
+        ("masked", "next token"), effects.items(), (1e-3, 2e-3, 4e-3), range(3), (100, 400)
+    ):
+        noise = 1e-4 * steps * (1 + 10 * abs(effect)) * ((seed + steps) % 3 - 1)  # of mean 0 over seeds
+        loss = 4.0 + effect + noise + 200 * abs(lr - 2e-3) + (0.5 if steps == 100 else 0.0)
+        curve = [[steps // 2, loss + 1.0], [steps, loss]]
+        own = {"objective": objective, "start": start, "lr": lr, "seed": seed, "steps": steps}
+        rows.append({**own, "loss": loss, "validation": loss, "curve": curve})
+    reading = Starts(models=rows, provenance={})
+    found = {(row["objective"], row["steps"], row["factor"]): row for row in reading.summary()}
+    assert len(found) == 2 * 2 * len(FACTORS)
+    expected = {"tie at the default scale": -0.1, "tie at the small scale": -0.2, "small scale, untied": 0.3}
+    expected |= {"small scale, tied": 0.2, "tie as published": -0.4}
+    for (_, _, factor), row in found.items():
+        assert row["change"] == pytest.approx(expected[factor])
+        assert row["seeds"] == 3
+    assert {row["lr"] for row in reading.starts()} == {2e-3}
+    assert not any(row["edge"] for row in reading.starts())
+    assert all(row["change"] == pytest.approx(-0.5) for row in reading.longer())
+    assert len(reading.longer()) == 10
+    assert picture_bytes("starts.svg", reading).startswith(b"<?xml")

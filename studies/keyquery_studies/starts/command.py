@@ -11,7 +11,7 @@ from keyquery_studies.kernels.command import Texts
 from keyquery_studies.mask.command import Seeds
 
 
-@writes("json", "csv")
+@writes("json", "csv", "picture")
 def starts(
     corpus: Texts = None,
     out: Out = None,

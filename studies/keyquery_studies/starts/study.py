@@ -56,7 +56,7 @@ class Starts(Reading, kind="starts study"):
         """
         rows = []
         for steps, objective, start in product(self.budgets, OBJECTIVES, STARTS):
-            own = self._of(objective, start, steps)
+            own = self.best(objective, start, steps)
             if own:
                 tried = {row["lr"] for row in self._all(objective, start, steps)}
                 values = [row["loss"] for row in own]
@@ -91,17 +91,17 @@ class Starts(Reading, kind="starts study"):
         fewer, more = self.budgets[-2:]
         return [
             {"objective": objective, "start": start, "steps": more, "less": fewer}
-            | difference(self._of(objective, start, more), self._of(objective, start, fewer), "loss")
+            | difference(self.best(objective, start, more), self.best(objective, start, fewer), "loss")
             for objective, start in product(OBJECTIVES, STARTS)
-            if self._of(objective, start, more) and self._of(objective, start, fewer)
+            if self.best(objective, start, more) and self.best(objective, start, fewer)
         ]
 
     def _factors(self, steps: int) -> list[dict[str, Any]]:
         rows = []
         for objective, (factor, (start, base)) in product(OBJECTIVES, FACTORS.items()):
-            one, other = self._of(objective, start, steps), self._of(objective, base, steps)
+            one, other = self.best(objective, start, steps), self.best(objective, base, steps)
             if one and other:
-                worst = max(row["validation"] for name in STARTS for row in self._of(objective, name, steps))
+                worst = max(row["validation"] for name in STARTS for row in self.best(objective, name, steps))
                 timed = difference(_timed(one, worst), _timed(other, worst), "steps")
                 row: dict[str, Any] = {"objective": objective, "factor": factor, "steps": steps}
                 row |= {"start": start, "less": base} | difference(one, other, "loss")
@@ -116,7 +116,7 @@ class Starts(Reading, kind="starts study"):
         wanted = (objective, start, steps)
         return [row for row in self.models if (row["objective"], row["start"], row["steps"]) == wanted]
 
-    def _of(self, objective: str, start: str, steps: int) -> list[Mapping[str, Any]]:
+    def best(self, objective: str, start: str, steps: int) -> list[Mapping[str, Any]]:
         """The models of a start at its best rate, which needs the seeds of all rates."""
         own = self._all(objective, start, steps)
         groups = {rate: [row for row in own if row["lr"] == rate] for rate in sorted({row["lr"] for row in own})}

@@ -65,7 +65,7 @@ class Together:
         self.warmup = min(WARMUP, min(budgets) // 4)
         self._resume(round(FLAT * min(budgets)))
         for steps in sorted(budgets):
-            if not self.advance(round(FLAT * steps), None, late):
+            if not self.advance(min(round(FLAT * steps), steps - 1), None, late):
                 break
             branch = self.state()
             self.advance(steps, steps)
