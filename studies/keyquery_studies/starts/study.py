@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain, product
@@ -71,7 +72,7 @@ class Starts(Reading, kind="starts study"):
                         "edge": own[0]["lr"] in (min(tried), max(tried)),
                         "loss": mean(values),
                         "loss_sd": stdev(values) if len(values) > 1 else None,
-                        "improved": mean(late),
+                        "improved": None if any(map(math.isnan, late)) else mean(late),
                     }
                 )
         return rows
@@ -130,8 +131,8 @@ def _timed(rows: Sequence[Mapping[str, Any]], loss: float) -> list[dict[str, Any
 
 
 def _at(row: Mapping[str, Any], share: float) -> float:
-    """The lowest validation loss in the first `share` of the steps."""
-    return float(min(value for step, value in row["curve"] if step <= share * row["steps"]))
+    """The lowest validation loss in the first `share` of the steps; NaN before the first evaluation."""
+    return float(min((value for step, value in row["curve"] if step <= share * row["steps"]), default=math.nan))
 
 
 @dataclass(frozen=True, kw_only=True)
