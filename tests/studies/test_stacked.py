@@ -140,4 +140,4 @@ def test_effects_of_known_sizes_are_found() -> None:
     assert not any(row["edge"] for row in reading.starts())
     assert all(row["change"] == pytest.approx(-0.5) for row in reading.longer())
     assert len(reading.longer()) == 10
-    assert picture_bytes("starts.svg", reading).startswith(b"<?xml")
+    assert picture_bytes(Path("starts.svg"), reading).startswith(b"<?xml")
