@@ -22,7 +22,7 @@ from keyquery_studies.common.store import Store
 from keyquery_studies.starts.model import STARTS, StartRun
 from keyquery_studies.starts.training import Late, Together
 
-RATES = {"masked": (5e-4, 1e-3, 2e-3, 4e-3), "next token": (2e-3, 4e-3, 8e-3, 16e-3)}
+RATES = {"masked": (1e-3, 2e-3, 4e-3), "next token": (2e-3, 4e-3, 8e-3)}
 # One factor each: the tie at two scales, the scale with and without a tie, and the tie as it is published, which also
 # raises ‖M‖.
 FACTORS = {
