@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keyquery.support.files import write_all
 from keyquery_studies.common.language_models import tasks
 from keyquery_studies.common.objectives import Task
 from keyquery_studies.common.runner import device_name
@@ -156,8 +158,9 @@ class Together:
         self.curve, self.step = list(state["curve"]), state["step"]
 
     def _keep(self) -> None:
-        torch.save(self.state(), self.kept.with_suffix(".new"))
-        self.kept.with_suffix(".new").replace(self.kept)
+        data = io.BytesIO()
+        torch.save(self.state(), data)
+        write_all({self.kept: data.getvalue()})
 
     def _resume(self, most: int) -> None:
         """Continue from the checkpoint of an earlier run, unless it is beyond the first branch."""
