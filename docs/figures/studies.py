@@ -13,6 +13,7 @@ PICTURES = (
     ("objectives.svg", "objectives", None),
     ("mask.svg", "mask", None),
     ("kernels.svg", "kernels", None),
+    ("initialisation.svg", "initialisation", None),
     ("dial.svg", "dial", "parts"),
     ("dial_layers.svg", "dial", "layers"),
     ("primal.svg", "primal", None),

@@ -44,7 +44,7 @@ DISPLAYS = {
     "primal study": _display("primal", "worth"),
     "rerank study": _display("rerank", "ranks"),
     "stability study": _display("stability", "warnings"),
-    "starts study": _display("starts"),
+    "starts study": _display("starts", "curves"),
     "time study": _display("time", "gains"),
     "transport study": _display("transport", "carried"),
     "vision-language study": _display("vision_language", "seen"),

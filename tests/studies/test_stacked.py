@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from keyquery_studies.common.language_models import prepare
 from keyquery_studies.common.stacked import Adam, stacked
-from keyquery_studies.starts.study import FACTORS, Plan, run
-from keyquery_studies.starts.training import StartRun, losses
+from keyquery_studies.starts import training
+from keyquery_studies.starts.model import StartRun, losses
+from keyquery_studies.starts.study import FACTORS, Plan, Starts, run
+from keyquery_studies.starts.training import Together
 from torch.nn.functional import cross_entropy
 
-from keyquery.layers import LanguageModel, Shape
+from keyquery.layers import Attention, LanguageModel, Shape
+from keyquery.report import picture_bytes
 
 
 def test_adam_with_a_rate_per_model() -> None:
@@ -48,15 +53,91 @@ def test_stacked_language_models_equal_single_ones(objective: str) -> None:
         torch.testing.assert_close(together[index], single)
 
 
+OPTIONS = {"objective": "masked", "text": "", "vocabulary": 300, "width": 16, "length": 8, "heads": 2, "batch": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("starts")
+    corpus = folder / "text.txt"
+    corpus.write_text(" ".join(f"word{number % 97} and {number % 13}" for number in range(9000)))
+    prepare(corpus, folder, 300)
+    return folder
+
+
+def test_a_branch_equals_a_training_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "EVERY", 5)
+    monkeypatch.setattr(training, "WARMUP", 2)
+    runs = [StartRun(start=start, seed=seed, lr=4e-3, **OPTIONS) for start, seed in (("tied", 0), ("small", 1))]
+    shorter, longer = Together(runs, folder, "cpu").train((10, 60), lambda: False)
+    for path in (folder / "checkpoints").glob("*"):
+        path.unlink()
+    assert list(Together(runs, folder, "cpu").train((60,), lambda: False)) == [longer]
+    assert [row["steps"] for row in (*shorter, *longer)] == [10, 10, 60, 60]
+    assert [point[0] for point in longer[0]["curve"]] == [*range(5, 61, 5)]
+
+
+def test_a_late_training_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "EVERY", 5)
+    monkeypatch.setattr(training, "KEPT", 1)
+    runs = [StartRun(start="small tied", seed=2, lr=4e-3, **OPTIONS)]
+    (whole,) = Together(runs, folder, "cpu").train((30,), lambda: False)
+    for path in (folder / "checkpoints").glob("*"):
+        path.unlink()
+    assert not list(Together(runs, folder, "cpu").train((30,), lambda: True))
+    again = Together(runs, folder, "cpu")
+    assert list(again.train((30,), lambda: False)) == [whole]
+    assert again.begun == 5
+
+
+def test_small_starts_differ_in_the_tie_alone() -> None:
+    small, tied = (StartRun(start=start, seed=0, lr=1e-3, **OPTIONS) for start in ("small", "small tied"))
+    norms = []
+    for own in (small, tied):
+        model = LanguageModel(Shape(300, 16, 2, 2, 8, causal=False))
+        model.load_state_dict(own.initial())
+        norms.append([layer.form().norm2 for layer in model.modules() if isinstance(layer, Attention)])
+        symmetry = [layer.form().symmetry for layer in model.modules() if isinstance(layer, Attention)]
+    torch.testing.assert_close(norms[0], norms[1])
+    assert min(value.min() for value in symmetry) > 1 - 1e-6
+
+
 @pytest.mark.slow
 def test_starts_are_trained_and_compared(tmp_path: Path) -> None:
     corpus = tmp_path / "text.txt"
     corpus.write_text(" ".join(f"word{number % 97} and {number % 13}" for number in range(9000)))
-    reading = run(corpus, tmp_path / "out", Plan(seeds=(0, 1), objectives=("masked",), steps=2, vocabulary=300))
+    reading = run(corpus, tmp_path / "out", Plan(seeds=(0, 1), objectives=("masked",), steps=(2,), vocabulary=300))
     factors = {row["factor"]: row for row in reading.summary()}
     assert set(factors) == set(FACTORS)
     row, one, other = (
         factors["tie at the small scale"],
-        *({r["seed"]: r["loss"] for r in reading._of("masked", start)} for start in ("small tied", "small")),
+        *({r["seed"]: r["loss"] for r in reading.best("masked", start, 2)} for start in ("small tied", "small")),
     )
     assert row["change"] == pytest.approx(sum(one[seed] - other[seed] for seed in (0, 1)) / 2)
+
+
+def test_effects_of_known_sizes_are_found() -> None:
+    """Losses with known effects of tie and scale, and a shorter budget that is .5 worse."""
+    effects = {"default": 0.0, "tied": -0.4, "matched": -0.1, "small": 0.3, "small tied": 0.1}
+    rows = []
+    for objective, (start, effect), lr, seed, steps in product(
+        ("masked", "next token"), effects.items(), (1e-3, 2e-3, 4e-3), range(3), (100, 400)
+    ):
+        noise = 1e-4 * steps * (1.5 + 10 * effect) * ((seed + steps) % 3 - 1)  # of mean 0 over seeds
+        loss = 4.0 + effect + noise + 200 * abs(lr - 2e-3) + (0.5 if steps == 100 else 0.0)
+        curve = [[steps // 2, loss + 1.0], [steps, loss]]
+        own = {"objective": objective, "start": start, "lr": lr, "seed": seed, "steps": steps}
+        rows.append({**own, "loss": loss, "validation": loss, "curve": curve})
+    reading = Starts(models=rows, provenance={})
+    found = {(row["objective"], row["steps"], row["factor"]): row for row in reading.summary()}
+    assert len(found) == 2 * 2 * len(FACTORS)
+    expected = {"tie at the default scale": -0.1, "tie at the small scale": -0.2, "small scale, untied": 0.3}
+    expected |= {"small scale, tied": 0.2, "tie as published": -0.4}
+    for (_, _, factor), row in found.items():
+        assert row["change"] == pytest.approx(expected[factor])
+        assert row["seeds"] == 3
+    assert {row["lr"] for row in reading.starts()} == {2e-3}
+    assert not any(row["edge"] for row in reading.starts())
+    assert all(row["change"] == pytest.approx(-0.5) for row in reading.longer())
+    assert len(reading.longer()) == 10
+    assert picture_bytes(Path("starts.svg"), reading).startswith(b"<?xml")

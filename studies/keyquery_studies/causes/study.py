@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -57,7 +58,7 @@ class CausesStudy(Reading, kind="causes study"):
         """One row per order and search: share of predictions changed, set sizes and queries, each with an interval.
 
         `shorter` and `fewer` are how many tokens and calls the causal graph saves against it, prediction by prediction,
-        where both found a set; `rank` and `kept` are medians and means where a set was found.
+        where both found a set; `rank` and `kept` are medians and means where a set was found. `…_median` are medians.
         """
         groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for row in self.records():
@@ -79,6 +80,9 @@ class CausesStudy(Reading, kind="causes study"):
             "size": _interval([0.0] * len(hits), [row["size"] for row in hits]),
             "calls": _interval([0.0] * len(rows), [row["calls"] for row in rows]),
             **saved,
+            "size_median": median(row["size"] for row in hits) if hits else None,
+            "calls_median": median(row["calls"] for row in rows),
+            "fewer_median": median(b["calls"] - a["calls"] for a, b in both) if both else None,
             "compared": len(both),
             "rank": ranks[len(ranks) // 2] if ranks else None,
             "kept": sum(row["kept"] for row in hits) / len(hits) if hits else None,

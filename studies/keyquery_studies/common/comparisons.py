@@ -46,3 +46,24 @@ def holm(p: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(p) - rank) * p[index]))
         adjusted[index] = highest
     return adjusted
+
+
+def corrected(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of `difference` with `corrected`, p by Holm over all of them that have one.
+
+    >>> [row["corrected"] for row in corrected([{"p": 0.01}, {"p": None}, {"p": 0.04}])]
+    [0.02, None, 0.04]
+    """
+    adjusted = iter(holm([row["p"] for row in rows if row["p"] is not None]))
+    return [{**row, "corrected": None if row["p"] is None else next(adjusted)} for row in rows]
+
+
+def shown(row: Mapping[str, Any], digits: int = 2, scale: float = 1.0) -> str:
+    """A row of `corrected` as text.
+
+    >>> shown({"change": 0.1, "low": -0.2, "high": 0.4, "corrected": 0.0001})
+    '+0.10 [-0.20, +0.40], p < .001'
+    """
+    change, low, high = (f"{scale * row[key]:+z.{digits}f}" for key in ("change", "low", "high"))
+    p = "p < .001" if row["corrected"] < 5e-4 else f"p {row['corrected']:.{3 if row['corrected'] < 0.1 else 2}f}"
+    return f"{change} [{low}, {high}], {p}"

@@ -51,6 +51,12 @@ class Task:
         """Inputs and targets; −100 where there is no target."""
         return self._batch(windows(self.ids, self.batch, self.length + 1, generator), generator)
 
+    def draw_many(self, steps: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of several steps at once, (steps, batch, n)."""
+        drawn = self._batch(windows(self.ids, steps * self.batch, self.length + 1, generator), generator)
+        inputs, targets = (part.unflatten(0, (steps, self.batch)) for part in drawn)
+        return inputs, targets
+
     def _batch(self, sequences: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if self.objective == "next token":
             return sequences[:, :-1], sequences[:, 1:]

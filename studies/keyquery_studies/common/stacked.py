@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Integer
@@ -48,7 +49,8 @@ def split_heads(x: Tensor, shape: Sequence[int], heads: int) -> Float[Tensor, "r
 class Adam:
     """AdamW with a learning rate per model, and gradients clipped per model.
 
-    `decays` are the names of weights that decay, by rate · `decay` at each step.
+    `decays` are the names of weights that decay, by rate · `decay` at each step. The count of steps is a tensor, for
+    CUDA graphs.
     """
 
     def __init__(
@@ -58,12 +60,12 @@ class Adam:
         self.decaying = [name in set(decays) for name in weights]
         self.means = [torch.zeros_like(weight) for weight in self.weights]
         self.squares = [torch.zeros_like(weight) for weight in self.weights]
-        self.count = 0
+        self.count = torch.zeros((), dtype=torch.float64, device=self.weights[0].device)
 
     @torch.no_grad()
     def step(self, rates: Float[Tensor, " models"]) -> None:
         """One update; gradients are cleared. A weight without a gradient is moved by none."""
-        self.count += 1
+        self.count.add_(1)
         gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in self.weights]
         if self.clip is not None:
             sizes = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
@@ -73,14 +75,25 @@ class Adam:
         torch._foreach_mul_(self.squares, BETAS[1])
         torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - BETAS[1])
         roots = torch._foreach_sqrt(self.squares)
-        torch._foreach_div_(roots, (1 - BETAS[1] ** self.count) ** 0.5)
+        torch._foreach_div_(roots, (1 - BETAS[1] ** self.count).sqrt().float())
         torch._foreach_add_(roots, EPS)
         updates = torch._foreach_div(self.means, roots)
+        rates_now = (rates / (1 - BETAS[0] ** self.count)).to(rates.dtype)
         for weight, update, decaying in zip(self.weights, updates, self.decaying, strict=True):
             if decaying:
                 weight.mul_(1 - _beside(rates, weight) * self.decay)
-            weight.sub_(update * (_beside(rates, weight) / (1 - BETAS[0] ** self.count)))
+            weight.sub_(update * _beside(rates_now, weight))
             weight.grad = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {"means": self.means, "squares": self.squares, "count": self.count}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`."""
+        for name in ("means", "squares"):
+            torch._foreach_copy_(getattr(self, name), state[name])
+        self.count.copy_(state["count"])
 
 
 def _beside(values: Tensor, weight: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from keyquery.support.progress import Progress
 from keyquery_studies.common.rows import firsts
 from keyquery_studies.common.runner import Job, device_name, run_parts, study_folder
 from keyquery_studies.datapoints.baselines import MODELS, Baseline
+from keyquery_studies.datapoints.contrasts import contrasts
 from keyquery_studies.datapoints.grid import CELLS, GridTrial, cell_of
 from keyquery_studies.datapoints.lookups import VARIANTS, LookUp
 from keyquery_studies.datapoints.tables import SMALL, TABLES, prepare_tables
@@ -109,6 +110,10 @@ class DatapointStudy(Reading, kind="datapoint study"):
                 summary |= over_folds(name, [row.get(name) for row in alike])
             summaries.append({**summary, **_grown(alike), **_heads(alike)})
         return summaries
+
+    def contrasts(self) -> list[dict[str, Any]]:
+        """Paired by fold; p by Holm within the models, the grid, and the corrupted rows."""
+        return contrasts(self.npt, self.baselines, self.grid)
 
     def _told(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
         parts = {"npt": self.npt, "kernels": self.kernels, "baselines": self.baselines, "grid": self.grid}

@@ -58,7 +58,7 @@ Minutes = Annotated[
 def primal(
     data: ArenaData = None,
     out: Out = None,
-    part: Annotated[str, typer.Option(help="series, ablation, arena, speed, or all.")] = "all",
+    part: Annotated[str, typer.Option(help="series, ablation, arena, speed, all of these, or text.")] = "all",
     task: Tasks = None,
     attention: Attentions = None,
     dataset: Datasets = None,
@@ -81,6 +81,9 @@ def primal(
     ] = "published",
     examples: Examples = None,
     minutes: Minutes = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Bytes of a text in the part text, at most 4096. Default: 1024.")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Number of timings per step.")] = 7,
     workers: Workers = WORKERS,
     device: Device = DEVICE,
@@ -89,16 +92,17 @@ def primal(
 ) -> None:
     """What is Primal-Attention worth? Compare it with fused softmax on time series and the Long Range Arena.
 
-    ListOps and Pathfinder are generated; Text and Image are built from files in --data. Minutes to hours on a GPU; with
-    --out, a run that was interrupted, or stopped by --minutes, can be resumed.
+    ListOps and Pathfinder are generated; Text and Image are built from files in --data. The part text trains softmax,
+    our layer and a literal statement of the released one on shortened texts, each at its best rate. Minutes to hours on
+    a GPU; with --out, a run that was interrupted, or stopped by --minutes, can be resumed.
     """
     from keyquery_studies.primal.study import Plan, run
 
-    if "picture" in output.files and part == "ablation":
-        raise ValueError("--picture shows the parts series, arena and speed, not ablation")
+    if "picture" in output.files and part in ("ablation", "text"):
+        raise ValueError(f"--picture shows the parts series, arena and speed, not {part}")
     options = chosen(tasks=task, attentions=attention, datasets=dataset, seeds=seed)
     options |= {"part": part, "epochs": epochs, "share": share, "steps": steps, "batch": batch, "schedule": schedule}
-    options |= {"start": start, "width": width, "minutes": minutes, "repeats": repeats}
+    options |= {"start": start, "width": width, "minutes": minutes, "repeats": repeats, "length": length}
     if examples is not None:
         options["examples"] = (examples, -(-examples // 10), -(-examples // 10))
     with output.watching() as progress:

@@ -17,7 +17,7 @@ def tables(reading: PrimalStudy) -> list[Any]:
     """Accuracy on time series and, with published results, on the arena; time and memory per step."""
     rows = reading.summary()
     shown: list[Any] = []
-    parts = {"series": _series, "ablation": _ablation, "arena": _arena, "speed": _speed}
+    parts = {"series": _series, "ablation": _ablation, "arena": _arena, "speed": _speed, "text": _text}
     for part, show in parts.items():
         part_rows = [row for row in rows if row["part"] == part]
         if part_rows:
@@ -53,6 +53,14 @@ def _arena(rows: Rows) -> list[Any]:
     if any(row["schedule_run"] == 1 for row in short):
         notes.append("Complete runs of fewer steps have a shorter schedule as well.")
     return [Text(caption, style="bold"), table, *notes]
+
+
+def _text(rows: Rows) -> list[Any]:
+    table = _left(columns_table("attention", "rate", "seeds", "accuracy %"), 1)
+    for row in rows:
+        table.add_row(row["attention"], f"{row['lr']:g}", str(row["seeds"]), _percent(row))
+    size = f"texts of {rows[0]['length']:,} bytes, {rows[0]['steps']:,} steps"
+    return [Text(f"Text beside the released layer: test accuracy, {size}", style="bold"), table]
 
 
 def _speed(rows: Rows) -> list[Any]:

@@ -9,27 +9,33 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
+from statistics import fmean
+from time import time
 from typing import Any
 
 from keyquery.capture.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
+from keyquery_studies.common.comparisons import corrected, difference
 from keyquery_studies.common.rows import firsts, over_seeds
 from keyquery_studies.common.runner import Job, device_name, run_jobs, run_parts, study_folder
 from keyquery_studies.primal.arena.model import ATTENTIONS
+from keyquery_studies.primal.arena.side_by_side import SIDES, TextRun, compared
 from keyquery_studies.primal.arena.speed import Speed
 from keyquery_studies.primal.arena.tasks import GENERATORS, TASKS, prepare_arena
 from keyquery_studies.primal.arena.training import ArenaTraining
 from keyquery_studies.primal.uea_series import PROTOCOLS, VARIANTS, SeriesTrial, prepare_series, published_settings
 
-PARTS = ("series", "ablation", "arena", "speed", "all")
+PARTS = ("series", "ablation", "arena", "speed", "text", "all")  # all: without text
 SHARES = {"listops": 1.0, "text": 1.0, "image": 0.2, "pathfinder": 0.2}  # of the published steps; defaults
 SERIES = ("dataset", "attention", "protocol", "variant", "width", "rank", "eta", "epochs", "digest")
 ETA = 0.1  # for ablations where the published eta is 0, so that there is a loss to ablate
 ARENA = ("task", "attention", "share", "schedule", "start", "steps", "batch", "data")
+TEXT = ("attention", "lr", "seed", "length", "steps", "batch", "data")
+SHORT = {"length": 1024, "steps": 1200}  # of the part text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +46,12 @@ class PrimalStudy(Reading, kind="primal study"):
     ablation: Sequence[Mapping[str, Any]]  # the same, for primal attention with one component ablated
     arena: Sequence[Mapping[str, Any]]  # one per training on a task of the arena
     speed: Sequence[Mapping[str, Any]]  # one per task, each with `rows`, one per attention
+    text: Sequence[Mapping[str, Any]] = ()  # one per training on shortened texts, beside the released layer
 
     def records(self) -> list[dict[str, Any]]:
         """One row per training and per timed step, named by its part; curves and spectra are in the JSON only."""
         parts = {"series": self.series, "ablation": self.ablation, "arena": self.arena, "speed": self._timed()}
+        parts["text"] = list(self.text)
         return [
             {"part": part, **{key: value for key, value in row.items() if not isinstance(value, (list, dict))}}
             for part, rows in parts.items()
@@ -61,7 +69,56 @@ class PrimalStudy(Reading, kind="primal study"):
         means = over_seeds(self.arena, ARENA, ("accuracy", "validation", "share_run", "schedule_run", "published"))
         keys = {"published_sd", "schedule_run_sd", "data", "steps", "batch"}
         rows += [{"part": "arena", **{k: v for k, v in row.items() if k not in keys}} for row in means]
-        return rows + [{"part": "speed", **row} for row in self._timed()]
+        rows += [{"part": "speed", **row} for row in self._timed()]
+        means = over_seeds(self.text, [key for key in TEXT if key != "seed"], ("accuracy",))
+        return rows + [{"part": "text", **{k: v for k, v in row.items() if k != "data"}} for row in means]
+
+    def contrasts(self) -> list[dict[str, Any]]:
+        """Accuracies paired by seed, p by Holm within a part: primal less softmax on series, and the arms of Text."""
+        rows = []
+        sets = dict.fromkeys(row["dataset"] for row in self.series)
+        for name, protocol, attention in product(sets, PROTOCOLS, ATTENTIONS[:2]):
+            one, other = (self._runs(name, arm, protocol) for arm in (attention, "general"))
+            if one and other:
+                of = {"part": "series", "dataset": name, "protocol": protocol, "attention": attention}
+                rows.append({**of, "less": "general", **difference(one, other, "accuracy")})
+        arms = {name: _most([row for row in self.text if row["attention"] == name]) for name in SIDES}
+        texts = []
+        for own, base in (("primal", "general"), ("released", "general"), ("primal", "released")):
+            if arms[own] and arms[base]:
+                of = {"part": "text", "dataset": "text", "protocol": "held out", "attention": own}
+                texts.append({**of, "less": base, **difference(arms[own], arms[base], "accuracy")})
+        return [*corrected(rows), *corrected(texts)]
+
+    def protocols(self) -> list[dict[str, Any]]:
+        """What the published protocol adds on each dataset, in accuracy: more training data, and epochs by test data.
+
+        Differences of the last epoch's accuracy, and of the chosen epoch's to it; paired by seed, mean over attentions.
+        """
+        rows = []
+        for name in dict.fromkeys(row["dataset"] for row in self.series):
+            own = {protocol: self._mean(name, protocol) for protocol in PROTOCOLS}
+            held, published = (own[protocol] for protocol in ("held out", "published"))
+            if held and published:
+                pairs = {"data": (published, held, "last"), "epoch": (published, published, "gain")}
+                for factor, (one, other, key) in pairs.items():
+                    other = [{**row, "gain": 0.0} for row in other] if key == "gain" else other
+                    rows.append({"dataset": name, "factor": factor, **difference(one, other, key)})
+        return corrected(rows)
+
+    def _mean(self, dataset: str, protocol: str) -> list[dict[str, Any]]:
+        """Per seed, the mean over attentions of the last accuracy, and of the gain by choosing the epoch."""
+        runs = [row for row in self.series if (row["dataset"], row["protocol"]) == (dataset, protocol)]
+        rows = []
+        for seed in dict.fromkeys(row["seed"] for row in runs):
+            own = [row for row in runs if row["seed"] == seed]
+            gains = [row["accuracy"] - row["last_accuracy"] for row in own]
+            rows.append({"seed": seed, "last": fmean(row["last_accuracy"] for row in own), "gain": fmean(gains)})
+        return rows
+
+    def _runs(self, dataset: str, attention: str, protocol: str) -> list[Mapping[str, Any]]:
+        wanted = (dataset, attention, protocol)
+        return [row for row in self.series if (row["dataset"], row["attention"], row["protocol"]) == wanted]
 
     def _trials(self) -> list[dict[str, Any]]:
         """Rows on time series by part: a training shared by both parts counts as one seed of each."""
@@ -105,8 +162,15 @@ class PrimalStudy(Reading, kind="primal study"):
             ablation=firsts((row for part in parts for row in part.ablation), trial),
             arena=longest,
             speed=firsts((row for part in parts for row in part.speed), ("task", "where")),
+            text=firsts((row for part in parts for row in part.text), TEXT),
             provenance={"runs": [part.provenance for part in parts]},
         )
+
+
+def _most(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of the rate that most seeds were trained with."""
+    groups = [[row for row in rows if row["lr"] == rate] for rate in dict.fromkeys(row["lr"] for row in rows)]
+    return max(groups, key=len, default=[])
 
 
 def _steep(name: str, shares: Sequence[float]) -> dict[str, Any]:
@@ -135,6 +199,7 @@ class Plan:
     examples: tuple[int, int, int] | None = None  # to generate; None: as published
     minutes: float | None = None  # time limit of a training on the arena
     repeats: int = 7  # of each timing
+    length: int | None = None  # of the part text; None: 1,024 bytes
 
     def __post_init__(self) -> None:
         for name in ("tasks", "attentions", "seeds", "datasets", "protocols"):  # duplicates are dropped
@@ -145,6 +210,7 @@ class Plan:
         for attention in self.attentions:
             check_choice("attention", attention, ATTENTIONS)
         check_count("repeats", self.repeats)
+        self.texts("")
         self.trainings({task: {"digest": ""} for task in self.tasks})  # validates the settings
 
     def has(self, part: str) -> bool:
@@ -170,6 +236,12 @@ class Plan:
             for task in self.tasks
             for attention in self.attentions
         ]
+
+    def texts(self, digest: str) -> list[TextRun]:
+        """Softmax, ours and the released layer on Text, in a smaller setting."""
+        sizes = {"length": self.length or SHORT["length"], "steps": self.steps or SHORT["steps"]}
+        sizes |= {} if self.batch is None else {"batch": self.batch}
+        return [TextRun(attention=name, seed=self.seeds[0], data=digest, **sizes) for name in SIDES]
 
     def series(self, facts: Mapping[str, Mapping[str, Any]]) -> list[SeriesTrial]:
         """Every attention under both protocols, seed by seed."""
@@ -245,6 +317,7 @@ def run(
         if plan.has("series") or plan.has("ablation"):
             sets = {facts["dataset"]: facts for facts in prepare_series(source, folder, plan.datasets)}
         facts = _arena(plan, source, folder, progress) if plan.has("arena") else {}
+        text = _text(plan, source, folder, chosen) if plan.part == "text" else []
         jobs: dict[str, Sequence[Job]] = {
             "series": plan.series(sets) if plan.has("series") else [],
             "ablation": plan.ablation(sets) if plan.has("ablation") else [],
@@ -257,8 +330,15 @@ def run(
     return PrimalStudy(
         **results,
         speed=speed,
+        text=text,
         provenance=provenance(plan=asdict(plan), arena=facts, device=where, workers=workers),
     )
+
+
+def _text(plan: Plan, data: Path | None, folder: Path, device: str) -> list[dict[str, Any]]:
+    facts = prepare_arena("text", folder, _source("text", data))
+    end = float("inf") if plan.minutes is None else time() + 60 * plan.minutes
+    return compared(plan.texts(facts["digest"]), plan.seeds, folder, device, lambda: time() > end)
 
 
 def _arena(plan: Plan, data: Path | None, folder: Path, progress: Progress | None) -> dict[str, dict[str, Any]]:

@@ -27,6 +27,7 @@ from keyquery.instruments.rankings.rankings import score_rankings, score_revisit
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress
+from keyquery_studies.common.comparisons import corrected, difference
 from keyquery_studies.common.rows import firsts, over_seeds
 from keyquery_studies.common.runner import device_name, run_jobs, study_folder
 from keyquery_studies.common.store import result_name
@@ -67,6 +68,24 @@ class RerankStudy(Reading, kind="rerank study"):
         base = {place(row): row["average_precision"] for row in self.rows if row["scope"] is None}
         rows = [{**row, "gain": row["average_precision"] - base[place(row)]} for row in self.rows if place(row) in base]
         return over_seeds(rows, SETTING, (*FIGURES, "gain"))
+
+    def contrasts(self) -> list[dict[str, Any]]:
+        """Mean average precision of the first K, paired by seed, on every dataset and for every K; p by Holm over all.
+
+        The learned re-ranker (`general`) less each training-free method, and k-reciprocal less the first ranking.
+        """
+        rows = []
+        for dataset, top in dict.fromkeys((row["dataset"], row["top"]) for row in self.rows):
+            arms: dict[str, list[Mapping[str, Any]]] = {}
+            for row in self.rows:
+                if (row["dataset"], row["top"]) == (dataset, top) and row["scope"] in ("top", None):
+                    arms.setdefault(row["method"], []).append(row)
+            pairs = [("learned, general", method) for method in arms if not method.startswith("learned")]
+            for one, other in (*pairs, ("reciprocal", "first round")):
+                if one in arms and other in arms:
+                    found = difference(arms[one], arms[other], "average_precision")
+                    rows.append({"dataset": dataset, "top": top, "arm": one, "less": other, **found})
+        return corrected(rows)
 
     @classmethod
     def joined(cls, *parts: RerankStudy) -> RerankStudy:

@@ -11,12 +11,23 @@ from keyquery_studies.kernels.command import Texts
 from keyquery_studies.mask.command import Seeds
 
 
-@writes("json", "csv")
+@writes("json", "csv", "picture")
 def starts(
     corpus: Texts = None,
     out: Out = None,
     seed: Seeds = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps per model.")] = 8000,
+    steps: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, help="Training steps per model; repeatable, to see what more of them gain. Default: 2500 and 10000."
+        ),
+    ] = None,
+    objective: Annotated[
+        list[str] | None, typer.Option(help="masked or next token; repeatable. Default: both.")
+    ] = None,
+    rate: Annotated[
+        list[float] | None, typer.Option(min=0, help="Learning rate; repeatable. Default: three per objective.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="After so many, nothing further is trained.")] = float("inf"),
     device: Annotated[str, typer.Option(help="Device: cpu, cuda, or auto.")] = DEVICE,
     *,
@@ -24,10 +35,11 @@ def starts(
 ) -> None:
     """Is a symmetric initialisation better because Wq = Wk, or because of its scale?
 
-    Five starts of queries and keys, each at three rates or more; all models of an objective are trained side by side.
+    Five starts of queries and keys, each at three rates; all models of an objective are trained side by side.
     """
     from keyquery_studies.starts.study import Plan, run
 
     with output.watching():
-        reading = run(corpus, out, Plan(steps=steps, **chosen(seeds=seed)), device, seconds)
+        plan = Plan(**chosen(seeds=seed, steps=steps, objectives=objective, rates=rate))
+        reading = run(corpus, out, plan, device, seconds)
     output.deliver(reading)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import product
+from dataclasses import asdict, dataclass, fields
+from itertools import chain, product
 from pathlib import Path
 from statistics import mean, stdev
 from time import time
@@ -12,14 +13,16 @@ from typing import Any
 
 from keyquery.capture.load import pick_device
 from keyquery.reading import Reading, provenance
+from keyquery.support.checks import check_choice, check_count
 from keyquery_studies.common.comparisons import difference, holm
 from keyquery_studies.common.language_models import first_below, prepare
 from keyquery_studies.common.objectives import OBJECTIVES
 from keyquery_studies.common.runner import study_folder
 from keyquery_studies.common.store import Store
-from keyquery_studies.starts.training import STARTS, Late, StartRun, trained
+from keyquery_studies.starts.model import STARTS, StartRun
+from keyquery_studies.starts.training import Late, Together
 
-RATES = {"masked": (2e-3, 4e-3, 8e-3), "next token": (4e-3, 8e-3, 16e-3)}
+RATES = {"masked": (1e-3, 2e-3, 4e-3), "next token": (2e-3, 4e-3, 8e-3)}
 # One factor each: the tie at two scales, the scale with and without a tie, and the tie as it is published, which also
 # raises ‖M‖.
 FACTORS = {
@@ -41,29 +44,35 @@ class Starts(Reading, kind="starts study"):
         """One row per training; curves are in the JSON only."""
         return [{key: value for key, value in row.items() if key != "curve"} for row in self.models]
 
-    def starts(self) -> list[dict[str, Any]]:
-        """Every start at its best rate, by validation over all seeds: losses, the last improvement, and other rates.
+    @property
+    def budgets(self) -> list[int]:
+        """The numbers of steps, ascending."""
+        return sorted({row["steps"] for row in self.models})
 
-        `improved` is by how much validation loss fell over the last tenth of the steps; `edge` if no lower or no higher
-        rate was tried.
+    def starts(self) -> list[dict[str, Any]]:
+        """Every start at its best rate, by validation over all seeds, for each number of steps.
+
+        `improved` is by how much validation loss fell in the second half of the steps at a constant rate; `edge` if no
+        lower or no higher rate was tried.
         """
         rows = []
-        for objective, start in product(OBJECTIVES, STARTS):
-            own = self._of(objective, start)
+        for steps, objective, start in product(self.budgets, OBJECTIVES, STARTS):
+            own = self.best(objective, start, steps)
             if own:
-                tried = {row["lr"] for row in self.models if (row["objective"], row["start"]) == (objective, start)}
+                tried = {row["lr"] for row in self._all(objective, start, steps)}
                 values = [row["loss"] for row in own]
-                late = [_at(row, 0.9) - min(value for _, value in row["curve"]) for row in own]
+                late = [_at(row, 0.4) - _at(row, 0.8) for row in own]
                 rows.append(
                     {
                         "objective": objective,
                         "start": start,
+                        "steps": steps,
                         "seeds": len(own),
                         "lr": own[0]["lr"],
                         "edge": own[0]["lr"] in (min(tried), max(tried)),
                         "loss": mean(values),
                         "loss_sd": stdev(values) if len(values) > 1 else None,
-                        "improved": mean(late),
+                        "improved": None if any(map(math.isnan, late)) else mean(late),
                     }
                 )
         return rows
@@ -71,39 +80,59 @@ class Starts(Reading, kind="starts study"):
     def summary(self) -> list[dict[str, Any]]:
         """Each factor: paired differences of test loss, and of steps to the loss that all models reach.
 
-        p by Holm over all rows, of losses (`p`) and of steps (`steps_p`) apart.
+        By number of steps. p by Holm over the rows of one number of steps, of losses (`p`) and of steps (`steps_p`)
+        apart.
         """
+        return [row for steps in self.budgets for row in self._factors(steps)]
+
+    def longer(self) -> list[dict[str, Any]]:
+        """What the highest number of steps gains over the next lower one: paired differences of test loss by start."""
+        if len(self.budgets) < 2:
+            return []
+        fewer, more = self.budgets[-2:]
+        return [
+            {"objective": objective, "start": start, "steps": more, "less": fewer}
+            | difference(self.best(objective, start, more), self.best(objective, start, fewer), "loss")
+            for objective, start in product(OBJECTIVES, STARTS)
+            if self.best(objective, start, more) and self.best(objective, start, fewer)
+        ]
+
+    def _factors(self, steps: int) -> list[dict[str, Any]]:
         rows = []
-        for objective in OBJECTIVES:
-            for factor, (start, base) in FACTORS.items():
-                one, other = self._of(objective, start), self._of(objective, base)
-                if one and other:
-                    steps = difference(self._timed(objective, start), self._timed(objective, base), "steps")
-                    row: dict[str, Any] = {"objective": objective, "factor": factor, "start": start, "less": base}
-                    row |= difference(one, other, "loss")
-                    rows.append(row | {f"steps_{key}": steps[key] for key in ("change", "low", "high", "p")})
+        for objective, (factor, (start, base)) in product(OBJECTIVES, FACTORS.items()):
+            one, other = self.best(objective, start, steps), self.best(objective, base, steps)
+            if one and other:
+                worst = max(row["validation"] for name in STARTS for row in self.best(objective, name, steps))
+                timed = difference(_timed(one, worst), _timed(other, worst), "steps")
+                row: dict[str, Any] = {"objective": objective, "factor": factor, "steps": steps}
+                row |= {"start": start, "less": base} | difference(one, other, "loss")
+                rows.append(row | {f"steps_{key}": timed[key] for key in ("change", "low", "high", "p")})
         for name in ("p", "steps_p"):
             known = [row for row in rows if row[name] is not None]
             for row, p in zip(known, holm([row[name] for row in known]), strict=True):
                 row[name] = p
         return rows
 
-    def _of(self, objective: str, start: str) -> list[Mapping[str, Any]]:
-        """The models of a start at its best rate."""
-        own = [row for row in self.models if (row["objective"], row["start"]) == (objective, start)]
-        groups = {rate: [row for row in own if row["lr"] == rate] for rate in {row["lr"] for row in own}}
+    def _all(self, objective: str, start: str, steps: int) -> list[Mapping[str, Any]]:
+        wanted = (objective, start, steps)
+        return [row for row in self.models if (row["objective"], row["start"], row["steps"]) == wanted]
+
+    def best(self, objective: str, start: str, steps: int) -> list[Mapping[str, Any]]:
+        """The models of a start at its best rate, which needs the seeds of all rates."""
+        own = self._all(objective, start, steps)
+        groups = {rate: [row for row in own if row["lr"] == rate] for rate in sorted({row["lr"] for row in own})}
         rate = min(groups, key=lambda rate: mean(row["validation"] for row in groups[rate]), default=None)
         return [] if rate is None else groups[rate]
 
-    def _timed(self, objective: str, start: str) -> list[dict[str, Any]]:
-        """Steps to the loss that every model of the objective at its best rate reaches."""
-        worst = max(row["validation"] for name in STARTS for row in self._of(objective, name))
-        return [{"seed": row["seed"], "steps": first_below(row["curve"], worst)} for row in self._of(objective, start)]
+
+def _timed(rows: Sequence[Mapping[str, Any]], loss: float) -> list[dict[str, Any]]:
+    """Steps until a loss is reached."""
+    return [{"seed": row["seed"], "steps": first_below(row["curve"], loss)} for row in rows]
 
 
 def _at(row: Mapping[str, Any], share: float) -> float:
-    """The lowest validation loss in the first `share` of the steps."""
-    return float(min(value for step, value in row["curve"] if step <= share * row["steps"]))
+    """The lowest validation loss in the first `share` of the steps; NaN before the first evaluation."""
+    return float(min((value for step, value in row["curve"] if step <= share * row["steps"]), default=math.nan))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +141,24 @@ class Plan:
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     objectives: tuple[str, ...] = OBJECTIVES
-    steps: int = 8000
+    steps: tuple[int, ...] = (2500, 10000)  # what more steps gain shows convergence
+    rates: tuple[float, ...] = ()  # default: those of the objective
     vocabulary: int = 512
 
-    def runs(self, objective: str, text: str) -> list[StartRun]:
-        """Every start at three rates with all seeds."""
-        options: dict[str, Any] = {"text": text, "steps": self.steps, "vocabulary": self.vocabulary}
+    def __post_init__(self) -> None:
+        for objective in self.objectives:
+            check_choice("objective", objective, OBJECTIVES)
+        for steps in self.steps:
+            check_count("steps", steps)
+        if not self.seeds or not self.steps or any(rate <= 0 for rate in self.rates):
+            raise ValueError(f"seeds and steps must not be empty, and rates above 0, got {self}")
+
+    def runs(self, objective: str, steps: int, text: str) -> list[StartRun]:
+        """Every start at all rates with all seeds."""
+        options: dict[str, Any] = {"text": text, "steps": steps, "vocabulary": self.vocabulary}
         return [
             StartRun(objective=objective, start=start, lr=rate, seed=seed, **options)
-            for start, rate, seed in product(STARTS, RATES[objective], self.seeds)
+            for start, rate, seed in product(STARTS, self.rates or RATES[objective], self.seeds)
         ]
 
 
@@ -133,41 +171,23 @@ def run(
 ) -> Starts:
     """Train all starts of each objective side by side; with `out`, finished ones are not repeated.
 
-    A start whose best rate is at the edge of its grid is trained at the next rate as well, once. After `seconds`
-    nothing further is trained.
+    After `seconds` no further branch is begun; with `out`, a later run resumes from the last checkpoint.
     """
     plan, chosen, end = plan or Plan(), pick_device(device), time() + seconds
     with study_folder(out) as folder:
         facts = prepare(corpus, folder, plan.vocabulary)
-        rows = [
-            row
-            for o in plan.objectives
-            for row in _rows(plan, o, facts["digest"], folder, chosen, lambda: time() > end)
-        ]
+        late = lambda: time() > end  # noqa: E731
+        rows = [row for o in plan.objectives for row in _rows(plan, o, facts["digest"], folder, chosen, late)]
     return Starts(models=rows, provenance=provenance(corpus=facts, plan=asdict(plan)))
 
 
 def _rows(plan: Plan, objective: str, text: str, folder: Path, device: str, late: Late) -> list[dict[str, Any]]:
-    store, runs = Store(folder / "results"), plan.runs(objective, text)
-    _train(runs, store, folder, device, late)
-    reading = Starts(models=_read(runs, store), provenance={})
-    beyond = []
-    for row in reading.starts():
-        if row["edge"]:
-            rates = sorted(RATES[objective])
-            rate = rates[0] / 2 if row["lr"] == rates[0] else rates[-1] * 2
-            example = next(own for own in runs if own.start == row["start"])
-            beyond += [replace(example, lr=float(f"{rate:.3g}"), seed=seed) for seed in plan.seeds]
-    _train(beyond, store, folder, device, late)
-    return _read([*runs, *beyond], store)
-
-
-def _train(runs: Sequence[StartRun], store: Store, folder: Path, device: str, late: Late) -> None:
-    todo = [own for own in runs if not store.done(own.name)]
-    rows = trained(todo, folder, device, late) if todo and not late() else None
-    for own, row in zip(todo, rows or [], strict=bool(rows)):
-        store.write(own.name, row, allow_nan=True)
-
-
-def _read(runs: Sequence[StartRun], store: Store) -> list[dict[str, Any]]:
-    return [store.read(own.name) for own in runs if store.done(own.name)]
+    store = Store(folder / "results")
+    names = {steps: [own.name for own in plan.runs(objective, steps, text)] for steps in plan.steps}
+    todo = [steps for steps in plan.steps if not all(store.done(name) for name in names[steps])]
+    if todo and not late():
+        runs = plan.runs(objective, max(todo), text)
+        for row in chain.from_iterable(Together(runs, folder, device).train(todo, late)):
+            own = StartRun(**{field.name: row[field.name] for field in fields(StartRun)})
+            store.write(own.name, row, allow_nan=True)
+    return [store.read(name) for steps in sorted(names) for name in names[steps] if store.done(name)]

@@ -1,158 +1,200 @@
-"""Language models that differ in the start of queries and keys, the rate and the seed, trained side by side."""
+"""Many starts trained side by side: rates and seeds differ, everything else is shared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import copy
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from keyquery.layers import Attention, LanguageModel, Shape
-from keyquery.support.checks import check_choice, check_count
-from keyquery.training import schedule
-from keyquery_studies.common.language_models import begin, tasks
-from keyquery_studies.common.objectives import CAUSAL, OBJECTIVES, Task
+from keyquery.support.files import write_all
+from keyquery_studies.common.language_models import tasks
+from keyquery_studies.common.objectives import Task
 from keyquery_studies.common.runner import device_name
-from keyquery_studies.common.stacked import Adam, Weights, embed, linear, norm, split_heads, stacked, within
-from keyquery_studies.common.store import result_name
+from keyquery_studies.common.stacked import Adam, Weights, stacked
+from keyquery_studies.common.store import checkpoint_path, digest_of
+from keyquery_studies.starts.model import StartRun, losses
 
-STARTS = ("default", "tied", "matched", "small", "small tied")
-CHECKS = 40  # evaluations during a training
+EVERY = 250  # steps between evaluations
+KEPT = 4  # evaluations between checkpoints, each of which replaces the last
+FLAT = 0.8  # share of the steps at a constant rate; then it falls linearly to 0
 WARMUP, DECAY, CLIP = 300, 0.1, 1.0
+DIGITS = 5  # of curves
+DRAWN = 50  # steps whose windows are drawn at once
+EAGER = 3  # steps before a CUDA graph is captured
 Late = Callable[[], bool]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartRun:
-    """One model, with learned positions."""
+class Together:
+    """Models of one objective, trained side by side for several numbers of steps.
 
-    objective: str
-    start: str
-    lr: float
-    seed: int
-    text: str  # digest of the corpus
-    vocabulary: int = 512
-    steps: int = 8000
-    width: int = 64
-    depth: int = 2
-    heads: int = 4
-    length: int = 64
-    batch: int = 32
-
-    def __post_init__(self) -> None:
-        check_choice("objective", self.objective, OBJECTIVES)
-        check_choice("start", self.start, STARTS)
-        for name in ("steps", "width", "depth", "heads", "length", "batch"):
-            check_count(name, getattr(self, name))
-
-    @property
-    def name(self) -> str:
-        """The name of its result file."""
-        return result_name((self.objective, self.start, self.lr, self.seed), asdict(self))
-
-    def initial(self) -> Weights:
-        """Its weights before training."""
-        torch.manual_seed(self.seed)
-        shape = Shape(self.vocabulary, self.width, self.depth, self.heads, self.length, CAUSAL[self.objective])
-        model = LanguageModel(shape)
-        start_of(model, self.start)
-        return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
-
-
-def start_of(model: torch.nn.Module, start: str) -> None:
-    """Initialise queries and keys; `small tied` is `small` with Wq = Wk, both of standard deviation .02.
-
-    >>> layer = kq.Attention(8, heads=2)
-    >>> start_of(layer, "small tied")
-    >>> bool(layer.form().symmetry.min() > 1 - 1e-12), bool(layer.query.weight.std() < 0.04)
-    (True, True)
+    All share the steps at a constant rate: for each number of steps the rate falls from a branch of them. Models of
+    one seed see the same windows. On a GPU a whole step is one CUDA graph.
     """
-    if start != "small tied":
-        return begin(model, start)
-    begin(model, "small")
-    for layer in model.modules():
-        if isinstance(layer, Attention) and layer.query is not None:
-            layer.query.load_state_dict(layer.key.state_dict())
-    return None
 
+    def __init__(self, runs: Sequence[StartRun], folder: Path, device: str) -> None:
+        self.runs, self.run, self.device = runs, runs[0], device
+        self.task, self.exam = tasks(folder, device, self.run.objective, self.run.length, batch=self.run.batch)
+        self.seeds = sorted({own.seed for own in runs})
+        self.of_seed = torch.tensor([self.seeds.index(own.seed) for own in runs], device=device)
+        self.weights = stacked([own.initial() for own in runs], device)
+        places = ("tokens", "places")
+        decays = [name for name, w in self.weights.items() if w.ndim > 2 and not name.startswith(places)]
+        self.optimiser = Adam(self.weights, decays, DECAY, CLIP)
+        self.best = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        self.lowest = torch.full((len(runs),), torch.inf, device=device)
+        self.best_step = torch.zeros(len(runs), device=device)
+        self.curve: list[list[float]] = []
+        self.step = self.begun = 0
+        self.warmup = WARMUP
+        self.base = torch.tensor([own.lr for own in runs], device=device)
+        self.rates = torch.zeros_like(self.base)
+        sizes = (len(self.seeds), self.run.batch, self.run.length)
+        self.inputs, self.targets = (torch.zeros(sizes, dtype=torch.long, device=device) for _ in range(2))
+        self.drawn: tuple[int, tuple[Tensor, Tensor] | None] = (-1, None)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        digest = digest_of(json.dumps([asdict(own) for own in runs], sort_keys=True), length=10)
+        self.kept = checkpoint_path(folder, f"{self.run.objective.replace(' ', '-')}-{digest}")
 
-def losses(weights: Weights, run: StartRun, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of every model on its own windows, (models, batch, n); targets of −100 are ignored."""
-    models, batch, n = inputs.shape
-    x = (embed(weights["tokens.weight"], inputs) + weights["places.weight"][:, None, :n]).flatten(1, 2)
-    for block in range(run.depth):
-        own = within(weights, f"body.blocks.{block}.")
-        normed = norm(own, "attention_norm", x)
-        parts = (linear(own, f"attention.{name}", normed) for name in ("query", "key", "value"))
-        query, key, value = (split_heads(part, (batch, n), run.heads) for part in parts)
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=CAUSAL[run.objective])
-        x = x + linear(own, "attention.output", mixed.transpose(1, 2).reshape(x.shape))
-        x = x + linear(own, "mlp.2", gelu(linear(own, "mlp.0", norm(own, "mlp_norm", x))))
-    logits = torch.bmm(norm(weights, "body.norm", x), weights["tokens.weight"].mT)
-    each = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").unflatten(0, (models, -1))
-    return each.sum(1) / (targets.flatten(1) != -100).sum(1).clamp(min=1)
+    def train(self, budgets: Sequence[int], late: Late) -> Iterator[list[dict[str, Any]]]:
+        """The rows of all models for one number of steps after the other; once `late`, no more."""
+        self.warmup = min(WARMUP, min(budgets) // 4)
+        self._resume(round(FLAT * min(budgets)))
+        for steps in sorted(budgets):
+            if not self.advance(min(round(FLAT * steps), steps - 1), None, late):
+                break
+            branch = self.state()
+            self.advance(steps, steps)
+            yield self.rows(steps)
+            self.load(branch)
 
+    def advance(self, until: int, steps: int | None, late: Late = lambda: False) -> bool:
+        """Train up to a step, at a constant rate or, with `steps`, at one that falls to 0; False once `late`."""
+        while self.step < until:
+            chunk, within = divmod(self.step, DRAWN)
+            if self.drawn[0] != chunk:
+                self.drawn = (chunk, self._draw(chunk))
+            assert self.drawn[1] is not None
+            self.inputs.copy_(self.drawn[1][0][:, within])
+            self.targets.copy_(self.drawn[1][1][:, within])
+            torch.mul(self.base, factor(self.step, steps, self.warmup), out=self.rates)
+            self._advance()
+            self.step += 1
+            if self.step % EVERY == 0 or self.step == steps:
+                self._check()
+                if steps is None and len(self.curve) % KEPT == 0:
+                    self._keep()
+                if late():
+                    return False
+        return True
 
-def trained(runs: Sequence[StartRun], folder: Path, device: str, late: Late) -> list[dict[str, Any]] | None:
-    """The rows of models of one objective, trained side by side; None once `late`.
-
-    Models of one seed see the same windows.
-    """
-    run = runs[0]
-    task, exam = tasks(folder, device, run.objective, run.length, batch=run.batch)
-    seeds = sorted({own.seed for own in runs})
-    of_seed = torch.tensor([seeds.index(own.seed) for own in runs], device=device)
-    weights = stacked([own.initial() for own in runs], device)
-    decays = [
-        name for name, weight in weights.items() if weight.ndim > 2 and "tokens" not in name and "places" not in name
-    ]
-    optimiser, rates = Adam(weights, decays, DECAY, CLIP), torch.tensor([own.lr for own in runs], device=device)
-    best = {name: weight.detach().clone() for name, weight in weights.items()}
-    lowest = torch.full((len(runs),), torch.inf, device=device)
-    at, curve = torch.zeros(len(runs), device=device), []
-    generator = torch.Generator()
-    for step in range(run.steps):
+    def _draw(self, chunk: int) -> tuple[Tensor, Tensor]:
+        """The windows of `DRAWN` steps, (seeds, steps, batch, n), from one CPU generator per seed and chunk."""
         drawn = []
-        for seed in seeds:
-            generator.manual_seed((seed * 1_000_003 << 24) + step)
-            drawn.append(task.draw(step, generator))
-        inputs, targets = (torch.stack(each)[of_seed] for each in zip(*drawn, strict=True))
-        _step(weights, run, inputs, targets.long())
-        optimiser.step(rates * schedule("cosine", step, run.steps, min(WARMUP, run.steps // 4)))
-        if (step + 1) % max(run.steps // CHECKS, 1) == 0:
-            values = evaluated(weights, run, task)
-            better = values < lowest
-            lowest, at = torch.where(better, values, lowest), torch.where(better, step + 1, at)
-            for name, weight in weights.items():
-                best[name][better] = weight.detach()[better]
-            curve.append([step + 1, *values.tolist()])
-            print(run.objective, step + 1, f"{values.nanmean().item():.3f}", flush=True)
-        if late():
-            return None
-    tested = evaluated(best, run, exam).tolist()
-    return [
-        {
-            **asdict(own),
-            "loss": tested[index],
-            "validation": lowest[index].item(),
-            "best_step": int(at[index]),
-            "curve": [[row[0], row[1 + index]] for row in curve],
-            "tokens": len(task.ids),
-            "parameters": sum(weight[index].numel() for weight in weights.values()),
-            "device": device_name(device),
-        }
-        for index, own in enumerate(runs)
-    ]
+        for seed in self.seeds:
+            generator = torch.Generator().manual_seed((seed * 1_000_003 << 24) + chunk)
+            drawn.append(self.task.draw_many(DRAWN, generator))
+        inputs, targets = (torch.stack(each) for each in zip(*drawn, strict=True))
+        return inputs, targets
+
+    def _advance(self) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.device.startswith("cuda") and self.step == self.begun + EAGER:
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self._update()
+            self.graph.replay()  # a capture runs nothing
+        elif self.device.startswith("cuda"):  # a capture needs steps on another stream before it
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._update()
+            torch.cuda.current_stream().wait_stream(stream)
+        else:
+            self._update()
+
+    def _update(self) -> None:
+        cuda = self.device.startswith("cuda")
+        inputs, targets = self.inputs[self.of_seed], self.targets[self.of_seed]
+        with torch.autocast("cuda" if cuda else "cpu", torch.bfloat16, enabled=cuda, cache_enabled=False):
+            value = losses(self.weights, self.run, inputs, targets)
+        value.sum().backward()
+        self.optimiser.step(self.rates)
+
+    def _check(self) -> None:
+        values = evaluated(self.weights, self.run, self.task)
+        better = values < self.lowest
+        self.lowest = torch.where(better, values, self.lowest)
+        self.best_step = torch.where(better, self.step, self.best_step)
+        for name, weight in self.weights.items():
+            self.best[name][better] = weight.detach()[better]
+        self.curve.append([self.step, *values.tolist()])
+        print(self.run.objective, self.step, f"{values.nanmean().item():.3f}", flush=True)
+
+    def state(self) -> dict[str, Any]:
+        """A copy of all that training changes."""
+        copied = {"weights": self.weights, "best": self.best}
+        state = {key: {name: w.detach().clone() for name, w in group.items()} for key, group in copied.items()}
+        optimiser = {key: copy.deepcopy(value) for key, value in self.optimiser.state().items()}
+        facts = {"lowest": self.lowest, "best_step": self.best_step, "curve": list(self.curve), "step": self.step}
+        return {**state, "optimiser": optimiser, **facts}
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a `state`, in the same tensors: a CUDA graph knows no others."""
+        for name, weight in self.weights.items():
+            weight.copy_(state["weights"][name])
+            self.best[name].copy_(state["best"][name])
+        self.optimiser.load(state["optimiser"])
+        self.lowest, self.best_step = state["lowest"], state["best_step"]
+        self.curve, self.step = list(state["curve"]), state["step"]
+
+    def _keep(self) -> None:
+        data = io.BytesIO()
+        torch.save(self.state(), data)
+        write_all({self.kept: data.getvalue()})
+
+    def _resume(self, most: int) -> None:
+        """Continue from the checkpoint of an earlier run, unless it is beyond the first branch."""
+        state = torch.load(self.kept, map_location=self.device, weights_only=True) if self.kept.exists() else {}
+        if state and state["step"] <= most:
+            self.load(state)
+        self.begun = self.step
+
+    def rows(self, steps: int) -> list[dict[str, Any]]:
+        """One row per model; test losses are those of the weights with the lowest validation loss."""
+        tested = evaluated(self.best, self.run, self.exam).tolist()
+        return [
+            {
+                **asdict(replace(own, steps=steps)),
+                "loss": tested[index],
+                "validation": self.lowest[index].item(),
+                "best_step": int(self.best_step[index]),
+                "curve": [[int(row[0]), round(row[1 + index], DIGITS)] for row in self.curve],
+                "tokens": len(self.task.ids),
+                "parameters": sum(weight[index].numel() for weight in self.weights.values()),
+                "device": device_name(self.device),
+            }
+            for index, own in enumerate(self.runs)
+        ]
 
 
-def _step(weights: Weights, run: StartRun, inputs: Tensor, targets: Tensor) -> None:
-    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.is_cuda):
-        value = losses(weights, run, inputs, targets)
-    value.sum().backward()
+def factor(step: int, steps: int | None, warmup: int) -> float:
+    """The factor on the rate: linear warm-up, constant, then linear to 0 over the last fifth of `steps`, if any.
+
+    >>> [round(factor(step, 100, 4), 2) for step in (0, 3, 50, 79, 80, 90, 99)]
+    [0.25, 1.0, 1.0, 1.0, 1.0, 0.5, 0.05]
+    """
+    falling = 1.0 if steps is None else (steps - step) / ((1 - FLAT) * steps)
+    return min((step + 1) / max(warmup, 1), falling, 1.0)
 
 
 @torch.no_grad()

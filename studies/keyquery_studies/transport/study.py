@@ -16,6 +16,7 @@ from keyquery.capture.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
+from keyquery_studies.common.comparisons import corrected, difference
 from keyquery_studies.common.rows import over_seeds
 from keyquery_studies.common.runner import device_name, run_parts, study_folder
 from keyquery_studies.common.store import result_name
@@ -64,6 +65,28 @@ class TransportStudy(Reading, kind="transport study"):
             {**row, "best": bayes(*SIMULATED[row["dataset"]]) if row["dataset"] in SIMULATED else None}
             for row in summaries
         ]
+
+    def contrasts(self) -> list[dict[str, Any]]:
+        """Paired by seed: accuracy of `ot` less that of each other method, p by Holm over the datasets of a method;
+        and epochs with a pre-trained head less those without, p by Holm over all."""
+        sets = dict.fromkeys(row["dataset"] for row in self.rows)
+
+        def runs(name: str, method: str) -> list[Mapping[str, Any]]:
+            return [row for row in self.rows if (row["dataset"], row["method"]) == (name, method)]
+
+        def begun(name: str, start: str) -> list[Mapping[str, Any]]:
+            return [row for row in self.begun if (row["dataset"], row["start"]) == (name, start)]
+
+        rows = []
+        for other in dict.fromkeys(row["method"] for row in self.rows if row["method"] != "ot"):
+            both = [name for name in sets if runs(name, "ot") and runs(name, other)]
+            of = [{"of": "accuracy", "dataset": name, "arm": "ot", "less": other} for name in both]
+            pairs = [(runs(name, "ot"), runs(name, other)) for name in both]
+            rows += corrected([o | difference(*pair, "accuracy") for o, pair in zip(of, pairs, strict=True)])
+        starts = list(dict.fromkeys((r["dataset"], r["start"]) for r in self.begun if r["start"] != "none"))
+        epochs = [difference(begun(name, start), begun(name, "none"), "reached") for name, start in starts]
+        of = [{"of": "epochs", "dataset": name, "arm": start, "less": "none"} for name, start in starts]
+        return rows + corrected([one | row for one, row in zip(of, epochs, strict=True)])
 
     def followed(self) -> list[dict[str, Any]]:
         """Mean and sd over seeds, one row per network, dataset and starting point of the trajectory."""

@@ -20,6 +20,7 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress
 from keyquery.support.rank_correlation import spearman
+from keyquery_studies.common.comparisons import corrected, difference
 from keyquery_studies.common.rows import FORMER, over_seeds
 from keyquery_studies.common.runner import device_name, run_jobs, study_folder
 from keyquery_studies.common.store import array_file, digest_of, npz_bytes
@@ -62,6 +63,22 @@ class VisionLanguageStudy(Reading, kind="vision-language study"):
     def summary(self) -> list[dict[str, Any]]:
         """Mean and sd over seeds, one row per dataset and variant."""
         return over_seeds(self.rows, ("dataset", "variant"), (*SCORES, *RANKS, "seconds"))
+
+    def contrasts(self) -> list[dict[str, Any]]:
+        """The parser less every variant, paired by seed, p by Holm over all; `better` in how many seeds it is ahead."""
+        runs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+        for row in self.rows:
+            runs.setdefault((row["dataset"], row["variant"]), []).append(row)
+        rows = []
+        for dataset, variant in runs:
+            parser = runs.get((dataset, "parser"), [])
+            if variant != "parser" and parser:
+                for name in ("matching", "relations", "filled_both"):
+                    own = {row["seed"]: row[name] for row in runs[dataset, variant]}
+                    better = sum(row[name] > own.get(row["seed"], math.inf) for row in parser)
+                    found = difference(parser, runs[dataset, variant], name)
+                    rows.append({"dataset": dataset, "less": variant, "of": name, "better": better, **found})
+        return corrected(rows)
 
     def turned(self) -> list[dict[str, Any]]:
         """Increase of the matching loss without a part, mean and sd over seeds, one row per variant and task.

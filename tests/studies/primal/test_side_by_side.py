@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from keyquery_studies.primal.arena.model import Classifier
+from keyquery_studies.primal.arena.side_by_side import SIDES
 from keyquery_studies.primal.arena.stacked import _released, initial, losses
 from keyquery_studies.primal.released_code import published_regularizer
+from keyquery_studies.primal.study import Plan, run
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -75,3 +79,24 @@ def test_start_of_the_released_layer() -> None:
     flat = directions.flatten(2)
     torch.testing.assert_close(flat @ flat.mT, torch.eye(2).expand(2, 2, 2), atol=1e-5, rtol=0)  # heads are orthogonal
     assert directions.norm(dim=2).mean().item() == pytest.approx(20**-0.5, rel=0.05)
+
+
+@pytest.mark.slow
+def test_texts_are_compared_at_the_best_rates(tmp_path: Path) -> None:
+    rows = [("train" if i < 2600 else "test", i % 2, "ab"[i % 3 % 2] * 4) for i in range(2620)]
+    lines = [f"{split}\t{label}\t{text}" for split, label, text in rows]
+    (tmp_path / "films.tsv").write_text("split\tlabel\ttext\n" + "\n".join(lines) + "\n")
+    plan = Plan(part="text", seeds=(0, 1), length=8, steps=2, batch=8)
+    reading = run(tmp_path, tmp_path / "out", plan, "cpu")
+    arms = {name: [row for row in reading.text if row["attention"] == name] for name in SIDES}
+    for name, own in arms.items():
+        (rate,) = [row["lr"] for row in own if row["seed"] == 1]
+        tried = {row["lr"]: row["validation"] for row in own if row["seed"] == 0}
+        assert len(tried) > 2
+        assert tried[rate] == min(tried.values())
+        arms[name] = [row for row in own if row["lr"] == rate]
+    gap = reading.contrasts()[0]
+    assert (gap["attention"], gap["less"], gap["seeds"]) == ("primal", "general", 2)
+    means = [sum(row["accuracy"] for row in arms[name]) / 2 for name in ("primal", "general")]
+    assert gap["change"] == pytest.approx(means[0] - means[1])
+    assert run(tmp_path, tmp_path / "out", plan, "cpu").text == reading.text

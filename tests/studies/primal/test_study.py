@@ -258,7 +258,7 @@ def test_the_plan_is_the_promised_one():
     assert {(job.task, job.share) for job in jobs} == set(shares.items())
     assert [job.seed for job in jobs[:12]] == [0] * 12  # seed after seed
     with pytest.raises(
-        ValueError, match="part must be one of 'series', 'ablation', 'arena', 'speed', 'all', got 'lra'"
+        ValueError, match="part must be one of 'series', 'ablation', 'arena', 'speed', 'text', 'all', got 'lra'"
     ):
         Plan(part="lra")
     with pytest.raises(ValueError, match="share must be above 0 and at most 1, got 2"):

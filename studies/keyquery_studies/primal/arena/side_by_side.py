@@ -24,6 +24,7 @@ from keyquery_studies.primal.arena.tasks import SPLITS, TASKS, load_arena
 TASK = TASKS["text"]
 CHECKS = 12  # evaluations during a training
 SEEN = 2500  # training texts on which the last weights are evaluated as well
+SIDES = ("general", "primal", "released")  # what is compared
 RATES = (1e-4, 3e-4, 1e-3)  # the published rate, and higher ones for fewer steps
 Late = Callable[[], bool]
 Splits = dict[str, tuple[Tensor, Tensor]]

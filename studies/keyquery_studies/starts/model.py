@@ -1,0 +1,84 @@
+"""A language model by the start of its queries and keys, and the loss of many of them side by side."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+
+from keyquery.layers import LanguageModel, Shape
+from keyquery.support.checks import check_choice, check_count
+from keyquery_studies.common.language_models import begin
+from keyquery_studies.common.objectives import CAUSAL, OBJECTIVES
+from keyquery_studies.common.stacked import Weights, embed, linear, norm, split_heads, within
+from keyquery_studies.common.store import result_name
+
+STARTS = ("default", "tied", "matched", "small", "small tied")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartRun:
+    """One model, with learned positions."""
+
+    objective: str
+    start: str
+    lr: float
+    seed: int
+    text: str  # digest of the corpus
+    vocabulary: int = 512
+    steps: int = 8000
+    width: int = 64
+    depth: int = 2
+    heads: int = 4
+    length: int = 64
+    batch: int = 32
+
+    def __post_init__(self) -> None:
+        check_choice("objective", self.objective, OBJECTIVES)
+        check_choice("start", self.start, STARTS)
+        for name in ("steps", "width", "depth", "heads", "length", "batch"):
+            check_count(name, getattr(self, name))
+
+    @property
+    def name(self) -> str:
+        """The name of its result file."""
+        return result_name((self.objective, self.start, self.lr, self.seed), asdict(self))
+
+    def initial(self) -> Weights:
+        """Its weights before training."""
+        torch.manual_seed(self.seed)
+        shape = Shape(self.vocabulary, self.width, self.depth, self.heads, self.length, CAUSAL[self.objective])
+        model = LanguageModel(shape)
+        start_of(model, self.start)
+        return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+
+
+def start_of(model: torch.nn.Module, start: str) -> None:
+    """Initialise queries and keys; "small tied" is "small" with Wq = Wk, scaled so that each head's ‖M‖ stays.
+
+    >>> layer = kq.Attention(8, heads=2)
+    >>> start_of(layer, "small tied")
+    >>> bool(layer.form().symmetry.min() > 1 - 1e-12), bool(layer.query.weight.std() < 0.04)
+    (True, True)
+    """
+    for init in ("small", "matched") if start == "small tied" else (start,):
+        begin(model, init)
+
+
+def losses(weights: Weights, run: StartRun, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of every model on its own windows, (models, batch, n); targets of −100 are ignored."""
+    models, batch, n = inputs.shape
+    x = (embed(weights["tokens.weight"], inputs) + weights["places.weight"][:, None, :n]).flatten(1, 2)
+    for block in range(run.depth):
+        own = within(weights, f"body.blocks.{block}.")
+        normed = norm(own, "attention_norm", x)
+        parts = (linear(own, f"attention.{name}", normed) for name in ("query", "key", "value"))
+        query, key, value = (split_heads(part, (batch, n), run.heads) for part in parts)
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=CAUSAL[run.objective])
+        x = x + linear(own, "attention.output", mixed.transpose(1, 2).reshape(x.shape))
+        x = x + linear(own, "mlp.2", gelu(linear(own, "mlp.0", norm(own, "mlp_norm", x))))
+    logits = torch.bmm(norm(weights, "body.norm", x), weights["tokens.weight"].mT)
+    each = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").unflatten(0, (models, -1))
+    return each.sum(1) / (targets.flatten(1) != -100).sum(1).clamp(min=1)
