@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from keyquery.estimators.inputs.sequences import Padded
-from keyquery.estimators.series.pooling import pooled, sustained
+from keyquery.estimators.series.pooling import OUTSIDE, pooled, sustained
 from keyquery.support.progress import Progress, silent
 
 LENGTH, TWOS = 9, 3
@@ -174,11 +174,11 @@ def windows_inside(real: Bool[Tensor, "batch n"], dilation: int) -> Bool[Tensor,
 def within(
     values: Float[Tensor, "kernels n batch"], inside: Bool[Tensor, "batch n"]
 ) -> Float[Tensor, "kernels m batch"]:
-    """Values inside: a slice if all series agree, else −∞ marks what is outside."""
+    """Values inside: a slice if all series agree, else `OUTSIDE` marks what is outside."""
     start, count = int(inside[0].to(torch.uint8).argmax()), int(inside[0].sum())
     if bool((inside == inside[0]).all()) and bool(inside[0, start : start + count].all()):
         return values[:, start : start + count]
-    return values.masked_fill(~inside.T, -torch.inf)
+    return values.masked_fill(~inside.T, OUTSIDE)
 
 
 def differences(series: Padded) -> Padded:
