@@ -12,13 +12,9 @@ from sklearn.model_selection import GridSearchCV
 import keyquery as kq
 from keyquery.estimators.inputs.sequences import Padded
 from keyquery.estimators.series import convolution
-from keyquery.estimators.series.convolution import (
-    KERNELS,
-    Convolutions,
-    convolved,
-    weights,
-    windows_inside,
-)
+from keyquery.estimators.series.competing import Competing
+from keyquery.estimators.series.convolution import KERNELS, Convolutions, convolved, weights, windows_inside
+from keyquery.estimators.series.pooling import maximum
 from keyquery.estimators.series.ridge import fit_ridge
 from keyquery.estimators.series.ridge_classifier import interpolated
 
@@ -36,41 +32,89 @@ def small(**options):
     return kq.ConvolutionRidgeClassifier(**{"features": 672, "random_state": 0, "device": "cpu"} | options)
 
 
-def test_a_feature_is_the_share_of_a_plain_convolution_above_its_threshold():
+def full(values):
+    return Padded(values, torch.ones(values.shape[:2], dtype=torch.bool))
+
+
+def plain_features(summed, kernel, half, thresholds, levels):
+    """Share and mean above each threshold, and sustained values, of numpy's convolution."""
+    flipped = KERNELS[kernel].double().numpy()[::-1]  # numpy's convolution flips the kernel
+    values = np.convolve(summed, flipped, "valid" if half else "same")
+    pools = []
+    for threshold in thresholds:
+        above = values[values > threshold]
+        pools += [len(above) / len(values), above.mean() if len(above) else 0.0]
+    for level in range(levels if half else 0):
+        size = max(4**each for each in range(level + 1) if 4**each <= len(values))
+        pools.append(max(values[first : first + size].min() for first in range(len(values) - size + 1)))
+    return pools
+
+
+def test_features_are_those_of_plain_convolutions():
     rng = np.random.default_rng(0)
-    values = torch.from_numpy(rng.normal(size=(3, 30, 2))).float()
-    data = Padded(values, torch.ones(3, 30, dtype=torch.bool))
-    module = Convolutions.fitted(data, 336, rng)
+    values = torch.from_numpy(rng.normal(size=(3, 40, 2))).float()
+    module = Convolutions.fitted(full(values), 4, rng)
     module.thresholds[0].data += 1e-3  # off the values that they are quantiles of
     dilation, count = module.plans[0][0]
-    assert dilation == 1
-    features, compared = module(data), 0
+    assert (dilation, module.levels) == (1, 3)
+    features, column = module(full(values)), 0
+    assert features.shape == (3, module.width)
     for half in (0, 1):
+        width = 2 * count + half * module.levels
+        block = features[:, column : column + 42 * width].view(3, width, 42)
+        column += 42 * width
         for kernel in range(half, 84, 2):
-            summed = (values * module.dims[0][kernel]).sum(-1).double().numpy()
-            flipped = KERNELS[kernel].double().numpy()[::-1]  # numpy's convolution flips the kernel
-            for place in range(count):
-                share = [
-                    np.mean(
-                        np.convolve(one, flipped, "valid" if half else "same")
-                        > float(module.thresholds[0][kernel, place])
-                    )
-                    for one in summed
-                ]
-                column = half * 42 * count + place * 42 + kernel // 2
-                compared += np.allclose(features[:, column], share, atol=1e-6)
-    assert compared == 84 * count
+            thresholds = module.thresholds[0][kernel].tolist()
+            for series, computed in zip(values, block[:, :, kernel // 2], strict=True):
+                summed = (series * module.dims[0][kernel]).sum(-1).double().numpy()
+                expected = plain_features(summed, kernel, half, thresholds, module.levels)
+                assert computed.tolist() == pytest.approx(expected, abs=2e-5)
 
 
 def test_dilated_windows():
     values = torch.arange(20.0)[None, :, None]
     kernels = weights(torch.ones(84, 1))
-    got = convolved(values, kernels, 2)[:, 0, 8:12]  # windows inside: a ramp, kernels of sum 0
+    inner = convolved(values, kernels, 2)[:, 8:12, 0]  # windows inside: a ramp, kernels of sum 0
     slopes = KERNELS @ (2.0 * torch.arange(-4, 5))
-    assert torch.equal(got, slopes[:, None].expand(-1, 4))
+    assert torch.equal(inner, slopes[:, None].expand(-1, 4))
     real = torch.arange(20)[None] < torch.tensor([[20], [16], [3]])
     inside = windows_inside(real, 2)
     assert inside.sum(1).tolist() == [4, 16, 3]  # 16 steps hold no window of 17, and are all counted
+
+
+def test_competing_kernels_score_as_in_a_plain_loop():
+    rng = np.random.default_rng(0)
+    values = torch.from_numpy(rng.normal(size=(2, 30, 1))).float()
+    module = Competing.fitted(full(values), rng)
+    assert list(module.dilations) == [1, 2]
+    kernels = module.weight[1].double().numpy()  # (8, 32, 9): dilation 2 of the series
+    assert np.abs(kernels.sum(-1)).max() < 1e-6
+    features = module(full(values)).double().numpy()
+    for series in range(2):
+        padded = np.pad(values[series, :, 0].double().numpy(), 8)
+        windows = np.stack([padded[time : time + 17 : 2] for time in range(30)])
+        convolutions = kernels @ windows.T  # (8, 32, 30)
+        strength, counts = np.zeros((8, 32)), np.zeros((8, 32))
+        for group in range(32):
+            for time in range(30):
+                column = convolutions[:, group, time]
+                strength[column.argmax(), group] += column.max() / 30
+                counts[column.argmin(), group] += 1 / 30
+        block = features[series, 512:1024].reshape(4, 2, 8, 8)  # chunks of groups; strength, counts; kernel; group
+        assert block[:, 0].transpose(1, 0, 2).reshape(8, 32) == pytest.approx(np.sqrt(strength), abs=1e-5)
+        assert block[:, 1].transpose(1, 0, 2).reshape(8, 32) == pytest.approx(np.sqrt(counts), abs=1e-5)
+
+
+def test_all_kernels_win_where_a_series_is_constant():
+    module = Competing.fitted(full(torch.full((1, 40, 1), 0.7)), np.random.default_rng(0))
+    differences_only = module(full(torch.full((1, 40, 1), 0.7)))[:, module.width // 2 :]
+    assert differences_only.view(-1, 2, 64)[:, 1].eq(1).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 33])
+def test_the_maximum_by_halves_is_the_maximum(n):
+    values = torch.randn(3, n, 5, generator=torch.Generator().manual_seed(n))
+    assert torch.equal(maximum(values), values.amax(1))
 
 
 def test_leave_one_out_is_that_of_refitted_regressions():
@@ -138,6 +182,7 @@ def test_padding_and_the_batch_do_not_matter(monkeypatch):
     assert np.allclose(model.predict_proba(longer), expected, atol=1e-12)
     assert np.allclose(model.predict_proba(series[:1]), expected[:1], atol=1e-9)
     monkeypatch.setattr(convolution, "TOGETHER", 1)
+    monkeypatch.setattr(convolution, "SERIES", 1)
     assert np.allclose(model.predict_proba(series), expected, atol=1e-9)
 
 

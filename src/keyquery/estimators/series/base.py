@@ -134,7 +134,7 @@ class SeriesEstimator(Classifier, SavedEstimator):
     def _samples(self, X: Any, y: Any, sample_weight: Any) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """Validated series (length, dims), labels and weights; samples of weight 0 are left out."""
         series = self._prepared(series_of(X, self.axis))
-        self._warn_of_axis(X)
+        self._warn_of_axis(X, series)
         labels = labels_of(type(self).__name__, target_of(X, y), len(series))
         weights = weights_of(type(self).__name__, labels, sample_weight, self.class_weight)
         kept = np.flatnonzero(weights)
@@ -159,12 +159,12 @@ class SeriesEstimator(Classifier, SavedEstimator):
             raise ValueError(f"X has columns {columns}, but this {name} was fitted on {self.columns_}")
         return padded(series, self.mean_, self.scale_, pick_device(self.device))
 
-    def _warn_of_axis(self, X: Any) -> None:
-        """Channels first are easily taken for time steps."""
-        shape = np.shape(X) if hasattr(X, "ndim") and X.ndim == 3 else ()
-        if self.axis == 1 and shape and shape[1] < shape[2]:
+    def _warn_of_axis(self, X: Any, series: list[np.ndarray]) -> None:
+        """Channels first, as in aeon, are easily taken for time steps."""
+        length, dims = series[0].shape
+        if self.axis == 1 and not isinstance(X, Series) and length < dims and len({len(one) for one in series}) == 1:
             warnings.warn(
-                f"X is read as series of {shape[1]} steps and {shape[2]} dims; if it is (n, dims, length), set axis=2",
+                f"X is read as series of {length} steps and {dims} dims; if it is (n, dims, length), set axis=2",
                 UserWarning,
                 stacklevel=4,
             )

@@ -17,7 +17,17 @@ from keyquery.estimators.inputs.sequences import Padded, columns_of, padded, res
 from keyquery.estimators.inputs.targets import classes_of, label_facts
 from keyquery.estimators.series.base import SeriesEstimator
 from keyquery.estimators.series.network import KINDS, TOKENS, SeriesNetwork
-from keyquery.estimators.series.training import TIE, WARMEST, Labelled, class_loss, epochs_of, judged, temperature_of
+from keyquery.estimators.series.training import (
+    BATCHES,
+    TIE,
+    WARMEST,
+    Labelled,
+    augmented,
+    class_loss,
+    epochs_of,
+    judged,
+    temperature_of,
+)
 from keyquery.estimators.training import fit_network, report
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.progress import Progress, bars
@@ -47,8 +57,11 @@ class SeriesClassifier(SeriesEstimator):
         that are pooled to at most 64 tokens, which is cheaper on long series. Default: "plain".
     dropout
         Default: 0.1.
+    augment
+        Strength of augmentation: random factors of dims and noise of this standard deviation, in standard deviations of
+        the training data, and up to this share of steps cut off the ends. Default: 0.
     epochs, batch_size, lr
-        Default: 60, 16, 1e-3.
+        An epoch has at least 12 batches: small sets are passed several times. Default: 60, 16, 1e-3.
     validation_fraction
         Share of each class used as the validation split: it chooses the number of epochs and fits the temperature.
         With 0, all epochs are run. Default: 0.2.
@@ -99,6 +112,7 @@ class SeriesClassifier(SeriesEstimator):
         eta: float = 0.1,
         tokens: str = "plain",
         dropout: float = 0.1,
+        augment: float = 0.0,
         epochs: int = 60,
         batch_size: int = 16,
         lr: float = 1e-3,
@@ -112,7 +126,7 @@ class SeriesClassifier(SeriesEstimator):
         verbose: bool = False,
     ) -> None:
         self.attention, self.width, self.depth, self.heads = attention, width, depth, heads
-        self.rank, self.eta, self.tokens, self.dropout = rank, eta, tokens, dropout
+        self.rank, self.eta, self.tokens, self.dropout, self.augment = rank, eta, tokens, dropout, augment
         self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
         self.validation_fraction, self.patience, self.refit = validation_fraction, patience, refit
         self.class_weight, self.axis = class_weight, axis
@@ -167,7 +181,7 @@ class SeriesClassifier(SeriesEstimator):
         check_choice("attention", self.attention, KINDS)
         check_choice("tokens", self.tokens, TOKENS)
         sizes = ("width", "depth", "heads", "epochs", "batch_size", "patience")
-        check_sizes(self, sizes, eta=math.inf, lr=math.inf, dropout=1, validation_fraction=1)
+        check_sizes(self, sizes, eta=math.inf, lr=math.inf, dropout=1, augment=1, validation_fraction=1)
         check_count("rank", self.rank, least=1, optional=True)
         check_count("axis", self.axis, least=1, most=2)
         if self.width % self.heads:
@@ -205,7 +219,12 @@ class SeriesClassifier(SeriesEstimator):
         epochs: int | None = None,
     ) -> tuple[list[dict[str, float]], int, bool]:
         """The history, the best epoch, and whether Ctrl-C was pressed; `epochs` ends the schedule early."""
-        draw, every = epochs_of(samples.take, len(samples.target), self.batch_size, seed)
+        plain, every = epochs_of(samples.take, len(samples.target), self.batch_size, seed, BATCHES)
+
+        def draw(step: int, generator: torch.Generator) -> Labelled:
+            batch: Labelled = plain(step, generator)
+            return augmented(batch, self.augment, generator) if self.augment else batch
+
         checks: list[dict[str, float]] = []
 
         def validate(model: Any) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from keyquery.capture.load import pick_device
@@ -15,18 +15,20 @@ from keyquery.estimators.base import check_sizes, seed_of
 from keyquery.estimators.inputs.sequences import Padded, columns_of, padded, restored_statistics, statistics
 from keyquery.estimators.inputs.targets import classes_of, label_facts
 from keyquery.estimators.series.base import SeriesEstimator
-from keyquery.estimators.series.convolution import Convolutions
+from keyquery.estimators.series.competing import Competing
+from keyquery.estimators.series.convolution import KERNELS, Convolutions
 from keyquery.estimators.series.ridge import fit_ridge
 from keyquery.support.checks import check_count, check_number
-from keyquery.support.progress import bars
+from keyquery.support.progress import Progress, bars, silent
 
 
 class ConvolutionRidgeClassifier(SeriesEstimator):
     """Time-series classifier without attention: random convolutions and a linear map, for small sets on a CPU.
 
-    Features are the shares of positive values of dilated convolutions of the series and of their differences, as in
-    MiniRocket and MultiRocket; ridge regression maps them to classes. Penalty and temperature of the probabilities
-    minimise the leave-one-out cross-entropy, which has a closed form, so that no series are set aside.
+    Features are dilated convolutions of the series and of their differences, pooled over time: shares and means of
+    values above thresholds, as in MiniRocket and MultiRocket, sustained values, and scores of competing kernels, as in
+    Hydra. Ridge regression maps them to classes. Penalty and temperature of the probabilities minimise the
+    leave-one-out cross-entropy, which has a closed form, so that no series are set aside.
 
     Series are those of `SeriesClassifier`: of any length, with one or more dims. Gaps are interpolated linearly;
     missing values at the end of all dims are no part of a series.
@@ -34,7 +36,8 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
     Parameters
     ----------
     features
-        Number of features, to the next multiple of 168. Default: 10,000.
+        Number of shares and means of values above thresholds, to the nearest multiple of 336. Sustained values and
+        competing kernels, whose number grows with the length of the series, come in addition. Default: 10,000.
     class_weight
         None, "balanced" or {label: weight}. Default: None.
     axis
@@ -101,11 +104,13 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
         classes, numbers = np.unique(labels, return_inverse=True)
         mean, scale = statistics(series)
         data = padded(series, mean, scale, device)
-        convolutions = Convolutions.fitted(data, self.features, np.random.default_rng(seed_of(self.random_state)))
+        generator = np.random.default_rng(seed_of(self.random_state))
+        per_kernel = max(round(self.features / (4 * len(KERNELS))), 1)  # of shares and means, of series and differences
+        convolutions = Convolutions.fitted(data, per_kernel, generator)
+        network = Linear(convolutions, Competing.fitted(data, generator), len(classes)).to(device)
         with bars(self.verbose) as progress:
-            features = convolutions(data, progress)
+            features = network.features(data, progress)
         ridge = fit_ridge(features, torch.from_numpy(numbers).to(device), torch.from_numpy(weights).to(device))
-        network = Linear(convolutions, len(classes), features.shape[1]).to(device)
         network.weight.data.copy_(ridge.weight)
         network.bias.data.copy_(ridge.bias)
         self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
@@ -123,7 +128,9 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
             "columns": self.columns_,
             "temperature": self.temperature_,
         }
-        facts |= {"penalty": self.penalty_, "loss": self.loss_, "plans": self.network_.convolutions.plans}
+        convolutions, competing = self.network_.convolutions, self.network_.competing
+        facts |= {"penalty": self.penalty_, "loss": self.loss_, "plans": convolutions.plans}
+        facts |= {"levels": convolutions.levels, "dilations": competing.dilations}
         return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
 
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], Linear], int]:
@@ -135,14 +142,19 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
         self.loss_ = facts["loss"]
         if not self.temperature_ > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature_}")
-        plans = facts["plans"]
+        plans, levels, dilations = facts["plans"], facts["levels"], facts["dilations"]
+        check_count("levels", levels, least=1, most=64)
+        if not 1 <= len(dilations) <= 64:
+            raise ValueError(f"there must be 1 to 64 dilations, got {len(dilations)}")
+        for dilation in dilations:
+            check_count("dilation", dilation, least=1, most=2**40)
         if len(plans) != 2 or sum(map(len, plans)) > len(tensors):
             raise ValueError("the dilations do not match the tensors")
         for dilation, count in (pair for plan in plans for pair in plan):
             check_count("dilation", dilation, least=1, most=2**40)
             check_count("thresholds", count, least=1, most=2**20)
-        dims, classes, width = len(self.mean_), len(self.classes_), tensors["network.weight"].shape[0]
-        return lambda: Linear(Convolutions(dims, plans), classes, width), 1
+        dims, classes = len(self.mean_), len(self.classes_)
+        return lambda: Linear(Convolutions(dims, plans, levels), Competing(dims, dilations), classes), 1
 
     def _check(self) -> None:
         check_sizes(self, ["features"])
@@ -159,15 +171,20 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
 class Linear(nn.Module):
     """Scores of classes, linear in the features of convolutions."""
 
-    def __init__(self, convolutions: Convolutions, classes: int, features: int) -> None:
+    def __init__(self, convolutions: Convolutions, competing: Competing, classes: int) -> None:
         super().__init__()
-        self.convolutions = convolutions
-        self.weight = nn.Parameter(torch.zeros(features, classes, dtype=torch.float64), requires_grad=False)
+        self.convolutions, self.competing = convolutions, competing
+        width = convolutions.width + competing.width
+        self.weight = nn.Parameter(torch.zeros(width, classes, dtype=torch.float64), requires_grad=False)
         self.bias = nn.Parameter(torch.zeros(classes, dtype=torch.float64), requires_grad=False)
+
+    def features(self, series: Padded, progress: Progress = silent) -> Float[Tensor, "batch features"]:
+        """Features of both kinds of kernels."""
+        return torch.cat((self.convolutions(series, progress), self.competing(series, progress)), 1)
 
     def forward(self, series: Padded) -> Float64[Tensor, "batch classes"]:
         """Scores in float64."""
-        return self.convolutions(series).double() @ self.weight + self.bias
+        return self.features(series).double() @ self.weight + self.bias
 
 
 def interpolated(values: Float64[np.ndarray, "n dims"]) -> Float64[np.ndarray, "_ dims"]:

@@ -17,6 +17,7 @@ from keyquery.layers import regularizer
 from keyquery.training.loop import Draw
 
 WARMEST = 20.0  # the largest temperature
+BATCHES = 12  # of an epoch, at least: small sets are passed several times
 TIE = 1e-3  # weight of the validation loss, as a tie-breaker of the error rate
 
 
@@ -34,19 +35,43 @@ class Labelled(NamedTuple):
         return Labelled(self.data.take(chosen), self.target[chosen], weight)
 
 
-def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int) -> tuple[Draw, int]:
-    """A function that draws batches, shuffled every epoch, and the number of batches per epoch.
+def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int, least: int = 1) -> tuple[Draw, int]:
+    """A function that draws batches, shuffled in every pass over the samples, and the number of batches per epoch.
 
-    `take(index)` returns a subset of the `count` samples.
+    `take(index)` returns a subset of the `count` samples. An epoch is as many passes as make `least` batches.
+
+    >>> epochs_of(lambda index: index, 100, 16, seed=0)[1], epochs_of(lambda index: index, 100, 16, seed=0, least=12)[1]
+    (7, 14)
     """
     every = -(-count // size)
 
     def draw(step: int, generator: torch.Generator) -> Any:
-        epoch, batch = divmod(step, every)
-        order = np.random.default_rng((seed, epoch)).permutation(count)
+        number, batch = divmod(step, every)
+        order = np.random.default_rng((seed, number)).permutation(count)
         return take(order[batch * size :][:size])
 
-    return draw, every
+    return draw, every * -(-least // every)
+
+
+def augmented(samples: Labelled, strength: float, generator: torch.Generator) -> Labelled:
+    """Series whose dims are scaled, to which noise is added, and from whose ends random shares are cut.
+
+    Factors and noise have the standard deviation `strength`, in standard deviations of the training data; the two cuts
+    take up to `strength` of the steps together.
+    """
+    values, real = samples.data
+    batch, _n, dims = values.shape
+    factor, noise, cut = (
+        part.to(values)
+        for part in (
+            1 + strength * torch.randn(batch, 1, dims, generator=generator),
+            strength * torch.randn(values.shape, generator=generator),
+            strength * torch.rand(2, batch, 1, generator=generator) / 2,
+        )
+    )
+    rank, length = real.cumsum(1), real.sum(1, keepdim=True)
+    kept = real & (rank > (cut[0] * length).floor()) & (rank <= length - (cut[1] * length).floor())
+    return samples._replace(data=Padded((values * factor + noise).where(kept.unsqueeze(-1), 0.0), kept))
 
 
 def class_loss(model: nn.Module, batch: Labelled) -> Float[Tensor, ""]:
