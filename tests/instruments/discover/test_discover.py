@@ -2,6 +2,7 @@
 
 import warnings
 from collections import Counter
+from typing import ClassVar
 
 import networkx
 import numpy as np
@@ -53,7 +54,7 @@ def test_every_test_finds_the_graph_of_categories(test):
 
 
 def test_correlations_without_sampling_error_give_the_true_graph():
-    # The covariance of the model itself: of 10¹⁴ rows, tests do not err, and a cautious search finds what exact ones do.
+    # The covariance of the model itself: of 10¹⁴ rows, tests do not err.
     rng = np.random.default_rng(0)
     for _ in range(12):
         sem = random_sem(rng, count=7, hidden=1)
@@ -85,7 +86,7 @@ def test_a_node_is_a_collider_only_if_no_separating_set_contains_it():
         """0 and 1 are independent, whatever is given: with or without 2, which is adjacent to both."""
 
         count, most, threshold, tests = 3, 1, 1.0, 0
-        by_size = Counter()
+        by_size: ClassVar[Counter[int]] = Counter()
 
         def prepare(self, queries):
             pass
@@ -96,7 +97,7 @@ def test_a_node_is_a_collider_only_if_no_separating_set_contains_it():
     assert icd(Erring()).graph.edges() == [(0, 2, "circle", "arrow"), (1, 2, "circle", "arrow")]
 
     class Later(Erring):
-        """They are dependent, but given 2 or given 3, which is adjacent to all: 2 is in one set and not in the other."""
+        """They are independent given 2 or given 3, which is adjacent to all: 2 is in one set of two."""
 
         count = 4
 
