@@ -64,6 +64,10 @@ class Columns(NamedTuple):
     names: list[str] | None  # if the table has names
     values: list[Shaped[np.ndarray, " n"]]
 
+    def take(self, rows: Any) -> Columns:
+        """Some of the rows."""
+        return Columns(self.names, [column[rows] for column in self.values])
+
     @property
     def called(self) -> list[str]:
         """The names of the columns; their numbers if they have none."""
