@@ -112,9 +112,10 @@ class Datapoints(SavedEstimator):
         y = target_of(X, y)
         y = y if y is None or hasattr(y, "__len__") else np.asarray(y)
         kept = rows_of_weight(type(self).__name__, sample_weight, count)
+        sample_weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         if kept is not None:
             columns, y = columns.take(kept), kept_of(y, kept, count)
-            sample_weight, count = np.asarray(sample_weight, dtype=np.float64)[kept], len(kept)
+            sample_weight, count = sample_weight[kept], len(kept)
         has_target = self._has_target(y, count)
         targets = self._targets(y if has_target.all() else kept_of(y, has_target, count), int(has_target.sum()))
         if len(targets) < 2:
