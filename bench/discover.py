@@ -23,7 +23,7 @@ from harness import publish, row
 
 import keyquery as kq
 
-SEED, ALPHA, DEGREE = 0, 0.01, 2.2
+SEED, ALPHA, DEGREE = 33, 0.01, 2.2  # graphs of seed 33 were looked at in no other run
 SETS = {  # nodes, hidden, rows, our test, their test
     "Fisher's z": (20, 3, 1000, "fisher-z", "fisherz"),
     "χ²": (10, 1, 2000, "chi2", "chisq"),
@@ -106,10 +106,12 @@ def compared(found, truths):
     """Shares of edges and marks that are right, and of true edges that are found."""
     edges = sum(len(marks) for marks in found)
     both = [(marks, true, end) for marks, true in zip(found, truths, strict=True) for end in marks if end in true]
+    right = sum(marks[end] == true[end] for marks, true, end in both)
     return {
         "edges that are true": len(both) / max(edges, 1),
         "true edges found": len(both) / sum(map(len, truths)),
-        "marks of these that are right": sum(marks[end] == true[end] for marks, true, end in both) / max(len(both), 1),
+        "marks of these that are right": right / max(len(both), 1),
+        "marks of all true edges that are right": right / sum(map(len, truths)),
         "graphs that are right": sum(marks == true for marks, true in zip(found, truths, strict=True)),
     }
 

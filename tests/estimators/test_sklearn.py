@@ -65,7 +65,8 @@ def test_series_pass_the_checks_of_scikit_learn(model, expected):
 @pytest.mark.parametrize("kind", [kq.NPTClassifier, kq.NPTRegressor])
 def test_tables_pass_the_checks_of_scikit_learn(kind):
     model = kind(embedding=4, depth=2, heads=2, steps=100, random_state=0, device="cpu")
-    found = check_estimator(model, on_fail=None)
+    repeated = {"check_sample_weight_equivalence_on_dense_data": REPEATED.replace("series", "row")}
+    found = check_estimator(model, expected_failed_checks=repeated, on_fail=None)
     assert [(one["check_name"], one["exception"]) for one in found if one["status"] == "failed"] == []
     assert sum(one["status"] == "passed" for one in found) > 40
 

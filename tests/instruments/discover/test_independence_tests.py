@@ -120,3 +120,28 @@ def test_kernels_see_what_correlations_do_not():
     assert Regression(data, 0.01).probability(Query(0, 1, 0)) > 1e-3
     independent = variables_of(rng.normal(size=(150, 2)))
     assert KernelTest(independent, 0.01).probability(Query(0, 1, 0)) > 0.01
+
+
+def test_a_bound_decides_as_the_probability_does():
+    rng, seen = np.random.default_rng(3), set()
+    for strength in (0.0, 0.1, 0.3, 1.0):
+        z = rng.normal(size=60)
+        x = z + rng.normal(size=60)
+        data = variables_of(np.stack([x, z + strength * x + rng.normal(size=60), z], 1))
+        test = KernelTest(data, 0.01)
+        for query in (Query(0, 1, 4), Query(0, 2, 2), Query(1, 2, 1), Query(0, 1, 0)):
+            exact, bound = test.probability(query), test.decisive(query)
+            assert exact <= bound * (1 + 1e-9)
+            assert (exact < 0.01) == (bound < 0.01)
+            assert exact >= 0.01 or bound < 0.01
+            assert exact < 0.01 or exact == pytest.approx(bound)
+            seen.add(exact < 0.01)
+    assert seen == {True, False}
+
+
+def test_frames_of_polars_are_read_as_those_of_pandas():
+    polars = pytest.importorskip("polars")
+    columns = {"a": [1.5, 2.0, None, 4.0, 5.0, 6.0], "b": ["x", "y", "x", "x", "y", "y"]}
+    with pytest.warns(UserWarning, match="1 of 6 rows have a missing value"):
+        read = variables_of(polars.DataFrame(columns))
+    assert (read.names, read.sizes, len(read)) == (["a", "b"], [0, 2], 5)

@@ -5,26 +5,30 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int, Shaped
+from jaxtyping import Bool, Float64, Int, Shaped
 from torch import Tensor
 
 from keyquery.capture.load import pick_device
-from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes
+from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes, seeded
+from keyquery.estimators.events.covariates import Described
 from keyquery.estimators.events.interactions import Context, context_tensors, take_contexts
+from keyquery.estimators.events.lasts import Lasts, following
 from keyquery.estimators.events.mixture import Mixture
 from keyquery.estimators.events.network import TIMES, EventNetwork
 from keyquery.estimators.events.saved_facts import check_facts
-from keyquery.estimators.events.training import following
+from keyquery.estimators.events.training import learn
 from keyquery.estimators.events.windows import Clock, Windows, cut, ends
 from keyquery.estimators.inputs.columns import times_of
-from keyquery.estimators.inputs.event_streams import Stream, stream_of
+from keyquery.estimators.inputs.event_streams import Stream, stream_of, unpacked
 from keyquery.estimators.inputs.targets import classes_of, label_facts
 from keyquery.layers.time.attention import WAYS
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.progress import bars
 
 INFORMATION = ("past", "target_time")
 UNKNOWN = ("other", "refuse")
@@ -44,6 +48,12 @@ class EventEstimator(SavedEstimator):
     heads: int
     window: int
     dropout: float
+    gap_weight: float
+    epochs: int
+    lr: float
+    validation_fraction: float
+    patience: int
+    verbose: bool
     batch_size: int
     device: Any
     network_: EventNetwork
@@ -55,6 +65,8 @@ class EventEstimator(SavedEstimator):
     transitions_: Int[np.ndarray, "classes classes"]
     log_gaps_: tuple[float, float]  # mean and standard deviation of the log inter-event times
     contexts_: list[Context]
+    described_: Described  # encodings of covariates
+    ends_: bool  # whether it was fitted with `ended`
     seen_: dict[str, int]
 
     @classmethod
@@ -67,6 +79,7 @@ class EventEstimator(SavedEstimator):
 
     def _saved(self, contexts: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
         facts = {name: getattr(self, f"{name}_") for name in SAVED} | {"classes": label_facts(self.classes_)}
+        facts |= {"covariates": self.described_.facts(), "ends": self.ends_}
         tensors = context_tensors(self.contexts_ if contexts else [])
         return facts, {"transitions": torch.from_numpy(self.transitions_), **tensors}
 
@@ -77,8 +90,10 @@ class EventEstimator(SavedEstimator):
         self.clock_, self.seen_ = str(facts["clock"]), dict(facts["seen"])
         self.log_gaps_ = (float(facts["log_gaps"][0]), float(facts["log_gaps"][1]))
         check_facts(facts, self.classes_, self.transitions_)
-        self.contexts_ = take_contexts(tensors, len(self.classes_))
-        return lambda: self._network(len(self.classes_), self.floor_), self.depth
+        self.described_, self.ends_ = Described.of_facts(facts.get("covariates")), bool(facts.get("ends", False))
+        self.contexts_ = take_contexts(tensors, len(self.classes_), self.described_.size)
+        more = self._further(self.described_, self.ends_)
+        return lambda: self._network(len(self.classes_), self.floor_, **more), self.depth
 
     def _check(self) -> None:
         check_choice("time", self.time, TIMES)
@@ -99,13 +114,23 @@ class EventEstimator(SavedEstimator):
     def _targeted(self) -> bool:
         return bool(self.params_["information"] == "target_time")
 
-    def _network(self, types: int, floor: float) -> EventNetwork:
-        shape, targeted = (types, self.width, self.depth, self.heads), self.information == "target_time"
-        return EventNetwork(*shape, self.time, self.how, self.dropout, targeted, self.calendar, floor)
+    @staticmethod
+    def _further(described: Described, ends: bool) -> dict[str, Any]:
+        """Options of a network with covariates or ends."""
+        return ({"inputs": described.size} if described.size else {}) | ({"ends": True} if ends else {})
 
-    def _stream(self, events: Any, times: Any, groups: Any) -> Stream:
+    def _network(self, types: int, floor: float, **further: Any) -> EventNetwork:
+        shape, targeted = (types, self.width, self.depth, self.heads), self.information == "target_time"
+        return EventNetwork(*shape, self.time, self.how, self.dropout, targeted, self.calendar, floor, **further)
+
+    def _stream(
+        self, events: Any, times: Any, groups: Any, covariates: Any = None, group_covariates: Any = None
+    ) -> Stream:
         check_is_fitted(self)
+        events, times, groups, covariates = unpacked(events, times, groups, covariates)
         stream = stream_of(events, times, groups)
+        inputs = self.described_.encode(covariates, group_covariates, stream.rows, stream.lengths)
+        stream = replace(stream, inputs=inputs)
         if stream.clock != self.clock_:
             raise ValueError(
                 f"times must be {self.clock_}, as this {type(self).__name__} was fitted on, got {stream.clock}"
@@ -147,7 +172,7 @@ class EventEstimator(SavedEstimator):
             batch = windows.take(range(first, min(first + size, len(stream.groups))))
             moments = torch.from_numpy(since[first : first + size]).to(device).unsqueeze(1)
             batch = batch._replace(next_times=moments.where(batch.counted, batch.next_times))
-            batch_logits, mixture = following(network, batch)
+            batch_logits, mixture = following(network, batch)  # with `ended`, the last logit is the end
             logits.append(batch_logits.double())
             gaps.append(mixture)
         return torch.cat(logits), Mixture.join(gaps)
@@ -178,3 +203,77 @@ class EventEstimator(SavedEstimator):
                 f"{name} must not be before a group's last event; {int((when < last).sum())} of {len(when)} are"
             )
         return when
+
+    def _lasts(
+        self, stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, until: Any, ended: Any, device: str
+    ) -> Lasts | None:
+        """What is known after the last events of the groups; None if nothing is."""
+        if until is None and ended is None:
+            return None
+        count, last = len(stream.groups), stream.last
+        over = np.zeros(count, dtype=bool) if ended is None else self._ended(ended, count)
+        spans = np.zeros(count) if until is None else (self._per_group("until", until, stream) - last) / clock.scale
+        weights = np.where(over, 1.0, self.gap_weight)
+        if stream.weights is not None:
+            weights *= np.add.reduceat(stream.weights, stream.offsets[:-1]) / stream.lengths
+        windows = ends(stream, codes, clock, self.window, device)
+        parts = [torch.from_numpy(part).to(device) for part in (spans, over, weights)]
+        lasts = Lasts(windows, parts[0], parts[1], np.arange(count), parts[2])
+        return lasts.of(over | (until is not None))
+
+    def _ended(self, ended: Any, count: int) -> Bool[np.ndarray, " groups"]:
+        """Whether each group has ended; a single value is that of all."""
+        over = np.asarray(ended)
+        if over.dtype.kind != "b" or over.shape not in ((), (count,)):
+            raise ValueError(
+                f"ended must be True or False, or one of them for each of {count} groups in order of first appearance, "
+                f"got {over.dtype} of shape {over.shape}"
+            )
+        if not over.any():
+            raise ValueError("ended is False for all groups: there is no end to learn from; leave it out")
+        if self.information == "target_time":
+            raise ValueError('ended needs information="past": an end has no time at which a type could be asked for')
+        return np.broadcast_to(over, count).copy()
+
+    def _learned(
+        self,
+        windows: Windows,
+        owners: Int[np.ndarray, " windows"],
+        lasts: Lasts | None,
+        counts: Int[np.ndarray, "types types"],
+        gaps: Float64[np.ndarray, " pairs"],
+        floor: float,
+        described: Described,
+        seed: int,
+        device: str,
+    ) -> tuple[EventNetwork, list[dict[str, float]]]:
+        """A trained network and its history; `gaps` in units of their median."""
+        types, ends = len(counts), lasts is not None and bool(lasts.ended.any())
+        frequencies = counts.sum(0).astype(np.float64)
+        if ends and lasts is not None:
+            frequencies = np.append(frequencies, float(lasts.ended.sum()))
+        with seeded(seed, device), bars(self.verbose) as progress:
+            network = self._network(types, floor, **self._further(described, ends)).to(device)
+            network.begin(frequencies, gaps, windows)
+            history = learn(
+                network,
+                windows,
+                owners,
+                types=types,
+                lasts=lasts,
+                validation_fraction=self.validation_fraction,
+                gap_weight=self.gap_weight,
+                size=self.batch_size,
+                epochs=self.epochs,
+                lr=self.lr,
+                patience=self.patience,
+                seed=seed,
+                progress=progress,
+                verbose=self.verbose,
+            )
+        return network, history
+
+    def _silent(self, stream: Stream, now: Any) -> Float64[Tensor, " groups"]:
+        """The time since the last event of each group, in units of the median gap."""
+        spans = np.zeros(len(stream.groups)) if now is None else self._per_group("now", now, stream) - stream.last
+        return torch.from_numpy(spans / self.scale_)

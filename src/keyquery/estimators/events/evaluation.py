@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Float64, Int
 
 from keyquery.estimators.events.mixture import Mixture
-from keyquery.reading import Reading
+from keyquery.estimators.events.training import judged
+from keyquery.estimators.inputs.event_streams import Stream
+from keyquery.reading import Reading, digests, provenance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,7 @@ def counted(
     last: Int[np.ndarray, " pairs"],
     following: Int[np.ndarray, " pairs"],
     gaps: Float64[np.ndarray, " pairs"],
+    weights: Float64[np.ndarray, " pairs"] | None = None,
 ) -> list[dict[str, Any]]:
     """Baselines "majority" and "Markov": the most frequent next type, overall and after the last type.
 
@@ -78,13 +81,49 @@ def counted(
     """
     weight, mean, spread = (torch.tensor([value], dtype=torch.float64) for value in (0.0, *logs))
     log_normal = Mixture(weight, mean, spread, floor)
-    gap = -float(log_normal.log_density(torch.from_numpy(gaps)).mean())
+    gap = -float(np.average(log_normal.log_density(torch.from_numpy(gaps)).numpy(), weights=weights))
     ways = {"majority": np.broadcast_to(counts.sum(0), counts.shape), "Markov": counts}
     rows = []
     for name, type_counts in ways.items():
         type_counts = np.concatenate([type_counts, counts.sum(0, keepdims=True)])  # −1: after an unknown type
         shares = (type_counts + 1) / (type_counts + 1).sum(1, keepdims=True)
-        right = float(np.mean(shares.argmax(1)[last] == following))
-        nll = -float(np.mean(np.log(shares[last, following])))
+        right = float(np.average(shares.argmax(1)[last] == following, weights=weights))
+        nll = -float(np.average(np.log(shares[last, following]), weights=weights))
         rows.append({"by": name, "information": "past", "accuracy": right, "nll_type": nll, "nll_gap": gap})
     return rows
+
+
+def evaluated(model: Any, stream: Stream) -> EventEvaluation:
+    """The evaluation of a fitted EventModel on a stream."""
+    codes = model._codes(stream)
+    if len(stream.gaps) == 0:
+        raise ValueError("no group has a second event: there is nothing to predict")
+    if not (codes[1:][stream.inside] >= 0).any():
+        raise ValueError("no event that follows another is of a type that occurred in training")
+    windows = model._windows(stream, codes)
+    network = model.network_.to(windows.starts.device)
+    information, types = model.params_["information"], len(model.classes_)
+    metrics = judged(network, windows, 4 * model.batch_size, types)
+    pairs = codes[:-1][stream.inside], codes[1:][stream.inside], stream.gaps / model.scale_
+    known_next = pairs[1] >= 0
+    weights = np.ones(len(known_next)) if stream.weights is None else stream.weights[1:][stream.inside]
+    baselines = counted(
+        model.transitions_,
+        model.log_gaps_,
+        model.floor_,
+        *(part[known_next] for part in pairs),
+        weights=weights[known_next],
+    )
+    rows = [{"by": model.params_["time"], "information": information, **metrics}, *baselines]
+    for each in rows:  # an unknown type cannot be predicted: an error
+        each["accuracy"] *= float(np.average(known_next, weights=weights))
+    return EventEvaluation(
+        information=information,
+        events=len(stream.gaps),
+        firsts=len(stream.groups),
+        rows=rows,
+        unknown=int((~known_next).sum()),
+        provenance=provenance(
+            tensors=digests(model.network_.state_dict()), estimator=repr(type(model)(**model.params_))
+        ),
+    )

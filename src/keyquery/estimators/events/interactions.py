@@ -8,13 +8,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float32, Float64, Int
 from torch import Tensor
 
+from keyquery.capture.load import pick_device
+from keyquery.estimators.events.covariates import Described
+from keyquery.estimators.events.lasts import following
 from keyquery.estimators.events.mixture import Mixture
 from keyquery.estimators.events.windows import Batch, Windows
-from keyquery.reading import Reading
-from keyquery.support.progress import Progress
+from keyquery.estimators.inputs.targets import label_facts
+from keyquery.reading import Reading, digests, provenance
+from keyquery.support.progress import Progress, bars
 
 CONTEXTS, LAGS = 64, 16  # histories and lags
 Predict = Callable[[Batch], tuple[Tensor, Mixture]]
@@ -93,6 +97,8 @@ class Context:
     types: Int[np.ndarray, " n"]
     times: Float64[np.ndarray, " n"]
     next_time: float
+    inputs: Float32[np.ndarray, "n k"] | None = None  # encoded covariates
+    blank: Float32[np.ndarray, " k"] | None = None  # those of an inserted event
 
     def now(self, targeted: bool) -> float:
         """The time that lags are measured from."""
@@ -105,6 +111,7 @@ class Context:
     def batch(self, device: str, lags: Any = None, types: int = 1, targeted: bool = False) -> Batch:
         """The history, or (types · lags) histories with one inserted event, the lags of the first type first."""
         codes, times = self.types[None], self.times[None]
+        inputs = None if self.inputs is None else self.inputs[None]
         if lags is not None:
             at = self.now(targeted) - np.asarray(lags)
             # At ties the inserted event comes first: simultaneous events are not in each other's past.
@@ -113,10 +120,13 @@ class Context:
                 place = np.minimum(place, len(self.times) - 1)
             codes = np.concatenate([[np.insert(self.types, p, kind) for p in place] for kind in range(types)])
             times = np.tile([np.insert(self.times, p, t) for p, t in zip(place, at, strict=True)], (types, 1))
+            if self.inputs is not None:
+                inputs = np.tile([np.insert(self.inputs, p, self.blank, axis=0) for p in place], (types, 1, 1))
         counted = np.zeros(codes.shape, dtype=bool)
         counted[:, -1] = True
         following = np.full(codes.shape, self.next_time)
-        parts = (codes, times, np.ones(codes.shape, dtype=bool), np.zeros_like(codes), following, counted)
+        parts = [codes, times, np.ones(codes.shape, dtype=bool), np.zeros_like(codes), following, counted]
+        parts += [] if inputs is None else [inputs]
         return Batch(*(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in parts))
 
 
@@ -148,14 +158,46 @@ def compare(
     return {**{name: values.tolist() for name, values in effects.items()}, "contexts": len(chosen)}
 
 
-def contexts_of(windows: Windows, longest: int, seed: int) -> list[Context]:
+def interactions_of(model: Any, contexts: Sequence[Context], lags: Any) -> Interactions:
+    """The interactions of a fitted EventModel, in these histories."""
+    device, targeted, types = pick_device(model.device), model._targeted, len(model.classes_)
+    contexts = [context for context in contexts if context.reach(targeted) > 0]
+    if not contexts:
+        raise ValueError("there are no histories to compare: pass events, times and groups")
+    chosen = usual_lags(contexts, targeted) if lags is None else checked_lags(lags) / model.scale_
+    network = model.network_.to(device).eval()
+
+    @torch.no_grad()
+    def predict(batch: Batch) -> tuple[Tensor, Mixture]:
+        logits, mixture = following(network, batch)
+        return logits[:, :types], mixture
+
+    with bars(model.verbose) as progress:
+        effects = compare(predict, contexts, chosen, types, targeted, device, progress)
+    return Interactions(
+        types=label_facts(model.classes_)["labels"],
+        lags=(chosen * model.scale_).tolist(),
+        clock=model.clock_,
+        information=model.params_["information"],
+        provenance=provenance(
+            tensors=digests(model.network_.state_dict()), estimator=repr(type(model)(**model.params_))
+        ),
+        **effects,
+    )
+
+
+def contexts_of(windows: Windows, longest: int, seed: int, described: Described | None = None) -> list[Context]:
     """A few histories, each the last `longest` events of a window, with the time of the next event."""
     count = len(windows.starts)
     contexts = []
     for number in np.random.default_rng(seed).permutation(count)[:CONTEXTS]:
         batch = windows.take([number])
         types, times = batch.types[0, -longest:].cpu().numpy(), batch.times[0, -longest:].cpu().numpy()
-        contexts.append(Context(types, times, float(batch.next_times[0, -1])))
+        inputs = blank = None
+        if batch.inputs is not None and described is not None:
+            inputs = batch.inputs[0, -longest:].cpu().numpy()
+            blank = described.unknown(inputs[0])
+        contexts.append(Context(types, times, float(batch.next_times[0, -1]), inputs, blank))
     return contexts
 
 
@@ -184,10 +226,13 @@ def context_tensors(contexts: Sequence[Context]) -> dict[str, Tensor]:
     for number, context in enumerate(contexts):
         tensors[f"contexts.{number:03}.types"] = torch.from_numpy(context.types)
         tensors[f"contexts.{number:03}.times"] = torch.from_numpy(np.append(context.times, context.next_time))
+        if context.inputs is not None and context.blank is not None:
+            rows = np.concatenate((context.inputs, context.blank[None]))
+            tensors[f"contexts.{number:03}.inputs"] = torch.from_numpy(rows)
     return tensors
 
 
-def take_contexts(tensors: dict[str, Tensor], classes: int) -> list[Context]:
+def take_contexts(tensors: dict[str, Tensor], classes: int, inputs: int = 0) -> list[Context]:
     """Contexts from the tensors of a file, which are removed; raises unless types and times are valid."""
     contexts = []
     for name in sorted(name for name in tensors if name.startswith("contexts.") and name.endswith(".types")):
@@ -196,5 +241,11 @@ def take_contexts(tensors: dict[str, Tensor], classes: int) -> list[Context]:
         whole = whole and len(times) - 1 == len(types) > 0 and 0 <= int(types.min()) <= int(types.max()) < classes
         if not whole or not bool(times.isfinite().all() & (times.diff() >= 0).all()):
             raise ValueError(f"{name} must be event types below {classes}, at times that do not decrease")
-        contexts.append(Context(types.numpy(), times[:-1].numpy(), float(times[-1])))
+        covariates = ()
+        if inputs:
+            rows = tensors.pop(name.replace(".types", ".inputs"))
+            if rows.dtype != torch.float32 or rows.shape != (len(times), inputs) or not bool(rows.isfinite().all()):
+                raise ValueError(f"{name} must have {inputs} covariates for each event")
+            covariates = (rows[:-1].numpy(), rows[-1].numpy())
+        contexts.append(Context(types.numpy(), times[:-1].numpy(), float(times[-1]), *covariates))
     return contexts

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float64, Shaped
-from torch import Tensor
 
 from keyquery.capture.load import pick_device
-from keyquery.estimators.base import check_is_fitted, seed_of, seeded
-from keyquery.estimators.events.base import EventEstimator
-from keyquery.estimators.events.evaluation import EventEvaluation, counted, transitions
-from keyquery.estimators.events.interactions import Interactions, checked_lags, compare, contexts_of, usual_lags
-from keyquery.estimators.events.mixture import Mixture
+from keyquery.estimators.base import check_is_fitted, seed_of
+from keyquery.estimators.events.covariates import Described
+from keyquery.estimators.events.evaluation import EventEvaluation, evaluated, transitions
+from keyquery.estimators.events.interactions import Interactions, contexts_of, interactions_of
+from keyquery.estimators.events.prediction import EventPredictor
 from keyquery.estimators.events.sampling import Events, sampled
-from keyquery.estimators.events.training import Censored, following, judged, learn
-from keyquery.estimators.events.windows import Batch, Clock, cut, ends
-from keyquery.estimators.inputs.event_streams import learnable, stream_of
-from keyquery.estimators.inputs.targets import label_facts
-from keyquery.reading import digests, provenance
-from keyquery.support.checks import check_choice, check_count
-from keyquery.support.progress import bars
+from keyquery.estimators.events.windows import Clock, cut
+from keyquery.estimators.inputs.event_streams import learnable, seen, stream_of, unpacked, weights_of_events
+from keyquery.support.checks import check_count
 
 
-class EventModel(EventEstimator):
+class EventModel(EventPredictor):
     """Continuous-time event model: predicts the type and the time of the next event of each group.
 
     Events are three columns of equal length, in any order of rows: `events` (types), `times` (numbers or dates) and
@@ -119,19 +112,42 @@ class EventModel(EventEstimator):
         self.unknown = unknown
 
     def fit(
-        self, events: Any, times: Any = None, groups: Any = None, *, strict: bool = False, until: Any = None
+        self,
+        events: Any,
+        times: Any = None,
+        groups: Any = None,
+        *,
+        strict: bool = False,
+        until: Any = None,
+        ended: Any = None,
+        covariates: Any = None,
+        group_covariates: Any = None,
+        sample_weight: Any = None,
     ) -> EventModel:
         """Fit to columns of types, times and groups; Ctrl-C ends training and keeps the best epoch.
 
         Parameters
         ----------
         events, times, groups
-            Columns, or a data frame of these columns in this order.
+            Columns, or a data frame of these columns in this order; its further columns are `covariates`.
         strict
             Raise where times decrease within a group. Default: sort them, with a warning.
         until
             Time up to which groups were observed, one or one per group in order of first appearance: that no event
             followed the last one (censoring) is then part of the likelihood. Default: none.
+        ended
+            Whether groups have ended for good after their last event: True, or one value per group in order of first
+            appearance. `predict_end` then returns the probability of it; of groups that have not ended, nothing is
+            known after the last event unless `until` is given. Requires `information="past"`. Default: no ends.
+        covariates
+            Table with a row per event, such as its price: what is known once the event has happened. Numbers,
+            categories and missing values, as in `NPTClassifier`. Default: none.
+        group_covariates
+            Table with a row per group in order of first appearance, such as the age of a user (with pandas:
+            `table.drop_duplicates("user")`). Default: none.
+        sample_weight
+            Weight of the prediction of each event (n,), in the loss and in validation; those of first events do not
+            matter. Default: equal.
 
         Returns
         -------
@@ -140,147 +156,67 @@ class EventModel(EventEstimator):
         """
         self._check()
         device, seed = pick_device(self.device), seed_of(self.random_state)
+        events, times, groups, covariates = unpacked(events, times, groups, covariates)
         stream = stream_of(events, times, groups, strict)
+        described = Described.learn(covariates, group_covariates)
+        inputs = described.encode(covariates, group_covariates, stream.rows, stream.lengths)
+        stream = replace(stream, inputs=inputs, weights=weights_of_events(stream, sample_weight))
         classes, codes = np.unique(stream.types, return_inverse=True)
         gaps = learnable(stream)
         scale = float(np.median(gaps[gaps > 0]))
         floor = float(min(gaps[gaps > 0].min() / scale / 2, 1e-3))
         clock = Clock(scale, float(stream.times.min()) if self.calendar else None)
-        observed = None if until is None else (self._per_group("until", until, stream) - stream.last) / scale
+        lasts = self._lasts(stream, codes, clock, until, ended, device)
         windows, owners = cut(stream, codes, clock, self.window, device)
-        censored = None
-        if observed is not None:
-            last = ends(stream, codes, clock, self.window, device)
-            censored = Censored(last, torch.from_numpy(observed).to(device), np.arange(len(observed)))
-        pairs = codes[:-1][stream.inside], codes[1:][stream.inside]
-        counts = transitions(*pairs, len(classes))
-        logs = np.log(np.maximum(gaps / scale, floor))
-        with seeded(seed, device):
-            network = self._network(len(classes), floor).to(device)
-            network.begin(counts.sum(0).astype(np.float64), gaps / scale, windows)
-            sizes: dict[str, Any] = {
-                "size": self.batch_size,
-                "epochs": self.epochs,
-                "lr": self.lr,
-                "patience": self.patience,
-            }
-            options: dict[str, Any] = {"validation_fraction": self.validation_fraction, "gap_weight": self.gap_weight}
-            options |= {"seed": seed, "censored": censored, "verbose": self.verbose}
-            with bars(self.verbose) as progress:
-                history = learn(network, windows, owners, **sizes, **options, progress=progress)
+        counts = transitions(codes[:-1][stream.inside], codes[1:][stream.inside], len(classes))
+        network, history = self._learned(windows, owners, lasts, counts, gaps / scale, floor, described, seed, device)
         self.network_, self.classes_, self.scale_, self.floor_ = network, classes, scale, floor
         self.start_, self.params_ = clock.start, self._plain_params()
         self.clock_, self.transitions_, self.history_ = stream.clock, counts, history
+        self.described_, self.ends_ = described, ended is not None
+        logs = np.log(np.maximum(gaps / scale, floor))
         self.log_gaps_ = float(logs.mean()), float(max(logs.std(), 0.05))
-        self.contexts_ = contexts_of(windows, self.window - 1, seed)
-        self.seen_ = {
-            "events": len(codes),
-            "groups": len(stream.groups),
-            "groups of one event": int((stream.lengths == 1).sum()),  # no next event to train on
-            "sorted": stream.moved,
-            "gaps of 0": int((gaps == 0).sum()),
-            "windows": len(owners),
-        }
+        self.contexts_ = contexts_of(windows, self.window - 1, seed, described)
+        self.seen_ = seen(stream, len(owners))
         return self
 
-    def predict_proba(
-        self, events: Any, times: Any = None, groups: Any = None, at: Any = None
-    ) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (groups, classes) of the next event of each group, in the order of `classes_`.
-
-        Parameters
-        ----------
-        events, times, groups
-            The history of each group.
-        at
-            Time of the predicted event of each group: required with `information="target_time"`, else not allowed.
-
-        Returns
-        -------
-        ndarray
-            One row per group, in order of first appearance.
-        """
-        stream = self._stream(events, times, groups)
-        logits, _ = self._last(stream, self._moments(stream, at))
-        return logits.softmax(-1).cpu().numpy()
-
-    def predict(self, events: Any, times: Any = None, groups: Any = None, at: Any = None) -> Shaped[np.ndarray, " n"]:
-        """Most probable next event of each group; groups in order of first appearance.
-
-        Parameters
-        ----------
-        events, times, groups
-            The history of each group.
-        at
-            As in `predict_proba`.
-
-        Returns
-        -------
-        ndarray
-            Event types (groups,).
-        """
-        probabilities = self.predict_proba(events, times, groups, at)
-        return self.classes_[probabilities.argmax(1)]
-
-    def predict_time(
+    def score(
         self,
         events: Any,
         times: Any = None,
         groups: Any = None,
-        what: str = "median",
         *,
-        now: Any = None,
-        quantiles: Sequence[float] | None = None,
-    ) -> Float64[np.ndarray, "groups ..."]:
-        """Predicted time to the next event of each group, in units of `times` (dates: seconds).
-
-        Parameters
-        ----------
-        events, times, groups
-            The history of each group.
-        what
-            "median" or "mean". Default: "median".
-        now
-            The present, one time or one per group: no event has followed the last one so far, and times count from
-            now. Default: the last event of each group.
-        quantiles
-            Shares, such as (0.1, 0.5, 0.9); returns a column for each instead of `what`. Default: none.
-
-        Returns
-        -------
-        ndarray
-            One value, or one per quantile, for each group.
-        """
-        check_choice("what", what, ("median", "mean"))
-        shares = [0.5] if quantiles is None else [float(share) for share in quantiles]
-        if not all(0 < share < 1 for share in shares) or not shares:
-            raise ValueError(f"quantiles must be between 0 and 1, got {shares}")
-        stream = self._stream(events, times, groups)
-        silent = np.zeros(len(stream.groups)) if now is None else self._per_group("now", now, stream) - stream.last
-        # The inter-event time is predicted by a token that does not see the time of the next event: any time will do.
-        _, mixture = self._last(stream, stream.last)
-        after = torch.from_numpy(silent / self.scale_).to(mixture.mean.device)
-        if what == "mean" and quantiles is None:
-            return (mixture.average(after) - after).cpu().numpy() * self.scale_
-        gaps = torch.stack([mixture.quantile(share, after) - after for share in shares], 1).cpu().numpy() * self.scale_
-        return gaps[:, 0] if quantiles is None else gaps
-
-    def score(self, events: Any, times: Any = None, groups: Any = None) -> float:
+        covariates: Any = None,
+        group_covariates: Any = None,
+        sample_weight: Any = None,
+    ) -> float:
         """Accuracy of next-event prediction, over all events but the first of each group.
 
         Parameters
         ----------
         events, times, groups
             The events.
+        covariates, group_covariates, sample_weight
+            As in `fit`.
 
         Returns
         -------
         float
             Share of events.
         """
-        return self.evaluate(events, times, groups).accuracy
+        described = {"covariates": covariates, "group_covariates": group_covariates}
+        return self.evaluate(events, times, groups, **described, sample_weight=sample_weight).accuracy
 
-    def evaluate(self, events: Any, times: Any = None, groups: Any = None) -> EventEvaluation:
+    def evaluate(
+        self,
+        events: Any,
+        times: Any = None,
+        groups: Any = None,
+        *,
+        covariates: Any = None,
+        group_covariates: Any = None,
+        sample_weight: Any = None,
+    ) -> EventEvaluation:
         """Evaluate next-event prediction on all events but the first of each group.
 
         The model is compared to two baselines from counts of its training data, "majority" and "Markov".
@@ -289,42 +225,31 @@ class EventModel(EventEstimator):
         ----------
         events, times, groups
             The events.
+        covariates, group_covariates, sample_weight
+            As in `fit`.
 
         Returns
         -------
         EventEvaluation
             A Reading with a row per model.
         """
-        stream = self._stream(events, times, groups)
-        codes = self._codes(stream)
-        if len(stream.gaps) == 0:
-            raise ValueError("no group has a second event: there is nothing to predict")
-        if not (codes[1:][stream.inside] >= 0).any():
-            raise ValueError("no event that follows another is of a type that occurred in training")
-        windows = self._windows(stream, codes)
-        network = self.network_.to(windows.starts.device)
-        known = self.params_["information"]
-        row = {"by": self.params_["time"], "information": known, **judged(network, windows, 4 * self.batch_size)}
-        pairs = codes[:-1][stream.inside], codes[1:][stream.inside], stream.gaps / self.scale_
-        known_next = pairs[1] >= 0
-        rows = [row, *counted(self.transitions_, self.log_gaps_, self.floor_, *(part[known_next] for part in pairs))]
-        for each in rows:  # an unknown type cannot be predicted: an error
-            each["accuracy"] *= float(known_next.mean())
-        return EventEvaluation(
-            information=known,
-            events=len(stream.gaps),
-            firsts=len(stream.groups),
-            rows=rows,
-            unknown=int((~known_next).sum()),
-            provenance=provenance(
-                tensors=digests(self.network_.state_dict()), estimator=repr(type(self)(**self.params_))
-            ),
-        )
+        stream = self._stream(events, times, groups, covariates, group_covariates)
+        return evaluated(self, replace(stream, weights=weights_of_events(stream, sample_weight)))
 
     def sample(
-        self, events: Any, times: Any = None, groups: Any = None, n: int = 10, random_state: Any = None
+        self,
+        events: Any,
+        times: Any = None,
+        groups: Any = None,
+        n: int = 10,
+        random_state: Any = None,
+        *,
+        covariates: Any = None,
+        group_covariates: Any = None,
     ) -> Events:
-        """Sample the next n events of each group; columns, group after group.
+        """Sample the next n events of each group, fewer where it ends; columns, group after group.
+
+        Covariates of sampled events are unknown, and count as missing.
 
         Parameters
         ----------
@@ -334,6 +259,8 @@ class EventModel(EventEstimator):
             Events per group.
         random_state
             Seed. Default: random.
+        covariates, group_covariates
+            As in `fit`.
 
         Returns
         -------
@@ -341,9 +268,19 @@ class EventModel(EventEstimator):
             Columns of types, times and groups.
         """
         check_count("n", n, least=1)
-        return sampled(self, self._stream(events, times, groups), n, seed_of(random_state))
+        stream = self._stream(events, times, groups, covariates, group_covariates)
+        return sampled(self, stream, n, seed_of(random_state))
 
-    def interactions(self, events: Any = None, times: Any = None, groups: Any = None, lags: Any = None) -> Interactions:
+    def interactions(
+        self,
+        events: Any = None,
+        times: Any = None,
+        groups: Any = None,
+        lags: Any = None,
+        *,
+        covariates: Any = None,
+        group_covariates: Any = None,
+    ) -> Interactions:
         """Which event types change the prediction of the next event, and at which lags.
 
         One event is inserted into real histories at each lag before now, of each type in turn, and the predictions are
@@ -356,6 +293,8 @@ class EventModel(EventEstimator):
         lags
             In units of `times` (dates: seconds). Default: 16, from the shortest inter-event times to the length of
             half of the histories.
+        covariates, group_covariates
+            As in `fit`.
 
         Returns
         -------
@@ -363,33 +302,12 @@ class EventModel(EventEstimator):
             A Reading; `.plot()` draws it.
         """
         check_is_fitted(self)
-        device, targeted = pick_device(self.device), self._targeted
         contexts = self.contexts_
         if events is not None:
-            stream = self._stream(events, times, groups)
-            contexts = contexts_of(self._windows(stream, self._codes(stream)), self.params_["window"] - 1, 0)
-        contexts = [context for context in contexts if context.reach(targeted) > 0]
-        if not contexts:
-            raise ValueError("there are no histories to compare: pass events, times and groups")
-        chosen = usual_lags(contexts, targeted) if lags is None else checked_lags(lags) / self.scale_
-        network = self.network_.to(device).eval()
-
-        @torch.no_grad()
-        def predict(batch: Batch) -> tuple[Tensor, Mixture]:
-            return following(network, batch)
-
-        with bars(self.verbose) as progress:
-            effects = compare(predict, contexts, chosen, len(self.classes_), targeted, device, progress)
-        return Interactions(
-            types=label_facts(self.classes_)["labels"],
-            lags=(chosen * self.scale_).tolist(),
-            clock=self.clock_,
-            information=self.params_["information"],
-            provenance=provenance(
-                tensors=digests(self.network_.state_dict()), estimator=repr(type(self)(**self.params_))
-            ),
-            **effects,
-        )
+            stream = self._stream(events, times, groups, covariates, group_covariates)
+            windows = self._windows(stream, self._codes(stream))
+            contexts = contexts_of(windows, self.params_["window"] - 1, 0, self.described_)
+        return interactions_of(self, contexts, lags)
 
     def save(self, path: str | Path, contexts: bool = True) -> None:
         """Write the fitted model, everything that prediction needs, to one safetensors file.

@@ -32,7 +32,8 @@ class EventNetwork(nn.Module):
     type is predicted by a separate query token at the time of the next event, which sees that time and the past and is
     seen by no other token; the gap is predicted by the previous event, which does not see it. Attention measures time
     from the first event of the window, or with `calendar` from 0. `since` forces that function of the time since the
-    previous event on or off, and `hidden` is the width of the MLPs, for comparisons of equal size.
+    previous event on or off, and `hidden` is the width of the MLPs, for comparisons of equal size. `inputs` is the
+    number of covariates per event, and `ends` adds a last logit: that no event follows.
 
     >>> network = EventNetwork(3, width=16, depth=1, heads=2, time="positions")
     >>> types, real = torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.bool)
@@ -55,6 +56,8 @@ class EventNetwork(nn.Module):
         floor: float = 1e-3,
         since: bool | None = None,
         hidden: int | None = None,
+        inputs: int = 0,
+        ends: bool = False,
     ) -> None:
         super().__init__()
         self.calendar = calendar
@@ -64,7 +67,10 @@ class EventNetwork(nn.Module):
         self.since = Since(width, floor) if (self.timed if since is None else since) else None
         self.blocks = nn.ModuleList(_block(width, heads, time, how, dropout, hidden) for _ in range(depth))
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
-        self.next, self.gap = nn.Linear(width, types), nn.Linear(width, 3 * COMPONENTS)
+        self.next, self.gap = nn.Linear(width, types + ends), nn.Linear(width, 3 * COMPONENTS)
+        self.inputs = nn.Linear(inputs, width, bias=False) if inputs else None
+        if self.inputs is not None:
+            nn.init.zeros_(self.inputs.weight)  # an indicator that never occurs in training stays without effect
 
     def forward(
         self,
@@ -72,12 +78,15 @@ class EventNetwork(nn.Module):
         times: Float64[Tensor, "batch n"],
         real: Bool[Tensor, "batch n"],
         next_times: Float64[Tensor, "batch n"] | None = None,
+        inputs: Float[Tensor, "batch n k"] | None = None,
     ) -> tuple[Float[Tensor, "batch n types"], Mixture]:
         """Logits of the next type and the distribution of the gap; `next_times` is needed if targeted."""
         n, width = types.shape[1], self.types.embedding_dim
         at = places(n + 1, width, types.device)
-        x = kinds = self._embedded(types)
-        x = x + at[:n]
+        kinds = self._embedded(types)
+        if self.inputs is not None and inputs is not None:
+            kinds = kinds + self.inputs(inputs)
+        x = kinds + at[:n]
         if self.since is not None:
             x = x + self.since(times.diff(dim=1, prepend=times[:, :1]))
         options: dict[str, Any] = {"mask": real, "is_causal": True}
@@ -107,7 +116,7 @@ class EventNetwork(nn.Module):
         self, counts: Float64[np.ndarray, " types"], gaps: Float64[np.ndarray, " pairs"], windows: Windows
     ) -> None:
         """Initialise output biases and time encodings from the frequencies of types and gaps in the data."""
-        self.next.bias.copy_(torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())))
+        self.next.bias.copy_(torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())))  # with ends, counted last
         tied = gaps <= self.floor
         spread = max(float(np.log(gaps[~tied]).std()) / 2, 0.1)
         logs = np.where(tied, np.log(self.floor) - 3 * spread, np.log(np.maximum(gaps, self.floor)))

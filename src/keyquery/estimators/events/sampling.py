@@ -21,18 +21,26 @@ class Events(NamedTuple):
 
 
 def sampled(model: Any, stream: Any, n: int, seed: int) -> Events:
-    """The next n events of each group of a stream: the time first, then the type at that time."""
+    """The next n events of each group of a stream: the time first, then the type at that time.
+
+    Where the model knows ends, a group has fewer if its end is drawn. Covariates of drawn events are unknown.
+    """
     generator = torch.Generator().manual_seed(seed)
     codes = model._codes(stream)
-    drawn_codes, drawn_times = [], []
+    drawn_codes, drawn_times, alive = list[Any](), list[Any](), [np.ones(len(stream.groups), dtype=bool)]
+    inputs = None if stream.inputs is None else model.described_.unknown(stream.inputs[stream.offsets[1:] - 1])
     for _ in range(n):
         logits, mixture = model._last(stream, stream.last, codes)
         when = stream.last + mixture.draw(generator).double().cpu().numpy() * model.scale_
         if model._targeted:
             logits, _ = model._last(stream, when, codes)
         kind = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).squeeze(1).numpy()
-        stream, codes = longer(stream, codes, kind, when)
+        alive.append(alive[-1] & (kind < len(model.classes_)))
+        kind = np.minimum(kind, len(model.classes_) - 1)  # what follows an end is left out
+        stream, codes = longer(stream, codes, kind, when, inputs)
         drawn_codes.append(kind)
         drawn_times.append(when)
-    times = in_clock(np.stack(drawn_times, 1).ravel(), model.clock_)
-    return Events(model.classes_[np.stack(drawn_codes, 1).ravel()], times, np.repeat(stream.groups, n))
+    kept = np.stack(alive[1:], 1).ravel()
+    times = in_clock(np.stack(drawn_times, 1).ravel()[kept], model.clock_)
+    kinds = np.stack(drawn_codes, 1).ravel()[kept]
+    return Events(model.classes_[kinds], times, np.repeat(stream.groups, n)[kept])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.estimators.base import hold_out
-from keyquery.estimators.events.mixture import Mixture
+from keyquery.estimators.events.lasts import Lasts
 from keyquery.estimators.events.network import EventNetwork
 from keyquery.estimators.events.windows import Batch, Windows
 from keyquery.estimators.series.training import epochs_of
@@ -34,36 +34,38 @@ def learn(
     patience: int,
     seed: int,
     progress: Progress,
-    censored: Censored | None = None,
+    types: int,
+    lasts: Lasts | None = None,
     verbose: bool = False,
 ) -> list[dict[str, float]]:
     """Train in place on windows of groups (`owners`), with a validation split of groups; returns one row per epoch.
 
-    Ctrl-C ends training and keeps the best epoch so far. `censored` are the last events of groups, and how long they
-    were observed after them.
+    Ctrl-C ends training and keeps the best epoch so far. `lasts` is what is known after the last events of groups.
     """
-    names = np.unique(owners)
+    names = np.unique(owners[weighed(windows)])
     _, held = hold_out(np.zeros(len(names)), validation_fraction, seed)
     apart = torch.from_numpy(np.isin(owners, names[held])).to(windows.starts.device)
     learned, checked = windows.of(~apart), windows.of(apart) if len(held) else None
 
-    silences: Sequence[Censored | None] = [None, None] if censored is None else censored.split(names[held])
-    weight = 0.0 if silences[0] is None else len(silences[0].spans) / int((learned.lengths - learned.skips).sum())
+    known: Sequence[Lasts | None] = [None, None] if lasts is None else lasts.split(names[held])
+    share = 0.0 if known[0] is None else len(known[0].spans) / int((learned.lengths - learned.skips).sum())
 
     def loss(model: Any, batch: Batch) -> Tensor:
         kind, gap, _ = losses(model, batch)
         total = kind.mean() + gap_weight * gap.mean()
-        if silences[0] is not None and weight:
-            drawn = torch.randint(len(silences[0].spans), (size,))
-            total = total + gap_weight * weight * silences[0].losses(model, drawn).mean()
+        if batch.weights is not None:
+            total = ((kind + gap_weight * gap) * batch.weights[predicted(batch)]).mean().float()
+        if known[0] is not None and share:
+            drawn = torch.randint(len(known[0].spans), (size,))
+            total = total + share * known[0].losses(model, drawn, types).mean()
         return total
 
     def validate(model: Any) -> float:
         assert checked is not None
         metrics = judged(model, checked, 4 * size)
         value = metrics["nll_type"] + gap_weight * metrics["nll_gap"]
-        if silences[1] is not None and len(silences[1].spans):
-            value += gap_weight * weight * silences[1].judged(model, 4 * size)
+        if known[1] is not None and len(known[1].spans):
+            value += share * known[1].judged(model, 4 * size, types)
         report(verbose, f"validation: {value:.4f} nats per event, accuracy {metrics['accuracy']:.3f}")
         return value
 
@@ -80,50 +82,29 @@ def learn(
     return [{"epoch": int(row.pop("step")) // every, **row} for row in log.rows]
 
 
-class Censored(NamedTuple):
-    """The last event of each group, and the span without an event after it, in units of the median gap."""
-
-    windows: Windows
-    spans: Float64[Tensor, " groups"]
-    owners: Int[np.ndarray, " groups"]
-
-    def of(self, chosen: np.ndarray) -> Censored:
-        """Some of the groups."""
-        which = torch.from_numpy(chosen).to(self.spans.device)
-        return Censored(self.windows.of(which), self.spans[which], self.owners[chosen])
-
-    def split(self, held: np.ndarray) -> list[Censored]:
-        """The groups that are trained on, and those that are held out."""
-        return [self.of(np.isin(self.owners, held) == side) for side in (False, True)]
-
-    def losses(self, model: nn.Module, index: Tensor) -> Tensor:
-        """−log P(gap > span) of some groups, in nats."""
-        batch = self.windows.take(index)
-        batch = batch._replace(next_times=batch.times)  # what follows is another group's
-        return -following(model, batch)[1].log_survival(self.spans[index.to(self.spans.device)]).float()
-
-    @torch.no_grad()
-    def judged(self, model: nn.Module, size: int) -> float:
-        """The mean over all groups."""
-        model.eval()
-        parts = torch.arange(len(self.spans)).split(size)
-        return float(torch.cat([self.losses(model, part) for part in parts]).double().mean())
+def weighed(windows: Windows) -> np.ndarray:
+    """Which windows predict an event whose weight is above 0."""
+    if windows.weights is None:
+        return np.ones(len(windows.starts), dtype=bool)
+    above = torch.cat((torch.zeros(1), (windows.weights > 0).cpu().cumsum(0)))
+    first, last = windows.starts + windows.skips + 1, windows.starts + windows.lengths + 1
+    return (above[last.cpu()] > above[first.cpu()]).numpy()
 
 
-def following(model: nn.Module, batch: Batch) -> tuple[Float[Tensor, "batch types"], Mixture]:
-    """Logits and gap distribution after the one counted event of each row."""
-    logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times)
-    return logits[batch.counted].float(), mixture.at(batch.counted)
+def predicted(batch: Batch) -> Tensor:
+    """After which events the next one is predicted and of a known type, (batch, n)."""
+    return batch.counted & (batch.next_types >= 0)
 
 
-def losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def losses(model: nn.Module, batch: Batch, types: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Per counted event of a known type: cross-entropy, negative log-likelihood of its gap, and whether it is right.
 
-    All (count,), in nats; gaps in units of the median gap.
+    All (count,), in nats; gaps in units of the median gap. Cross-entropies include that an event follows at all, unless
+    `types` is the number of types.
     """
-    logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times)
-    at = batch.counted & (batch.next_types >= 0)
-    logits, target = logits[at].float(), batch.next_types[at]
+    logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times, batch.inputs)
+    at = predicted(batch)
+    logits, target = logits[at][:, :types].float(), batch.next_types[at]
     chosen = mixture.at(at)
     return (
         cross_entropy(logits, target, reduction="none"),
@@ -133,13 +114,14 @@ def losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def judged(model: nn.Module, windows: Windows, size: int) -> dict[str, float]:
-    """Means over all predicted events: accuracy, and negative log-likelihoods of type and gap."""
+def judged(model: nn.Module, windows: Windows, size: int, types: int | None = None) -> dict[str, float]:
+    """Weighted means over all predicted events: accuracy, and negative log-likelihoods of type and gap."""
     model.eval()
-    sums, count = torch.zeros(3, dtype=torch.float64), 0
+    sums, count = torch.zeros(3, dtype=torch.float64), 0.0
     for batch in windows.batches(size):
-        kind, gap, right = losses(model, batch)
-        sums += torch.stack((right.double().sum(), kind.double().sum(), gap.double().sum())).cpu()
-        count += len(kind)
+        kind, gap, right = losses(model, batch, types)
+        weight = torch.ones_like(kind).double() if batch.weights is None else batch.weights[predicted(batch)]
+        sums += (torch.stack((right, kind, gap)).double() * weight).sum(1).cpu()
+        count += float(weight.sum())
     accuracy, kinds, gaps = (sums / count).tolist()
     return {"accuracy": accuracy, "nll_type": kinds, "nll_gap": gaps}

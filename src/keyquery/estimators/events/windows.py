@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from keyquery.estimators.inputs.event_streams import Stream
@@ -39,6 +39,8 @@ class Batch(NamedTuple):
     next_types: Int[Tensor, "batch n"]
     next_times: Float64[Tensor, "batch n"]
     counted: Bool[Tensor, "batch n"]  # the next event is predicted here, and in no other window
+    inputs: Float[Tensor, "batch n k"] | None = None  # encoded covariates
+    weights: Float64[Tensor, "batch n"] | None = None  # of the prediction of the next event
 
     @property
     def gaps(self) -> Float64[Tensor, "batch n"]:
@@ -57,6 +59,8 @@ class Windows(NamedTuple):
     starts: Int[Tensor, " windows"]
     lengths: Int[Tensor, " windows"]
     skips: Int[Tensor, " windows"]
+    inputs: Float[Tensor, "events k"] | None = None
+    weights: Float64[Tensor, " events"] | None = None
 
     def take(self, index: Any) -> Batch:
         """A batch of some windows, padded to the longest of them."""
@@ -74,6 +78,8 @@ class Windows(NamedTuple):
             self.types[following].where(real, 0),
             following_times.where(real, times[:, :1]),
             real & (place >= self.skips[chosen].unsqueeze(1)),
+            None if self.inputs is None else self.inputs[at].where(real.unsqueeze(-1), 0.0),
+            None if self.weights is None else self.weights[following],
         )
 
     def batches(self, size: int) -> Iterator[Batch]:
@@ -110,19 +116,16 @@ def cut(
             rows.append((start, stop - start, done - start, group))
             done = stop
     starts, lengths, skips, groups = np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
-    flat = _flat(stream, codes, clock, device)
-    bounds = (torch.from_numpy(part).to(device) for part in (starts, lengths, skips))
-    return Windows(*flat, *bounds), groups
+    return _windows(stream, codes, clock, device, starts, lengths, skips), groups
 
 
 def ends(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, window: int, device: str) -> Windows:
     """The last `window` events of each group, of which only the last is counted."""
     lengths = np.minimum(stream.lengths, window)
-    starts = stream.offsets[1:] - lengths
-    bounds = (torch.from_numpy(part.copy()).to(device) for part in (starts, lengths, lengths - 1))
-    return Windows(*_flat(stream, codes, clock, device), *bounds)
+    return _windows(stream, codes, clock, device, stream.offsets[1:] - lengths, lengths, lengths - 1)
 
 
-def _flat(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, device: str) -> tuple[Tensor, Tensor]:
+def _windows(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, device: str, *bounds: np.ndarray) -> Windows:
     times = (stream.times - np.repeat(clock.begin(stream), stream.lengths)) / clock.scale
-    return torch.from_numpy(codes).to(device), torch.from_numpy(times).to(device)
+    parts = (codes, times, *(bound.copy() for bound in bounds), stream.inputs, stream.weights)
+    return Windows(*(None if part is None else torch.from_numpy(part).to(device) for part in parts))  # type: ignore[arg-type]

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int, Shaped
+from jaxtyping import Float32, Float64, Int, Shaped
 
 from keyquery.estimators.inputs.columns import labels_of_column, times_of
+from keyquery.estimators.inputs.targets import weights_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +19,7 @@ class Stream:
 
     Group g has the rows offsets[g] to offsets[g + 1] and the name groups[g]; groups are in order of first appearance.
     `clock` is the format of times: "numbers", or seconds of "dates" (since 1970, UTC) or "spans". `moved` is the number
-    of events that came after a later one of their group.
+    of events that came after a later one of their group. `rows` are the rows of the user's columns.
     """
 
     types: Shaped[np.ndarray, " n"]
@@ -27,6 +28,9 @@ class Stream:
     groups: Shaped[np.ndarray, " groups"]
     clock: str
     moved: int
+    rows: Int[np.ndarray, " n"]
+    inputs: Float32[np.ndarray, "n k"] | None = None  # encoded covariates
+    weights: Float64[np.ndarray, " n"] | None = None  # of the prediction of each event
 
     @property
     def lengths(self) -> Int[np.ndarray, " groups"]:
@@ -54,15 +58,12 @@ class Stream:
 def stream_of(events: Any, times: Any = None, groups: Any = None, strict: Any = False) -> Stream:
     """Columns of equal length, arrays or pandas or pyarrow columns, to a Stream. Default groups: a single one.
 
-    Without `times`, `events` is a data frame of the columns type, time and group, by these positions.
-
     >>> stream = stream_of(["in", "out", "in"], [3.0, 5.0, 4.0], ["b", "b", "a"])
     >>> stream.groups.tolist(), stream.offsets.tolist(), stream.gaps.tolist()
     (['b', 'a'], [0, 2, 3], [2.0])
     """
     if not isinstance(strict, (bool, np.bool_)):
         raise TypeError(f"strict must be True or False, got {strict!r}")
-    events, times, groups = _unpacked(events, times, groups)
     types = labels_of_column("events", events)
     at, clock = times_of(times)
     names = np.zeros(len(types), dtype=np.int64) if groups is None else labels_of_column("groups", groups)
@@ -84,7 +85,7 @@ def stream_of(events: Any, times: Any = None, groups: Any = None, strict: Any = 
     if moved := int(backwards.sum()):
         _report_decreasing(moved, int(order[1:][backwards].min()), bool(strict), groups is None)
         order = np.lexsort((at, numbers))
-    return Stream(types[order], at[order], offsets, names[np.sort(first)], clock, moved)
+    return Stream(types[order], at[order], offsets, names[np.sort(first)], clock, moved, order)
 
 
 def longer(
@@ -92,24 +93,37 @@ def longer(
     codes: Int[np.ndarray, " n"],
     kinds: Int[np.ndarray, " groups"],
     when: Float64[np.ndarray, " groups"],
+    inputs: Float32[np.ndarray, "groups k"] | None = None,
 ) -> tuple[Stream, Int[np.ndarray, " more"]]:
-    """A stream and its type codes with one event appended to each group."""
+    """A stream and its type codes with one event appended to each group, with the covariates `inputs`."""
     ends = stream.offsets[1:]
-    types = np.insert(codes, ends, kinds)
-    offsets = stream.offsets + np.arange(len(stream.offsets))
-    return replace(stream, types=types, times=np.insert(stream.times, ends, when), offsets=offsets), types
+    types, rows = np.insert(codes, ends, kinds), np.insert(stream.rows, ends, -1)
+    parts: dict[str, Any] = {"offsets": stream.offsets + np.arange(len(stream.offsets)), "rows": rows}
+    if inputs is not None and stream.inputs is not None:
+        parts["inputs"] = np.insert(stream.inputs, ends, inputs, axis=0)
+    return replace(stream, types=types, times=np.insert(stream.times, ends, when), **parts), types
 
 
-def _unpacked(events: Any, times: Any, groups: Any) -> tuple[Any, Any, Any]:
-    """The columns; those of a data frame if times are not given."""
+def unpacked(events: Any, times: Any, groups: Any, covariates: Any = None) -> tuple[Any, Any, Any, Any]:
+    """The columns and covariates; without `times`, those of a data frame of type, time, group and covariates.
+
+    >>> import pandas as pd
+    >>> unpacked(pd.DataFrame({"type": ["a"], "when": [0], "who": [1], "price": [9.5]}), None, None)[3]
+       price
+    0    9.5
+    """
     if times is not None:
-        return events, times, groups
-    if groups is not None or not hasattr(events, "columns") or len(events.columns) not in (2, 3):
+        return events, times, groups, covariates
+    if groups is not None or not hasattr(events, "columns") or len(events.columns) < 2:
         raise ValueError(
-            "times must be given, unless events is a data frame of two or three columns: type, time and group"
+            "times must be given, unless events is a data frame with the columns type, time, group and covariates"
         )
-    columns = [events[name] for name in events.columns]
-    return columns[0], columns[1], columns[2] if len(columns) == 3 else None
+    names = list(events.columns)
+    columns = [events[name] for name in names[:3]]
+    if len(names) > 3 and covariates is not None:
+        raise ValueError(f"covariates must be the columns of events after the third, {len(names) - 3}, or be passed")
+    covariates = events[names[3:]] if len(names) > 3 else covariates
+    return columns[0], columns[1], columns[2] if len(columns) == 3 else None, covariates
 
 
 def _report_decreasing(moved: int, first: int, strict: bool, single: bool) -> None:
@@ -132,3 +146,31 @@ def learnable(stream: Stream) -> Float64[np.ndarray, " pairs"]:
     if not (gaps > 0).any():
         raise ValueError(f"times must differ within some group: all {len(gaps)} gaps are 0")
     return gaps
+
+
+def weights_of_events(stream: Stream, sample_weight: Any) -> Float64[np.ndarray, " n"] | None:
+    """Weights in the order of the stream, with mean 1 over the events that are predicted; None for equal weights.
+
+    >>> weights_of_events(stream_of(["a", "b", "a"], [0.0, 1.0, 4.0]), [9, 1, 3])
+    array([4.5, 0.5, 1.5])
+    """
+    if sample_weight is None:
+        return None
+    given = weights_of("EventModel", np.zeros(len(stream.rows)), sample_weight)[stream.rows]
+    first = np.zeros(len(given), dtype=bool)
+    first[stream.offsets[:-1]] = True
+    if not (given[~first] > 0).any():
+        raise ValueError("sample_weight must not be 0 for all events that follow another")
+    return given / given[~first].mean()
+
+
+def seen(stream: Stream, windows: int) -> dict[str, int]:
+    """Counts of what a model was trained on."""
+    return {
+        "events": len(stream.rows),
+        "groups": len(stream.groups),
+        "groups of one event": int((stream.lengths == 1).sum()),  # no next event to train on
+        "sorted": stream.moved,
+        "gaps of 0": int((stream.gaps == 0).sum()),
+        "windows": windows,
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -63,6 +64,10 @@ class Columns(NamedTuple):
     names: list[str] | None  # if the table has names
     values: list[Shaped[np.ndarray, " n"]]
 
+    def take(self, rows: Any) -> Columns:
+        """Some of the rows."""
+        return Columns(self.names, [column[rows] for column in self.values])
+
     @property
     def called(self) -> list[str]:
         """The names of the columns; their numbers if they have none."""
@@ -70,7 +75,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(X: Any) -> Columns:
-    """Columns of a data frame, a `kq.data.Table` (without its target), an array or a list of rows.
+    """Columns of a data frame (pandas, polars), a `kq.data.Table` (without its target), an array or a list of rows.
 
     >>> columns_of([[1.0, "red"], [None, "blue"]]).values
     [array([ 1., nan]), array(['red', 'blue'], dtype=object)]
@@ -80,6 +85,8 @@ def columns_of(X: Any) -> Columns:
     if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout is not torch.strided):
         dense = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
         raise TypeError(f"X is a sparse matrix; dense data is required: use {dense}")
+    if type(X).__name__ == "LazyFrame":
+        raise TypeError("X is a lazy frame, whose rows are not known yet: pass X.collect()")
     if hasattr(X, "columns") and hasattr(X, "dtypes"):
         return _of_frame(X)
     if isinstance(X, Tensor):
@@ -151,17 +158,17 @@ def _of_frame(frame: Any) -> Columns:
     names = list(map(str, labels))
     values = []
     for place, name in enumerate(names):
-        column = frame.iloc[:, place]
+        column = frame.iloc[:, place] if hasattr(frame, "iloc") else frame[name]
         if str(column.dtype) == "category":
             values.append(_texts(column.astype(object).to_numpy()))
         else:
-            values.append(_column(name, column.to_numpy(dtype=object) if _boxed(column) else column.to_numpy()))
+            values.append(_column(name, column.to_numpy(**_boxed(column))))
     return Columns(names if all(texts) else None, values)
 
 
-def _boxed(column: Any) -> bool:
-    """Whether a dtype is pandas' own, such as Int64 or string."""
-    return not isinstance(column.dtype, np.dtype)
+def _boxed(column: Any) -> dict[str, Any]:
+    """Options of `to_numpy`: a column of pandas' own dtypes, such as Int64 or string, keeps its missing values."""
+    return {"dtype": object} if hasattr(column, "iloc") and not isinstance(column.dtype, np.dtype) else {}
 
 
 def _column(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
@@ -174,7 +181,7 @@ def _column(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "
         return _texts(values.astype(object))
     if kind == "O":
         present = [value for value in values if not is_missing_entry(value)]
-        if all(isinstance(value, Real) and not isinstance(value, (bool, np.bool_)) for value in present):
+        if all(isinstance(value, (Real, Decimal)) and not isinstance(value, (bool, np.bool_)) for value in present):
             numbers = [np.nan if is_missing_entry(value) else float(value) for value in values]
             return _finite(name, np.array(numbers, dtype=np.float64))
         if all(isinstance(value, (str, bytes)) for value in present) or all(

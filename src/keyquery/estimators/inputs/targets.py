@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Shaped
+from jaxtyping import Float64, Int, Shaped
 from torch import Tensor
 
 from keyquery.support.extras import optional
@@ -66,6 +66,32 @@ def weights_of(
     if not (np.isfinite(weights).all() and weights.sum() > 0):
         raise ValueError("sample_weight must be finite, and not 0 for all samples")
     return weights / weights[weights > 0].mean()
+
+
+def rows_of_weight(name: str, sample_weight: Any, count: int) -> Int[np.ndarray, " kept"] | None:
+    """The rows whose weight is above 0; None if all are, or weights are not given.
+
+    >>> rows_of_weight("NPTClassifier", [1, 0, 2], 3)
+    array([0, 2])
+    """
+    if sample_weight is None:
+        return None
+    kept = np.flatnonzero(weights_of(name, np.zeros(count), sample_weight) > 0)
+    return kept if len(kept) < count else None
+
+
+def kept_of(y: Any, kept: Shaped[np.ndarray, " some"], count: int) -> Any:
+    """Some of the targets, by index or by mask; y itself if it is not one value per row, which is refused later.
+
+    >>> kept_of(["a", None, "b"], np.array([True, False, True]), 3)
+    ['a', 'b']
+    """
+    if y is None or np.ndim(y) != 1 or len(y) != count:
+        return y
+    rows = np.arange(count)[kept]
+    if isinstance(y, (list, tuple)):
+        return [y[row] for row in rows]
+    return y.iloc[rows] if hasattr(y, "iloc") else y[rows]
 
 
 def _column(name: str, y: Any, count: int, what: str = "y") -> Shaped[np.ndarray, " n"]:

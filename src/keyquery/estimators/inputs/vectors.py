@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,9 @@ def vectors_of(
     vectors = _tensor(name, values)
     if vectors.ndim != 2 or 0 in vectors.shape:
         hint = ": pass a single vector as [vector]" if vectors.ndim == 1 and len(vectors) else ""
+        if vectors.ndim == 2:  # in the words of scikit-learn
+            count = f"{len(vectors)} sample(s)" if len(vectors) == 0 else "0 feature(s)"
+            hint = f": {count} (shape={tuple(vectors.shape)}) while a minimum of 1 is required."
         raise ValueError(f"{name} must be vectors (n, dim), at least one, got shape {tuple(vectors.shape)}{hint}")
     if vectors.dtype == torch.bool or vectors.dtype.is_complex:
         raise ValueError(f"{name} must hold real numbers, got {vectors.dtype}")
@@ -115,12 +119,27 @@ def _tensor(name: str, values: Any) -> Tensor:
         return values
     if np.ma.is_masked(values):
         raise ValueError(f"{name} must not have masked values")
+    if hasattr(values, "toarray"):
+        raise TypeError(f"{name} is a sparse matrix; dense data is required: use {name}.toarray()")
     try:
         array = np.asarray(values)
     except ValueError:  # rows of different lengths
         raise ValueError(f"{name} must be an array, got rows of different lengths") from None
+    if array.dtype.kind == "c":
+        raise ValueError(f"Complex data not supported: {name}")
+    if array.dtype == object:
+        array = _numbers(name, array)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise ValueError(f"{name} must hold numbers, got {array.dtype} {type(values).__name__}")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)  # torch has few unsigned dtypes
     return torch.from_numpy(np.asarray(array.astype(array.dtype.newbyteorder("="), copy=False), order="C"))
+
+
+def _numbers(name: str, objects: np.ndarray) -> np.ndarray:
+    """An array of Python numbers as float64."""
+    for value in objects.flat:
+        if not isinstance(value, (Real, np.number)):
+            kind = type(value).__name__
+            raise TypeError(f"{name}: the argument must be free of strings and objects such as {kind}: numbers only")
+    return objects.astype(np.float64)

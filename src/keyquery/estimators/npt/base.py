@@ -17,7 +17,7 @@ from torch import Tensor
 from keyquery.capture.load import pick_device
 from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
 from keyquery.estimators.inputs.tables import Field, Rows, check_features, columns_of, encode, fields_of, target_of
-from keyquery.estimators.inputs.targets import is_missing
+from keyquery.estimators.inputs.targets import is_missing, kept_of, rows_of_weight, weights_of
 from keyquery.estimators.npt.explanation import NPTExplanation, attribute
 from keyquery.estimators.npt.memory import require_room
 from keyquery.estimators.npt.network import TableNetwork
@@ -89,18 +89,35 @@ class Datapoints(SavedEstimator):
         self.kernel, self.row_attention, self.semi_supervised = kernel, row_attention, semi_supervised
         self.context, self.random_state, self.device, self.verbose = context, random_state, device, verbose
 
-    def fit(self: Own, X: Any, y: Any = None) -> Own:
-        """Fit to a table X and targets y (n,). Default y: the target column, if X is a `kq.data.Table`."""
+    def fit(self: Own, X: Any, y: Any = None, sample_weight: Any = None) -> Own:
+        """Fit to a table X, targets y (n,) and weights (n,).
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns).
+        y
+            Targets (n,). Default: the target column, if X is a `kq.data.Table`.
+        sample_weight
+            Weights (n,) of the loss of targets; rows of weight 0 are left out, of the support set too. Default: equal.
+
+        Returns
+        -------
+        estimator
+            The fitted estimator.
+        """
         self._check()
         device, columns = pick_device(self.device), columns_of(X)
         count = len(columns.values[0])
         y = target_of(X, y)
         y = y if y is None or hasattr(y, "__len__") else np.asarray(y)
+        kept = rows_of_weight(type(self).__name__, sample_weight, count)
+        sample_weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        if kept is not None:
+            columns, y = columns.take(kept), kept_of(y, kept, count)
+            sample_weight, count = sample_weight[kept], len(kept)
         has_target = self._has_target(y, count)
-        present_targets = (
-            y if has_target.all() else [value for value, is_there in zip(y, has_target, strict=True) if is_there]
-        )
-        targets = self._targets(present_targets, int(has_target.sum()))
+        targets = self._targets(y if has_target.all() else kept_of(y, has_target, count), int(has_target.sum()))
         if len(targets) < 2:
             raise ValueError(
                 f"X has {count} sample(s), {len(targets)} of them with a target, and at least 2 are required: rows "
@@ -112,10 +129,12 @@ class Datapoints(SavedEstimator):
         coded = self._coded(targets, learned)
         fields = [*fields_of(columns), coded.field]
         samples = self._samples(encode(columns, fields[:-1]), coded, has_target, learned, held)
+        samples = replace(samples, weights=self._weights(targets, has_target, sample_weight))
         network, history = self._learned(fields, samples, device, seed)
         chosen = self._chosen(samples, seed)
         self.network_, self.fields_, self.history_ = network, fields, history
-        self.context_, self.context_rows_ = seen_by(self.plan, samples.rows.take(chosen)), chosen
+        self.context_ = seen_by(self.plan, samples.rows.take(chosen))
+        self.context_rows_ = chosen if kept is None else kept[chosen]
         self._keep_columns(columns.names, len(columns.values))
         self._keep(targets)
         self.params_ = self._plain_params()
@@ -131,7 +150,8 @@ class Datapoints(SavedEstimator):
         thrifty = require_room(*shape, rows, self.row_attention, device)
         with seeded(seed, device), bars(self.verbose) as progress:
             network = self._network(sizes, thrifty=thrifty).to(device)
-            samples = replace(samples, rows=samples.rows.to(device))
+            weights = None if samples.weights is None else samples.weights.to(device)
+            samples = replace(samples, rows=samples.rows.to(device), weights=weights)
             plan = self.plan if self.lr is None else replace(self.plan, lr=self.lr)
             history = learn(network, samples, plan, self.steps, most, seed, progress, self.verbose)
         return network, history
@@ -262,6 +282,16 @@ class Datapoints(SavedEstimator):
         whole = Rows(*(torch.cat((part, own.unsqueeze(1)), 1) for part, own in zip(rows, last, strict=True)))
         bare = np.concatenate((known[held], np.flatnonzero(~has_target))) if self.semi_supervised else held[:0]
         return Samples(whole, known[learned], known[held], bare)
+
+    def _weights(self, targets: np.ndarray, has_target: np.ndarray, sample_weight: Any) -> Float[Tensor, " n"] | None:
+        """The weight of each row in the loss of targets, with mean 1; None for equal weights."""
+        by_class = getattr(self, "class_weight", None)
+        if sample_weight is None and by_class is None:
+            return None
+        own = None if sample_weight is None else sample_weight[has_target]
+        weights = np.ones(len(has_target))
+        weights[has_target] = weights_of(type(self).__name__, targets, own, by_class)
+        return torch.from_numpy(weights).float()
 
     def _chosen(self, samples: Samples, seed: int) -> np.ndarray:
         """Rows of the support set: training and unlabelled rows, or a sample; "all" adds the validation split."""

@@ -51,6 +51,8 @@ class NPTClassifier(Classifier, Datapoints):
         Default: False.
     context
         Size of the support set, a stratified sample; "all" adds the validation split. Default: all training rows.
+    class_weight
+        Weights of classes: None, "balanced" or {label: weight}, as in scikit-learn. Default: None.
     random_state
         Seed: None, an integer or a numpy generator. Default: None.
     device
@@ -81,6 +83,29 @@ class NPTClassifier(Classifier, Datapoints):
     """
 
     classes_: Shaped[np.ndarray, " classes"]
+
+    def __init__(
+        self,
+        embedding: int = 32,
+        depth: int = 4,
+        heads: int = 8,
+        steps: int = 400,
+        lr: float | None = None,
+        validation_fraction: float = 0.2,
+        kernel: str = "general",
+        row_attention: str = "full",
+        semi_supervised: bool = False,
+        context: int | str | None = None,
+        class_weight: Any = None,
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        sizes: dict[str, Any] = {"embedding": embedding, "depth": depth, "heads": heads, "steps": steps, "lr": lr}
+        sizes |= {"validation_fraction": validation_fraction, "kernel": kernel, "row_attention": row_attention}
+        sizes |= {"semi_supervised": semi_supervised, "context": context}
+        super().__init__(**sizes, random_state=random_state, device=device, verbose=verbose)
+        self.class_weight = class_weight
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
         """Probabilities (n, classes), in the order of `classes_`.

@@ -58,6 +58,7 @@ class Batch(NamedTuple):
     truth: Rows
     asked: Bool[Tensor, "batch n d"]
     trade: float
+    weights: Float[Tensor, "batch n"] | None = None  # of the targets
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Samples:
     learned: Int[np.ndarray, " learned"]
     held: Int[np.ndarray, " held"]
     bare: Int[np.ndarray, " bare"]  # rows that are seen without targets
+    weights: Float[Tensor, " n"] | None = None  # of the loss of each target
 
     def without_target(self, index: Any) -> Rows:
         """Rows with masked targets."""
@@ -125,7 +127,8 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
 
     def draw(step: int, generator: torch.Generator) -> Batch:
         random = generator if device.type == "cpu" else own.manual_seed(generator.initial_seed())
-        truth = samples.rows.take(chosen(random)) if whole is None else whole
+        index = torch.cat(kinds) if whole is not None else chosen(random)
+        truth = samples.rows.take(index) if whole is None else whole
         chance = torch.rand(truth.hidden.shape, generator=random, device=device)
         predicted = chance < plan.feature_share
         always = torch.randint(counts[0], (1,), generator=random, device=device)  # is always predicted
@@ -136,7 +139,8 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
         bare[:, -1] |= ~learned  # targets of the validation split are never seen
         rows = spoil(truth._replace(hidden=bare), predicted, many, plan.spoilt, random)
         trade = plan.trade * (1 + math.cos(math.pi * step / steps)) / 2
-        return Batch(seen_by(plan, rows).within(), truth.within(), predicted.unsqueeze(0), trade)
+        weights = None if samples.weights is None else samples.weights[index].unsqueeze(0)
+        return Batch(seen_by(plan, rows).within(), truth.within(), predicted.unsqueeze(0), trade, weights)
 
     return draw
 
@@ -168,6 +172,8 @@ def losses(network: TableNetwork, batch: Batch) -> tuple[Float[Tensor, ""], Floa
     cost = (predicted - batch.truth.values).square()
     if costs:
         cost = cost.index_copy(-1, network.categorical, torch.stack(costs, -1))
+    if batch.weights is not None:
+        cost = torch.cat((cost[..., :last], cost[..., last:] * batch.weights.unsqueeze(-1)), -1)
     sums = cost.where(batch.asked, 0.0).sum((0, 1))
     count = batch.asked.sum((0, 1))
     return sums[last] / count[last].clamp(min=1), sums[:last].sum() / count[:last].sum().clamp(min=1)
@@ -208,14 +214,19 @@ def judged(network: TableNetwork, samples: Samples, plan: Plan) -> float:
     """Validation loss, with all training rows as the support set."""
     memories = network.memories(seen_by(plan, context_of(samples, samples.learned)).within())
     predicted = answers(network, samples.without_target(samples.held), memories)
-    return float(target_cost(predicted, samples.rows.take(samples.held)))
+    weights = None if samples.weights is None else samples.weights[torch.from_numpy(samples.held)]
+    return float(target_cost(predicted, samples.rows.take(samples.held), weights))
 
 
-def target_cost(predicted: Float[Tensor, "n k"], truth: Rows) -> Float[Tensor, ""]:
+def target_cost(
+    predicted: Float[Tensor, "n k"], truth: Rows, weights: Float[Tensor, " n"] | None = None
+) -> Float[Tensor, ""]:
     """The mean cross-entropy of logits, or squared error of one standardised number, of the targets of n rows."""
     if predicted.shape[1] > 1:
-        return cross_entropy(predicted.float(), truth.codes[:, -1])
-    return mse_loss(predicted[:, 0].float(), truth.values[:, -1])
+        costs = cross_entropy(predicted.float(), truth.codes[:, -1], reduction="none")
+    else:
+        costs = mse_loss(predicted[:, 0].float(), truth.values[:, -1], reduction="none")
+    return costs.mean() if weights is None else (costs * weights).sum() / weights.sum()
 
 
 def context_of(samples: Samples, chosen: Int[np.ndarray, " some"]) -> Rows:

@@ -34,7 +34,7 @@ class ListReranker(Estimator, ABC):
         """Keep a database of vectors (n, dim) for later queries, if given; nothing is trained."""
         self._check()
         if features is not None:
-            vectors_of("features", features)
+            self.n_features_in_ = vectors_of("features", features).shape[1]
         self.database_ = features
         return self
 

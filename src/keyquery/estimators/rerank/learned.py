@@ -161,6 +161,7 @@ class Reranker(ListReranker, SavedEstimator):
             network = self._network(anchors, width).to(device)
             history = self._train(network, lists, seed)
         self.network_, self.history_, self.params_ = network, history, self._plain_params()
+        self.n_features_in_ = sets[0].shape[1]
         return self
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

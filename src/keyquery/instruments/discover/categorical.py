@@ -14,6 +14,7 @@ from keyquery.instruments.discover.variables import Variables
 
 ROWS = 5  # per degree of freedom, below which a test says nothing
 KEPT = 4096  # strata that are cached
+TINY = float(np.finfo(float).tiny)
 
 
 class Contingency(ProbabilityTest):
@@ -30,7 +31,7 @@ class Contingency(ProbabilityTest):
         super().__init__(variables, alpha)
         self.pearson = pearson
         self.codes = [variables.codes(column) for column in range(self.count)]
-        self.strata = lru_cache(KEPT)(self._strata)
+        self.strata, self.pairs = lru_cache(KEPT)(self._strata), lru_cache(KEPT)(self._pairs)
 
     def _strata(self, given: int) -> tuple[Int[ndarray, " n"], int]:
         """The stratum of each row, and their number."""
@@ -43,26 +44,37 @@ class Contingency(ProbabilityTest):
                 count = len(occurring)
         return stratum, count
 
+    def _pairs(self, x: int, y: int) -> Int[ndarray, " n"]:
+        """The pair of categories of each row."""
+        return self.codes[x] * self.variables.sizes[y] + self.codes[y]
+
     def counts(self, query: Query) -> Float[ndarray, "z x y"]:
         """The contingency table of each stratum."""
         stratum, count = self.strata(query.given)
         wide, tall = self.variables.sizes[query.x], self.variables.sizes[query.y]
-        place = (stratum * wide + self.codes[query.x]) * tall + self.codes[query.y]
+        place = stratum * (wide * tall) + self.pairs(query.x, query.y) if query.given else self.pairs(query.x, query.y)
         return np.bincount(place, minlength=count * wide * tall).reshape(count, wide, tall).astype(np.float64)
 
     def probability(self, query: Query) -> float:
         """The p-value; 0 where there are fewer than five rows per degree of freedom."""
         table = self.counts(query)
-        of_x, of_y = table.sum(2), table.sum(1)
-        some_x, some_y = of_x > 0, of_y > 0
-        if some_x.any(0).sum() < 2 or some_y.any(0).sum() < 2:
-            return 1.0  # a constant is independent of everything
-        freedom = float(np.maximum(some_x.sum(1) - 1, 0) @ np.maximum(some_y.sum(1) - 1, 0))
+        total = np.add.reduce
+        of_x, of_y = total(table, 2), total(table, 1)
+        if full := bool(np.minimum.reduce(of_x, None) > 0 and np.minimum.reduce(of_y, None) > 0):  # the usual case
+            freedom = float(len(table) * (table.shape[1] - 1) * (table.shape[2] - 1))
+            if table.shape[1] < 2 or table.shape[2] < 2:
+                return 1.0
+        else:
+            some_x, some_y = of_x > 0, of_y > 0
+            if some_x.any(0).sum() < 2 or some_y.any(0).sum() < 2:
+                return 1.0  # a constant is independent of everything
+            freedom = float(np.maximum(total(some_x, 1) - 1, 0) @ np.maximum(total(some_y, 1) - 1, 0))
         rows = len(self.variables)
         if freedom == 0 or rows < ROWS * freedom:
             return 0.0
-        expected = of_x[:, :, None] * of_y[:, None, :] / np.maximum(of_x.sum(1), 1.0)[:, None, None]
-        ratio = table / np.maximum(expected, np.finfo(float).tiny)  # 0 where nothing is expected
+        of_z = total(of_x, 1)
+        expected = (of_x / (of_z if full else np.maximum(of_z, 1.0))[:, None])[:, :, None] * of_y[:, None, :]
+        ratio = table / (expected if full else np.maximum(expected, TINY))  # 0 where nothing is expected
         if self.pearson:  # Σ (N−E)²/E = Σ N²/E − n
             return chi2_tail(float(np.vdot(table, ratio)) - rows, freedom)
-        return chi2_tail(2 * float(np.vdot(table, np.log(np.maximum(ratio, np.finfo(float).tiny)))), freedom)
+        return chi2_tail(2 * float(np.vdot(table, np.log(np.maximum(ratio, TINY)))), freedom)

@@ -293,7 +293,7 @@ class _Settings:
 
     def search(self, test: Test, knowledge: Knowledge, progress: Progress) -> Found:
         options: dict[str, Any] = {name: getattr(self, name) for name in ("order_free", "selection", "tails")}
-        options |= {"knowledge": knowledge, "progress": progress}
+        options |= {"knowledge": knowledge, "progress": progress, "cautious": not isinstance(test, DSeparation)}
         return fci(test, **options) if self.method == "fci" else icd(test, self.rounds, **options)
 
     def reading(

@@ -33,13 +33,17 @@ class ProbabilityTest(ABC):
         """Nothing: each test is computed when it is asked for, since many are not."""
 
     def statistic(self, query: Query) -> float:
-        """−ln p of one test."""
+        """−ln p of one test; where x and y are dependent, at most that."""
         if query not in self._known:
             self.tests += 1
             self.by_size[query.given.bit_count()] += 1
-            p = self.probability(query)
+            p = self.decisive(query)
             self._known[query] = -math.log(p) if p > 0 else math.inf
         return self._known[query]
+
+    def decisive(self, query: Query) -> float:
+        """The p-value, or where it is below alpha, a bound of it that is below alpha too."""
+        return self.probability(query)
 
     @abstractmethod
     def probability(self, query: Query) -> float:

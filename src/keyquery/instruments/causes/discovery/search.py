@@ -18,6 +18,7 @@ from keyquery.support.progress import Progress, silent
 Candidates = list[tuple[int, int]]
 Sets = Callable[[Pag], Callable[[int, int], Candidates]]
 BATCH = 64  # pairs tested at once
+RECHECKED = 2  # neighbours that a cautious search conditions on in the end
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,23 @@ class Found:
     separations: dict[tuple[int, int], int]  # by pair, the mask of a separating set
 
 
+class Separations(dict[tuple[int, int], int]):
+    """By pair, the mask of a separating set; `unions` has the union of those that the same round found.
+
+    With exact tests a node between two others is in all of their separating sets or in none. Tests that err disagree,
+    and a cautious search takes it for a collider only if it is in none.
+    """
+
+    def __init__(self, cautious: bool) -> None:
+        super().__init__()
+        self.cautious, self.unions = cautious, dict[tuple[int, int], int]()
+
+    @property
+    def decisive(self) -> dict[tuple[int, int], int]:
+        """The sets that decide on colliders."""
+        return self.unions if self.cautious else self
+
+
 def icd(
     test: Test,
     rounds: int | None = None,
@@ -39,6 +57,7 @@ def icd(
     tiers: Sequence[int] | None = None,
     progress: Progress = silent,
     knowledge: Knowledge | None = None,
+    cautious: bool = False,
 ) -> Found:
     """Iterative causal discovery (ICD): the graph after `rounds` rounds. Default: all.
 
@@ -63,6 +82,9 @@ def icd(
         Reports each round. Default: none.
     knowledge
         More background knowledge, of `knowledge_of`. Default: none.
+    cautious
+        For tests that err: a node is a collider only if none of the separating sets of a round contains it, and
+        neighbours of a complete graph are tested once more, given up to two neighbours of either. Default: no.
 
     Returns
     -------
@@ -78,7 +100,7 @@ def icd(
     >>> icd(DSeparation(networkx.DiGraph([(0, 1), (1, 2)]), range(3)), tiers=[0, 1, 2]).graph.edges()
     [(0, 1, 'circle', 'arrow'), (1, 2, 'tail', 'arrow')]
     """
-    for result in icd_rounds(test, order_free, selection, tails, tiers, progress, knowledge):
+    for result in icd_rounds(test, order_free, selection, tails, tiers, progress, knowledge, cautious):
         if result.done or result.rounds == rounds:
             break
     return result
@@ -92,6 +114,7 @@ def icd_rounds(
     tiers: Sequence[int] | None = None,
     progress: Progress = silent,
     knowledge: Knowledge | None = None,
+    cautious: bool = False,
 ) -> Iterator[Found]:
     """The graph after each round; round r conditions on sets of r nodes.
 
@@ -116,6 +139,9 @@ def icd_rounds(
         Reports each round. Default: none.
     knowledge
         More background knowledge, of `knowledge_of`. Default: none.
+    cautious
+        For tests that err: a node is a collider only if none of the separating sets of a round contains it, and
+        neighbours of a complete graph are tested once more, given up to two neighbours of either. Default: no.
 
     Returns
     -------
@@ -124,16 +150,20 @@ def icd_rounds(
     """
     known = _known(test, tiers, knowledge, selection)
     graph = Pag.complete(test.count)
-    separations = dict[tuple[int, int], int]()
+    separations = Separations(cautious)
     size = 0
     while True:
         # From size 2 on, sets contain only possible ancestors, which are never later than both.
         sets = icd_sets(size) if size > 1 else _neighbours(size, known)
         had_candidates = _round(graph, test, separations, sets, order_free, known, _watched(progress, size))
-        if size < 2 or had_candidates:
-            graph = arrowheads(graph, separations, known)
         last = (size > 0 and not had_candidates) or size >= test.most
-        yield Found(finish(graph, separations, selection, tails, known), size + 1, last, dict(separations))
+        if last and cautious:
+            for few in range(1, min(RECHECKED, test.most) + 1):
+                _round(graph, test, separations, _neighbours(few, known), order_free, known, _watched(progress, few))
+        if size < 2 or had_candidates or cautious:
+            graph = arrowheads(graph, separations.decisive, known)
+        whole = finish(graph, separations.decisive, selection, tails, known)
+        yield Found(whole, size + 1, last, dict(separations))
         if last:
             return
         size += 1
@@ -147,6 +177,7 @@ def fci(
     tiers: Sequence[int] | None = None,
     progress: Progress = silent,
     knowledge: Knowledge | None = None,
+    cautious: bool = False,
 ) -> Found:
     """Fast causal inference: subsets of neighbours by size, then subsets of the possible d-separating sets.
 
@@ -168,6 +199,9 @@ def fci(
         Reports each round. Default: none.
     knowledge
         More background knowledge, of `knowledge_of`. Default: none.
+    cautious
+        For tests that err: a node is a collider only if none of the separating sets of a round contains it, and
+        neighbours of a complete graph are tested once more, given up to two neighbours of either. Default: no.
 
     Returns
     -------
@@ -183,19 +217,20 @@ def fci(
     """
     known = _known(test, tiers, knowledge, selection)
     graph = Pag.complete(test.count)
-    separations = dict[tuple[int, int], int]()
+    separations = Separations(cautious)
     size = 0
     for size in range(test.most + 1):
         if not _round(graph, test, separations, _neighbours(size, known), order_free, known, _watched(progress, size)):
             break
-    colliders = orient(graph, separations, tails=False, knowledge=known)
+    colliders = orient(graph, separations.decisive, tails=False, knowledge=known)
     reached = [sum(1 << x for x in depths(colliders, root)) for root in range(test.count)]
     for size in range(1, test.most + 1):
         if not _round(
             graph, test, separations, _subsets(reached, size, known), order_free, known, _watched(progress, size)
         ):
             break
-    return Found(orient(graph, separations, selection, tails, known), size + 1, True, separations)
+    whole = orient(graph, separations.decisive, selection, tails, known)
+    return Found(whole, size + 1, True, dict(separations))
 
 
 def _known(test: Test, tiers: Sequence[int] | None, knowledge: Knowledge | None, selection: bool) -> Knowledge:
@@ -220,7 +255,7 @@ def _watched(progress: Progress, size: int) -> Callable[[list[Any]], Iterable[An
 def _round(
     graph: Pag,
     test: Test,
-    separations: dict[tuple[int, int], int],
+    separations: Separations,
     sets: Sets,
     order_free: bool,
     known: Knowledge,
@@ -236,10 +271,10 @@ def _round(
         test.prepare(Query(x, y, separating) for x, y, candidates in todo for _, separating in candidates)
         for x, y, candidates in todo:
             tested = tested or bool(candidates)
-            separating = _best(test, x, y, candidates) if order_free else _first(test, x, y, candidates)
+            separating, union = _best(test, x, y, candidates) if order_free else _first(test, x, y, candidates)
             if separating is None:
                 continue
-            separations[x, y] = separating
+            separations[x, y], separations.unions[x, y] = separating, union
             if order_free:
                 removed.append((x, y))
             else:
@@ -250,21 +285,24 @@ def _round(
     return tested
 
 
-def _first(test: Test, x: int, y: int, candidates: Candidates) -> int | None:
-    """The first separating set, cheapest first."""
-    return next((z for _, z in candidates if test.statistic(Query(x, y, z)) < test.threshold), None)
+def _first(test: Test, x: int, y: int, candidates: Candidates) -> tuple[int | None, int]:
+    """The first separating set, cheapest first, twice."""
+    first = next((z for _, z in candidates if test.statistic(Query(x, y, z)) < test.threshold), None)
+    return first, first or 0
 
 
-def _best(test: Test, x: int, y: int, candidates: Candidates) -> int | None:
-    """Of the cheapest separating sets, the one with the least remaining dependence."""
-    best, separating, price = test.threshold, None, None
+def _best(test: Test, x: int, y: int, candidates: Candidates) -> tuple[int | None, int]:
+    """Of the cheapest separating sets, the one with the least remaining dependence, and the union of all of them."""
+    best, separating, price, union = test.threshold, None, None, 0
     for cost, z in candidates:
         if separating is not None and cost != price:
             break
         statistic = test.statistic(Query(x, y, z))
+        if statistic < test.threshold:
+            union |= z
         if statistic < best:
             best, separating, price = statistic, z, cost
-    return separating
+    return separating, union
 
 
 def _neighbours(size: int, known: Knowledge) -> Sets:
