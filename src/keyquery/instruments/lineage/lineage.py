@@ -95,11 +95,13 @@ def lineage(ours: Any, theirs: Any, others: Sequence[Any] = (), progress: Progre
     compare : How two models of one shape differ, head by head.
     """
     first, second, *rest = (model if isinstance(model, Heads) else read(model) for model in (ours, theirs, *others))
-    mine, other = fingerprint(first, progress=progress), fingerprint(second, PERMUTATIONS, progress)
+    merging = bool(rest)
+    mine = fingerprint(first, progress=progress, linear=merging)
+    other = fingerprint(second, PERMUTATIONS, progress, linear=merging)
     tests = [test for test in (basis_free(mine, other), shared_basis(mine, other)) if test is not None]
     in_order = _in_order(tests, mine, other)
     moved = weight_change(first, second, progress) if in_order else None
-    merge = _merge([mine, *(fingerprint(model, progress=progress) for model in rest)], other) if rest else []
+    merge = _merge([mine, *(fingerprint(model, progress=progress, linear=True) for model in rest)], other) if rest else []
     label, reasons = _label(mine, other, tests, merge, moved)
     return Lineage(
         ours=mine.name,
