@@ -80,6 +80,15 @@ def test_kin(base, change, label):
     assert all(test["p"] < 1e-6 and test["path"] == list(range(DEPTH)) for test in reading.tests)
 
 
+@pytest.mark.parametrize("changed_layer", range(DEPTH))
+def test_a_change_of_one_layer_is_no_identity(base, changed_layer):
+    other = copy.deepcopy(base)
+    layers = [m for m in other.modules() if isinstance(m, kq.Attention)]
+    with torch.no_grad():
+        next(layers[changed_layer].parameters()).mul_(1.01)
+    assert kq.lineage(base, other).label != "identical"
+
+
 def test_rotated_residual_stream(base):
     """Only the basis-free test sees it."""
     turn = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0))).Q

@@ -66,11 +66,10 @@ def fingerprint(
     torch.Size([2, 4, 3])
     """
     layers: list[LayerPrint] = []
-    digests: dict[str, str] = {}
+    digests = heads.recorded()
     for layer in (progress or silent)(heads, f"reading {heads.model['name']}", len(heads)):
         if layer.kind == "self":
             layers.append(_print(layer, permutations, linear))
-        heads.recorded(digests)
     if not layers:
         raise ValueError(f"{heads.model['name']} has no self-attention layer to compare")
     return Fingerprint(str(heads.model["name"]), _standardised(layers), dict(digests))
@@ -106,6 +105,8 @@ def gaps(values: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch gaps"]:
 
 
 def _relative(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    if rows.shape[-1] < 2:
+        return torch.zeros_like(rows)
     width = min(SMOOTH, rows.shape[-1] // 2 * 2 - 1)
     padded = torch.nn.functional.pad(rows.flatten(0, -2)[:, None], (width // 2, width // 2), mode="reflect")
     local = torch.nn.functional.avg_pool1d(padded, width, 1).view(rows.shape)
