@@ -205,7 +205,7 @@ def trained(
     free = _adapters(start) if lora else start
     on_gpu = start["query"].is_cuda
     speed = torch.tensor(0.0, device=start["query"].device)
-    settings: dict[str, Any] = {"capturable": True} if on_gpu else {}
+    settings: dict[str, Any] = {"capturable": True, "fused": True} if on_gpu else {}
     optimiser = torch.optim.Adam(
         [value.requires_grad_() for value in free.values()], lr=speed, betas=(0.9, 0.98), **settings
     )

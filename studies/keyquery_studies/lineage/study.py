@@ -87,6 +87,7 @@ def run(
     """
     plan, device = plan or Plan(), pick_device(device)
     earlier = [] if calibration is None else _calibration(Path(calibration), plan)
+    torch.set_float32_matmul_precision("high")
     with study_folder(out) as folder:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.jsonl"):

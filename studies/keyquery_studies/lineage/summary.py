@@ -30,10 +30,11 @@ def nulls(rows: Rows) -> list[dict[str, Any]]:
     found = []
     for (config, kind), own in _grouped(rows, ("config", "set")).items():
         for name, test in TESTS.items():
-            values = [row[name] for row in own if name in row]
+            tested = [row for row in own if name in row]
+            values = [row[name] for row in tested]
             p = np.array([p_value(test, value) for value in values])
             figures = {"mean": statistics.mean(values), "sd": statistics.stdev(values), "largest": max(values)}
-            figures |= {**uniformity(own, p), "smallest_p": float(p.min()), "alarms": int((p < LEVEL).sum())}
+            figures |= {**uniformity(tested, p), "smallest_p": float(p.min()), "alarms": int((p < LEVEL).sum())}
             found.append({"config": config, "set": kind, "test": test, "pairs": len(values), **figures})
     return found
 

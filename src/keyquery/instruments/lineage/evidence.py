@@ -127,10 +127,13 @@ def _scores(
     similarity: Float[Tensor, "ours theirs"], mine: Sequence[Tensor], other: Sequence[Tensor]
 ) -> Float[np.ndarray, "our_layers their_layers"]:
     """The mean of the best similarities of each head, on both sides, for all pairs of layers."""
+    starts = [np.cumsum([0, *(len(part) for part in side)])[:-1] for side in (mine, other)]
+    counts = [np.array([len(part) for part in side]) for side in (mine, other)]
+    cosines = similarity.cpu().numpy()
 
-    def one_side(cosines: Tensor, own: Sequence[Tensor], partners: Sequence[Tensor]) -> Tensor:
-        best = torch.stack([part.amax(1) for part in cosines.split([len(part) for part in partners], 1)], 1)
-        return torch.stack([part.mean(0) for part in best.split([len(part) for part in own])])
+    def one_side(table: np.ndarray, own: int) -> np.ndarray:
+        best = np.maximum.reduceat(table, starts[1 - own], axis=1)
+        return np.add.reduceat(best.astype(float), starts[own], axis=0) / counts[own][:, None]
 
-    both = one_side(similarity, mine, other) + one_side(similarity.T, other, mine).T
-    return both.double().cpu().numpy() / 2
+    both: np.ndarray = one_side(cosines, 0) + one_side(np.ascontiguousarray(cosines.T), 1).T
+    return both / 2
