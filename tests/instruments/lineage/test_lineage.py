@@ -83,10 +83,36 @@ def test_kin(base, change, label):
 @pytest.mark.parametrize("changed_layer", range(DEPTH))
 def test_a_change_of_one_layer_is_no_identity(base, changed_layer):
     other = copy.deepcopy(base)
-    layers = [m for m in other.modules() if isinstance(m, kq.Attention)]
+    layers = attentions(other)
     with torch.no_grad():
         next(layers[changed_layer].parameters()).mul_(1.01)
     assert kq.lineage(base, other).label != "identical"
+
+
+@pytest.mark.parametrize(("change", "label"), [(fine_tuned, "fine-tuned"), (eight_bits, "requantised")])
+def test_frozen_layers_do_not_decide_the_label(base, change, label):
+    """Three of four layers are unchanged, as after tuning the last layer alone."""
+    torch.manual_seed(0)
+    other, whole = copy.deepcopy(base), changed(base, change)
+    attention = [attentions(model) for model in (other, whole)]
+    attention[0][-1].load_state_dict(attention[1][-1].state_dict())
+    reading = kq.lineage(base, other)
+    assert reading.label == label
+    assert any("12 of 16 heads have the same QK form" in reason for reason in reading.reasons)
+
+
+@pytest.mark.parametrize("place", [3, 40])
+def test_a_large_dimension_at_the_same_place_is_no_evidence(base, place):
+    """Trained models have outlier dimensions; two unrelated ones may share a place."""
+
+    def outlier(model):
+        size = torch.ones(WIDTH)
+        size[place] = 30.0
+        return changed(model, lambda query, key: (query * size, key * size))
+
+    reading = kq.lineage(outlier(base), outlier(decoder(1)))
+    assert reading.label == "unrelated"
+    assert all(test["p"] > 1e-3 for test in reading.tests)
 
 
 def test_rotated_residual_stream(base):

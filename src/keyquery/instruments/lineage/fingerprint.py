@@ -2,8 +2,8 @@
 
 Of each head's M, with norms and biases folded in: gaps between neighbouring singular values of M, positive and negative
 eigenvalues of S, and singular values of A, relative to the local mean gap; with RoPE, the energy of each rotated plane
-relative to its neighbours. The sketch G₁ᵀ M G₂, with random G, keeps inner
-products of forms: ⟨G₁ᵀ M G₂, G₁ᵀ N G₂⟩ ≈ s²·⟨M, N⟩.
+relative to its neighbours. The sketch G₁ᵀ M G₂, with random G, keeps inner products of forms:
+⟨G₁ᵀ M G₂, G₁ᵀ N G₂⟩ ≈ s²·⟨M, N⟩; before, all dimensions of the stream are scaled to equal size in each layer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LayerPrint:
     width: int  # of a head
     gaps: Float[Tensor, "heads 4 gaps"]  # of σ(M), λ₊(S), λ₋(S), σ(A)
     planes: Float[Tensor, "heads planes"] | None
-    sketch: Float[Tensor, "heads cells"]  # of M/‖M‖
+    sketch: Float[Tensor, "heads cells"]  # of M/‖M‖, with dimensions of equal size
     permuted: Float[Tensor, "permutations heads cells"] | None = None  # sketches with the dimensions permuted
     weights: Float[Tensor, " entries"] | None = None  # sketch of Wq and Wk themselves, linear in the weights
 
@@ -124,12 +124,24 @@ def _sketches(form: Form, norm: Tensor, permutations: int) -> tuple[Tensor, Tens
     generator = torch.Generator().manual_seed(form.dim)
     orders = [torch.arange(form.dim), *(torch.randperm(form.dim, generator=generator) for _ in range(permutations))]
     query, key = (factor.float() for factor in (form.query, form.key))
-    left = query @ torch.cat([first[order] for order in orders], 1)  # (*heads, r, orders·s)
-    right = key @ torch.cat([second[order] for order in orders], 1)
+    scale = _equalising(query, key).unsqueeze(-1)
+    left = query @ torch.cat([first[order] * scale for order in orders], 1)  # (*heads, r, orders·s)
+    right = key @ torch.cat([second[order] * scale for order in orders], 1)
     left, right = (side.unflatten(-1, (len(orders), SKETCH)).movedim(-2, 0) for side in (left, right))
     cells = (left.mT @ right).flatten(-2).flatten(1, -2)  # groups and the queries that share a key
     cells = cells / norm.float().unsqueeze(-1) / SKETCH
     return cells[0], cells[1:] if permutations else None
+
+
+def _equalising(query: Tensor, key: Tensor) -> Float[Tensor, " d"]:
+    """By what each dimension of the stream is multiplied, so that all have the same share in a layer's weights.
+
+    Trained models have a few dimensions far larger than all others. Two unrelated ones may have one at the same place,
+    which a null of few permutations does not see.
+    """
+    square = sum(rows.flatten(0, -2).square().sum(0) for rows in (query, key))
+    size = torch.as_tensor(square).sqrt()
+    return size.mean() / size.clamp(min=1e-3 * float(size.mean()) + 1e-30)
 
 
 def _linear(layer: Layer) -> Float[Tensor, " entries"]:

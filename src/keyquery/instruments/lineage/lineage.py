@@ -161,10 +161,14 @@ def _degree(
     sizes = [] if moved is None else [row["change"] for row in moved.rows if row["change"] is not None]
     if not sizes or moved is None:
         return "fine-tuned", reasons
-    reasons.append(f"median change of a head: {statistics.median(sizes):.2g} of ‖M‖, of Wq: {moved.size:.2g}")
-    if max(sizes) <= ROUNDING and moved.size <= ROUNDING:
+    changed = [size for size in sizes if size > ROUNDING]  # a fine-tune may freeze the others
+    typical = statistics.median(changed) if changed else 0.0
+    if len(changed) < len(sizes):
+        reasons.append(f"{len(sizes) - len(changed)} of {len(sizes)} heads have the same QK form")
+    reasons.append(f"median change of {'a head' if len(changed) == len(sizes) else 'the other heads'}: {typical:.2g} of ‖M‖, of Wq: {moved.size:.2g}")
+    if not changed and moved.size <= ROUNDING:
         return "identical", [*reasons, "equal weights, stored otherwise"]
-    if moved.size > ROTATED * max(statistics.median(sizes), ROUNDING):
+    if moved.size > ROTATED * max(typical, ROUNDING):
         return "disguised", [*reasons, "nearly the same forms of other weights: rotated or rescaled inside heads"]
     if sum(row["weight"] > 0.1 for row in merge) > 1:
         parts = ", ".join(f"{row['weight']:.2f} × {row['model']}" for row in merge)
@@ -172,7 +176,7 @@ def _degree(
     if moved.inversions < ROUNDED:
         return "requantised", [*reasons, "the change of the weights is rounding: it keeps their order"]
     reasons.append("the change of the weights is not rounding")
-    if statistics.median(sizes) > FAR:
+    if typical > FAR:
         reasons.append("so large a change also comes from training one initialisation twice, or from noise")
     return "fine-tuned", reasons
 

@@ -22,7 +22,10 @@ SAMPLE = 2**16  # weights per layer whose order is compared
 
 @dataclass(frozen=True)
 class WeightChange:
-    """Medians over layers: ‖ΔWq‖/‖Wq‖, and the inversions relative to those of a random change of equal size."""
+    """Medians over layers whose queries changed, since a fine-tune may freeze others.
+
+    `size` is ‖ΔWq‖/‖Wq‖, `inversions` are relative to those of a random change of equal size.
+    """
 
     size: float
     inversions: float
@@ -49,9 +52,11 @@ def weight_change(first: Heads, second: Heads, progress: Progress | None = None)
         for head, (change, symmetric, skew) in enumerate(moved):
             place = {"layer": before.index, "head": head}
             rows.append({**place, "change": change, "symmetric": symmetric, "skew": skew})
-        if before.kind == "self":
+        if before.kind == "self" and size > 0:
             sizes.append(size)
             ratios.append(_inverted(old[0].flatten(0, -2), new[0].flatten(0, -2), generator))
+    if not sizes:
+        return WeightChange(0.0, 0.0, rows)
     return WeightChange(statistics.median(sizes), statistics.median(ratios), rows)
 
 
