@@ -35,7 +35,12 @@ class Kinship(Reading, kind="lineage study"):
 
     def records(self) -> list[dict[str, Any]]:
         """One row per model made from a base."""
-        return [dict(row) for row in self.kin]
+        names = {"free": "basis_free", "shared": "shared_basis"}
+        return [{names.get(name, name): value for name, value in row.items()} for row in self.kin]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Unrelated pairs by config, set and test; then models made from a base, by kind."""
+        return [*self.nulls(), *self.kinds()]
 
     def nulls(self) -> list[dict[str, Any]]:
         """Per config, set and test: the statistic of unrelated pairs, false alarms, and whether p is uniform."""

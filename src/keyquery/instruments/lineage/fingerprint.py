@@ -139,8 +139,7 @@ def _equalising(query: Tensor, key: Tensor) -> Float[Tensor, " d"]:
     Trained models have a few dimensions far larger than all others. Two unrelated ones may have one at the same place,
     which a null of few permutations does not see.
     """
-    square = sum(rows.flatten(0, -2).square().sum(0) for rows in (query, key))
-    size = torch.as_tensor(square).sqrt()
+    size = torch.hypot(*(torch.linalg.vector_norm(rows.flatten(0, -2), dim=0) for rows in (query, key)))
     return size.mean() / size.clamp(min=1e-3 * float(size.mean()) + 1e-30)
 
 

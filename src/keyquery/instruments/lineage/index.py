@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Int8
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -107,8 +107,11 @@ def index_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return []
-    with safe_open(files[0], "pt") as file:
-        return files if _facts(file).get("format") == FORMAT else []
+    try:
+        with safe_open(files[0], "pt") as file:
+            return files if _facts(file).get("format") == FORMAT else []
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"{files[0]} is not a readable safetensors file: {error}") from None
 
 
 def _facts(file: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from keyquery.checkpoints import Heads, read
 from keyquery.instruments.lineage.evidence import Evidence, basis_free, shared_basis
 from keyquery.instruments.lineage.fingerprint import PERMUTATIONS, Fingerprint, fingerprint
+from keyquery.instruments.lineage.significance import p_text
 from keyquery.instruments.lineage.weight_change import WeightChange, weight_change
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress
@@ -135,7 +136,7 @@ def _label(
         return "identical", ["all query and key tensors are equal, bit for bit"]
     by_test = {test.test: test for test in tests}
     related = {name for name, test in by_test.items() if test.p < LEVEL}
-    reasons = [f"{name}: p = {test.p:.1e}" for name, test in by_test.items()]
+    reasons = [f"{name}: p {_equals(test.p)}" for name, test in by_test.items()]
     if not related:
         if not tests:
             return "cannot tell", ["heads and residual streams have different widths: neither test applies"]
@@ -150,6 +151,11 @@ def _label(
     if best.reordered:
         return "disguised", [*reasons, "heads stand in another order"]
     return _degree(merge, moved, reasons)
+
+
+def _equals(p: float) -> str:
+    text = p_text(p)
+    return text if text.startswith("<") else f"= {text}"
 
 
 def _degree(

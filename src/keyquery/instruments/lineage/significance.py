@@ -73,3 +73,12 @@ def _normal_score(x: float, skewness: float) -> float:
     """
     root = math.copysign(abs(1 + skewness * x / 2) ** (1 / 3), 1 + skewness * x / 2)
     return 6 / skewness * (root - 1) + skewness / 6
+
+
+def p_text(p: float) -> str:
+    """A p-value in words: beyond 1e-15 its calibration means nothing.
+
+    >>> p_text(0.0213), p_text(3e-22)
+    ('2.1e-02', '< 1e-15')
+    """
+    return f"{p:.1e}" if p > 1e-15 else "< 1e-15"
