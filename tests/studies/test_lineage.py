@@ -1,13 +1,14 @@
 """The study of lineage: its models are those of transformers, its changes are what they are called."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
 from keyquery_studies.lineage import changes
-from keyquery_studies.lineage.models import SIZES, as_model, batches, initial, logits, loss, trained
-from keyquery_studies.lineage.summary import kinds, nulls
+from keyquery_studies.lineage.models import SIZES, as_model, batches, initial, logits, loss, together, trained
+from keyquery_studies.lineage.summary import kinds, nulls, uniformity
 
 gguf = pytest.importorskip("gguf")
 
@@ -65,11 +66,41 @@ def test_seeds_trained_together_are_those_trained_alone(lora):
     weights, text = initial(size, [0, 1]), torch.arange(3000) % 61
     draw = batches(text, [(0, 3000)] * 2, [5, 6], 4, 2, 8)
     torch.manual_seed(0)
-    together = trained(size, weights, draw, 3e-3, 4, lora=lora)[4]
-    assert float(loss(size, together, draw(0)).sum()) < float(loss(size, weights, draw(0)).sum())
+    jobs = {"these": trained(size, weights, draw, 3e-3, 4, lora=lora)}
     if not lora:  # adapters are drawn for all models at once
-        alone = trained(size, initial(size, [1]), batches(text, [(0, 3000)], [6], 4, 2, 8), 3e-3, 4)[4]
-        assert torch.allclose(together["query"][1], alone["query"][0], atol=1e-4)
+        single = batches(text, [(0, 3000)], [6], 4, 2, 8)
+        jobs["second"] = trained(size, initial(size, [1]), single, 3e-3, 4)
+    found = together(jobs)
+    models = found["these"][4]
+    assert float(loss(size, models, draw(0)).sum()) < float(loss(size, weights, draw(0)).sum())
+    if not lora:
+        assert torch.allclose(models["query"][1], found["second"][4]["query"][0], atol=1e-4)
+
+
+@pytest.mark.parametrize("kept", [(1, 3), (2,)])
+def test_models_are_kept_on_the_way(kept):
+    size, text = SIZES[0], torch.arange(500) % 61
+    draw = batches(text, [(0, 500)], [0], 4, 2, 8)
+    found = together({"a": trained(size, initial(size, [0]), draw, 3e-3, 4, kept=kept)})["a"]
+    assert sorted(found) == [*kept, 4]
+    stopped = together({"a": trained(size, initial(size, [0]), draw, 3e-3, 4, kept=kept, end=0.0)})["a"]
+    assert sorted(stopped) == [1]
+
+
+def test_p_values_of_pairs_that_share_models():
+    """Uniform ones pass all tests; those of a wrong location fail them."""
+    draw = np.random.default_rng(0)
+    rows = [{"first": a, "second": b} for a, b in itertools.combinations(range(40), 2)]
+    p = draw.random(len(rows))
+    right, wrong = uniformity(rows, p), uniformity(rows, p**3)
+    assert min(right[name] for name in ("ks_p", "models_p", "disjoint_p")) > 0.05
+    assert max(wrong[name] for name in ("ks_p", "models_p", "disjoint_p")) < 0.05
+    by_model = draw.normal(size=40)
+    shared = np.array([math.erfc((by_model[r["first"]] + by_model[r["second"]]) / 2) / 2 for r in rows])
+    dependent = uniformity(rows, shared)
+    assert dependent["ks_p"] < 1e-3  # as if 780 pairs were independent
+    assert dependent["models_p"] > 0.05
+    assert dependent["disjoint_p"] > 0.05
 
 
 def test_summaries_by_hand():

@@ -1,6 +1,7 @@
 """A survey on this machine: what it says is what a look says, and nothing stops it for good."""
 
 import errno
+import hashlib
 import os
 import resource
 import shutil
@@ -19,6 +20,7 @@ from keyquery.support.files import writing
 from keyquery.survey import executors as crews
 from keyquery.survey import worker as work
 from keyquery.survey.executors import Cores, gather
+from keyquery.instruments.lineage.index import among, index_files
 from keyquery.survey.find_models import find_models
 from tests.survey.checkpoints import llama, results
 
@@ -423,3 +425,26 @@ def test_a_page_that_the_user_changed_is_kept_when_its_model_is_renamed(models, 
     survey.run([*models, llama(tmp_path / "other" / "m0", seed=9)], tmp_path / "out", workers=1)
     assert (tmp_path / "out" / "models" / "m0.html").read_text() == "mine"
     assert not (tmp_path / "out" / "models" / "m0.json").exists()
+
+
+def test_fingerprints_are_an_index_in_which_relatives_are_found(models, tmp_path):
+    out = tmp_path / "out"
+    survey.run(models, out, workers=1)
+    files = index_files(out / "fingerprints")
+    assert [file.name for file in files] == ["m0.safetensors", "m1.safetensors"]
+    relatives = {row["model"]: row["related"] for row in among(models[1], files).rows}
+    assert relatives["m1"]
+    assert not relatives["m0"]
+    before = files[0].read_bytes()
+    files[0].unlink()
+    survey.run(models, out, workers=1)  # a missing one is written again, and is the same
+    assert files[0].read_bytes() == before
+
+
+def test_files_of_a_former_name_that_changed_since_are_kept(tmp_path):
+    for folder, name in (("models", "m.html"), ("models", "m.json"), ("fingerprints", "m.safetensors")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_text("a")
+    digest = hashlib.sha256(b"a").hexdigest()
+    work.Written("m", "of another page", digest, digest).remove(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["m.html"]

@@ -19,6 +19,8 @@ from keyquery.survey.parquet import arrow, write_rows
 from keyquery.survey.reading import Survey, answer
 from keyquery.survey.worker import HERE, Job, Written, kept_of
 
+FOLDERS = ("models", "records", "fingerprints")
+
 
 def run(
     models: Iterable[str | Path],
@@ -34,6 +36,8 @@ def run(
     progress: Progress | None = None,
 ) -> Survey:
     """Run `look` on many models, and write the results per model and for all of them into a folder.
+
+    Its folder `fingerprints` is an index for `keyquery lineage --among`.
 
     Parameters
     ----------
@@ -59,7 +63,7 @@ def run(
     >>> with TemporaryDirectory() as folder:
     ...     survey = run([kq.models.ENCODER, kq.models.DECODER], folder, workers=1)
     ...     sorted(os.listdir(folder))
-    ['heads.parquet', 'index.html', 'models', 'records', 'survey.json']
+    ['fingerprints', 'heads.parquet', 'index.html', 'models', 'records', 'survey.json']
     >>> [(row["name"], row["heads"]) for row in survey.models]
     [('decoder', 16), ('encoder', 16)]
     """
@@ -159,6 +163,7 @@ def _check_own(folder: Path, entries: Iterable[Entry]) -> None:
     if _runs(folder):
         return
     pages = [folder / "models" / f"{entry.file}{ending}" for entry in entries for ending in (".html", ".json")]
+    pages += [folder / "fingerprints" / f"{entry.file}.safetensors" for entry in entries]
     results = [folder / name for name in ("survey.json", "heads.parquet", "index.html")]
     existing = [path for path in (*results, *pages) if os.path.lexists(path)]
     if existing and not _is_survey(results[0]):  # a survey whose `records` were deleted may be replaced
@@ -185,8 +190,8 @@ def _runs(folder: Path) -> list[str]:
 
 def _folders(folder: Path) -> list[Path]:
     """The folders that a survey writes to."""
-    own = [folder, folder / "models", folder / "records"]
-    return [*own, *(path for path in own[2].iterdir() if path.is_dir() and not path.is_symlink())]
+    own = [folder, *(folder / name for name in FOLDERS)]
+    return [*own, *(path for path in (folder / "records").iterdir() if path.is_dir() and not path.is_symlink())]
 
 
 def _prepare(folder: Path) -> str:
@@ -196,7 +201,7 @@ def _prepare(folder: Path) -> str:
     known to belong to a survey.
     """
     before = _runs(folder)
-    for part in (folder, folder / "models", folder / "records"):
+    for part in (folder, *(folder / name for name in FOLDERS)):
         try:
             part.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -231,5 +236,5 @@ def _write(folder: Path, token: str, work: _Work) -> Survey:
     write_all({folder / "survey.json": survey.to_json() + "\n", folder / "index.html": survey.page()}, token)
     for was in work.was:
         if was.file not in {entry.file for entry in work.jobs}:
-            was.remove(folder / "models")
+            was.remove(folder)
     return survey

@@ -25,6 +25,8 @@ from keyquery.checkpoints.fitted import saved_network
 from keyquery.checkpoints.labels import family_of
 from keyquery.checkpoints.remote.cache import located
 from keyquery.checkpoints.sources import first_line
+from keyquery.instruments.lineage.fingerprint import fingerprint
+from keyquery.instruments.lineage.index import packed
 from keyquery.instruments.look.look import look_at_layer, whole_look
 from keyquery.instruments.look.reading import Look
 from keyquery.reading import Reading, provenance
@@ -45,7 +47,7 @@ FIGURES = (
 PLACE = ("layer", "head", "name", "kind", "scale", "rank")
 VIEWS = ("raw", "folded")
 HERE = "here"  # the manifest of runs, in `records`: one mark per line, with which their temporary file names end
-SCHEMA = 3  # of records
+SCHEMA = 4  # of records
 
 CHANGED = "{} changed during the survey: run the same command again to measure it"
 RECORD = re.compile(r"layer-\d{4,}-[0-9a-f]{16}\.json|whole-[0-9a-f]{16}\.json")
@@ -82,19 +84,31 @@ class Job:
         """The folder of pages and JSON files."""
         return Path(self.out, "models")
 
+    @property
+    def fingerprint(self) -> Path:
+        """The file of its model in the index of fingerprints."""
+        return Path(self.out, "fingerprints", f"{self.entry.file}.safetensors")
+
 
 @dataclass(frozen=True)
 class Written:
-    """Digests of the page and the JSON of a model as they were written."""
+    """Digests of the page, the JSON and the fingerprint of a model as they were written."""
 
     file: str
     page: str
     json: str
+    fingerprint: str | None  # None for a model without self-attention
 
-    def remove(self, models: Path) -> None:
-        """Delete both files, unless they have changed since."""
-        for path, digest in ((models / f"{self.file}.html", self.page), (models / f"{self.file}.json", self.json)):
-            if path.is_file() and _digest(path.read_text(encoding="utf-8", errors="replace")) == digest:
+    def remove(self, out: Path) -> None:
+        """Delete these files, unless they have changed since."""
+        models = out / "models"
+        files = {
+            models / f"{self.file}.html": self.page,
+            models / f"{self.file}.json": self.json,
+            out / "fingerprints" / f"{self.file}.safetensors": self.fingerprint,
+        }
+        for path, digest in files.items():
+            if path.is_file() and _digest(path.read_bytes()) == digest:
                 path.unlink()
 
 
@@ -122,6 +136,7 @@ def _open(job: Job) -> tuple[dict[str, Any], Files]:
     facts = {"stamp": job.stamp, "layers": len(heads), "missing": [], "joined": False}
     if done is not None:
         paged = (job.models / f"{job.entry.file}.html").is_file()
+        paged = paged and (done["written"]["fingerprint"] is None or job.fingerprint.is_file())
         same = (done["written"]["file"], done["model"]["name"]) == (job.entry.file, job.entry.name)
         return {**facts, "joined": paged and same}, {}
     recorded = set(os.listdir(job.folder)) if job.folder.is_dir() else set()
@@ -141,7 +156,7 @@ def _layer(job: Job) -> tuple[dict[str, Any], Files]:
 
 
 def _join(job: Job) -> tuple[dict[str, Any], Files]:
-    """Combine all layers into one look: its JSON, its page, and its summary for the survey."""
+    """Combine all layers into one look: its JSON, its page, its summary for the survey; and the model's fingerprint."""
     done = _done(job)
     if done is None:
         _check_stamp(job)
@@ -155,17 +170,25 @@ def _join(job: Job) -> tuple[dict[str, Any], Files]:
         _check_same(job, layers, heads, reread)
         look = whole_look(model, ((layer["row"], layer["cells"]) for layer in layers), tensors)
         parameters = sum(math.prod(shape) for shape in heads.source.shapes.values())
-    else:  # only the name of the model has changed
+    else:  # only the name of the model has changed, or a file is missing
+        heads, _ = _opened(job.entry.source, job.read, job.stamp, job.token)
         old = Reading.load(job.models / f"{done['written']['file']}.json")
         assert isinstance(old, Look)
         look, parameters = replace(old, model={**old.model, "name": job.entry.name}), done["model"]["parameters"]
     page, text = look.page(), look.to_json() + "\n"
-    written = asdict(Written(job.entry.file, _digest(page), _digest(text)))
+    whole = _fingerprint(job, heads) if any(row["kind"] == "self" for row in look.layers) else None
+    written = asdict(Written(job.entry.file, _digest(page), _digest(text), None if whole is None else _digest(whole)))
     kept = {"written": written, "model": {**_summary(look), "parameters": parameters}}
     files: Files = {job.models / f"{job.entry.file}.html": page, job.models / f"{job.entry.file}.json": text}
+    files |= {} if whole is None else {job.fingerprint: whole}
     # The record that marks the model as finished is renamed last.
     files[_whole(job.folder, job.stamp)] = json.dumps({**kept, "heads": _columns(look)}, allow_nan=False)
     return {"heads": len(look.heads), "was": done and Written(**done["written"])}, files
+
+
+def _fingerprint(job: Job, heads: Heads) -> bytes:
+    """What `keyquery lineage --index` keeps of the model."""
+    return packed(replace(fingerprint(heads), name=job.entry.name))
 
 
 def _check_stamp(job: Job) -> None:
@@ -257,8 +280,8 @@ def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:
     return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def _summary(look: Look) -> dict[str, Any]:

@@ -6,7 +6,7 @@ They are Llamas, or Qwen3s where queries and keys are normed; `as_model` gives o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -156,6 +156,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), -1) * sin
 
 
+Training = Generator[None, None, dict[int, Weights]]
 Draw = Callable[[int], Int[Tensor, "models batch time"]]
 
 
@@ -193,17 +194,18 @@ def trained(
     kept: Sequence[int] = (),
     lora: bool = False,
     teacher: Weights | None = None,
-    seconds: float = math.inf,
-) -> dict[int, Weights]:
+    end: float = math.inf,
+) -> Training:
     """Models after the steps `kept` and after the last: Adam, warm-up over 50 steps, then a cosine to a tenth.
 
-    With `lora`, only low-rank updates of the attention are trained. After `seconds` the training is stopped.
+    A generator that takes one step at a time and returns the models; `together` runs one or several. With `lora`, only
+    low-rank updates of the attention are trained. When the clock is past `end`, the training is stopped.
     """
     start = {name: value.clone() for name, value in weights.items()}
     free = _adapters(start) if lora else start
     on_gpu = start["query"].is_cuda
     speed = torch.tensor(0.0, device=start["query"].device)
-    settings: dict[str, Any] = {"capturable": True} if on_gpu else {}
+    settings: dict[str, Any] = {"capturable": True, "fused": True} if on_gpu else {}
     optimiser = torch.optim.Adam(
         [value.requires_grad_() for value in free.values()], lr=speed, betas=(0.9, 0.98), **settings
     )
@@ -215,7 +217,6 @@ def trained(
         optimiser.step()
 
     step_once = _captured(update, optimiser) if on_gpu else update
-    end = monotonic() + seconds
     found: dict[int, Weights] = {}
     for step in range(steps):
         cosine = 0.55 + 0.45 * math.cos(math.pi * step / steps)
@@ -223,13 +224,34 @@ def trained(
         tokens.copy_(draw(step))
         step_once()
         if on_gpu and step % 20 == 0:  # so that the clock is that of the GPU
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
         late = monotonic() > end
         if late or step + 1 in (*kept, steps):
             now = _with_adapters(start, free) if lora else free
             found[step + 1] = {name: value.detach().clone() for name, value in now.items()}
         if late:
             break
+        yield
+    return found
+
+
+def together(trainings: Mapping[str, Training]) -> dict[str, dict[int, Weights]]:
+    """Run trainings in turns, a step of each; on a GPU each has a stream of its own, since one alone leaves it idle."""
+    on_gpu = torch.cuda.is_available()
+    streams = {name: torch.cuda.Stream() if on_gpu else None for name in trainings}
+    if on_gpu:
+        torch.cuda.synchronize()
+    left, found = dict(trainings), dict[str, dict[int, Weights]]()
+    while left:
+        for name, training in list(left.items()):
+            try:
+                with torch.cuda.stream(streams[name]):
+                    next(training)
+            except StopIteration as ended:
+                found[name] = ended.value
+                del left[name]
+    if on_gpu:
+        torch.cuda.synchronize()
     return found
 
 

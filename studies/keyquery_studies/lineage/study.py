@@ -15,13 +15,13 @@ import torch
 
 from keyquery.capture.load import pick_device
 from keyquery.reading import Reading, provenance
-from keyquery.support.files import append_line
+from keyquery.support.files import append_line, write_all
 from keyquery_studies.common.runner import device_name, study_folder
 from keyquery_studies.lineage.kin import kin_of
 from keyquery_studies.lineage.models import Size, Weights, joined, picked, save
 from keyquery_studies.lineage.pairs import kin, unrelated
 from keyquery_studies.lineage.summary import kinds, nulls
-from keyquery_studies.lineage.training import Plan, Texts, bases, distilled, fine_tunes, other_bases, single
+from keyquery_studies.lineage.training import Plan, Texts, bases, offspring, single
 
 CHUNK = 24  # pairs per task
 
@@ -35,7 +35,12 @@ class Kinship(Reading, kind="lineage study"):
 
     def records(self) -> list[dict[str, Any]]:
         """One row per model made from a base."""
-        return [dict(row) for row in self.kin]
+        names = {"free": "basis_free", "shared": "shared_basis"}
+        return [{names.get(name, name): value for name, value in row.items()} for row in self.kin]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Unrelated pairs by config, set and test; then models made from a base, by kind."""
+        return [*self.nulls(), *self.kinds()]
 
     def nulls(self) -> list[dict[str, Any]]:
         """Per config, set and test: the statistic of unrelated pairs, false alarms, and whether p is uniform."""
@@ -79,9 +84,15 @@ def run(
     plan: Plan | None = None,
     device: str = "auto",
     workers: int = 1,
+    calibration: str | Path | None = None,
 ) -> Kinship:
-    """Train all models, and test all pairs; rows are written to `out` as they come."""
+    """Train all models, and test all pairs; rows are written to `out` as they come.
+
+    `calibration` is the reading of an earlier run with another seed, whose unrelated pairs are kept beside these.
+    """
     plan, device = plan or Plan(), pick_device(device)
+    earlier = [] if calibration is None else _calibration(Path(calibration), plan)
+    torch.set_float32_matmul_precision("high")
     with study_folder(out) as folder:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.jsonl"):
@@ -91,44 +102,54 @@ def run(
             _trained_and_tested(plan, Texts([Path(path) for path in texts], device), folder / "models", pool, device)
         finally:
             pool.close()
-        return collected(folder, plan, device)
+        return collected(folder, plan, device, earlier)
 
 
-def collected(folder: Path, plan: Plan, device: str) -> Kinship:
-    """The reading of the rows in a folder."""
+def _calibration(path: Path, plan: Plan) -> list[dict[str, Any]]:
+    reading = Reading.load(path)
+    if not isinstance(reading, Kinship):
+        raise ValueError(f"{path} is not a reading of the study lineage")
+    if reading.provenance["plan"]["seed"] == plan.seed:
+        raise ValueError(f"the calibration must have another seed than {plan.seed}: its models would be the same")
+    return [{**row, "set": "calibrate"} for row in reading.null if row["set"] == "test"]
+
+
+def collected(folder: Path, plan: Plan, device: str, earlier: Sequence[Mapping[str, Any]] = ()) -> Kinship:
+    """The reading of the rows in a folder, after those of unrelated pairs of an earlier run."""
     null, related = (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
         for path in (folder / "null.jsonl", folder / "kin.jsonl")
     )
-    return Kinship(null=null, kin=related, provenance=provenance(plan=asdict(plan), device=device_name(device)))
+    steps = json.loads((folder / "steps.json").read_text(encoding="utf-8"))
+    facts = provenance(plan=asdict(plan), device=device_name(device), steps=steps)
+    return Kinship(null=[*earlier, *null], kin=related, provenance=facts)
 
 
 def _trained_and_tested(plan: Plan, texts: Texts, folder: Path, pool: Pool, device: str) -> None:
     size, parents = plan.sizes[0], plan.parents
-    first = bases(plan, texts, device)
+    first, steps = bases(plan, texts, device)
+    write_all({folder.parent / "steps.json": json.dumps(steps)})
     for group, weights in first.items():
-        _saved(size, weights, folder, group)
-    _test_unrelated(pool, folder, range(0, plan.bases, 2), {"config": size.name, "set": "calibrate"})
-    _test_unrelated(pool, folder, range(1, plan.bases, 2), {"config": size.name, "set": "test"})
-    for other_size in plan.sizes[1:]:
-        _saved(other_size, other_bases(other_size, plan, texts, device), folder, other_size.name)
-        other_facts = {"config": other_size.name, "set": "test"}
-        _test_unrelated(pool, folder, range(plan.others), other_facts, other_size.name)
+        _saved({own.name: own for own in plan.sizes}.get(group, size), weights, folder, group)
+    _test_unrelated(pool, folder, range(plan.bases), {"config": size.name, "set": "test"})
+    for other in plan.sizes[1:]:
+        _test_unrelated(pool, folder, range(plan.others), {"config": other.name, "set": "test"}, other.name)
+    if not parents:
+        return
     losses = texts.losses(size, first["base"], plan)
-    start = picked(first["base"], parents)
-    tuned = fine_tunes(plan, texts, start)
-    students = distilled(plan, texts, start, device)
-    _saved(size, students, folder, "distilled")
-    for kind in ("same data", "same seed", "distilled"):
-        own = texts.losses(size, students if kind == "distilled" else first[kind], plan)
+    tuned = offspring(plan, texts, picked(first["base"], parents), device)
+    groups = {kind: first[kind] for kind in ("same data", "same seed")} | {"distilled": tuned.pop("distilled")}
+    _saved(size, groups["distilled"], folder, "distilled")
+    for kind, weights in groups.items():
+        own = texts.losses(size, weights, plan)
         for number, base in enumerate(parents):
             facts = {"kind": kind, "base": base, "loss": own[number], "base_loss": losses[base]}
             pool.put("kin", kin, folder, f"base-{base}", f"{kind}-{number}", (), facts)
     for number, base in enumerate(parents):
         own_tuned = {name: single(weights, number) for name, weights in tuned.items()}
-        other = single(first["base"], parents[number - 1])
-        made = list(kin_of(size, single(first["base"], base), own_tuned, other, base))
-        _test_kin(pool, plan, texts, folder, made, base, parents[number - 1], losses[base], device)
+        stranger = parents[number - 1]
+        made = list(kin_of(size, single(first["base"], base), own_tuned, single(first["base"], stranger), base))
+        _test_kin(pool, plan, texts, folder, made, base, stranger, losses[base], device)
 
 
 def _saved(size: Size, weights: Weights, folder: Path, group: str) -> None:

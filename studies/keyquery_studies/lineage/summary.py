@@ -1,4 +1,4 @@
-"""Figures of the study: calibration on one half of the bases, false alarms on the other, ROC areas per kind."""
+"""Figures of the study: whether p-values of unrelated pairs are uniform, false alarms, ROC areas per kind."""
 
 from __future__ import annotations
 
@@ -8,38 +8,63 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
-from keyquery.instruments.lineage.evidence import FREEDOM, p_value
 from keyquery.instruments.lineage.lineage import LEVEL
+from keyquery.instruments.lineage.significance import p_value
 from keyquery.support.extras import optional
-from keyquery.support.statistics import student_tail
 
 TESTS = {"free": "basis-free", "shared": "shared basis"}
+MATCHINGS = 500  # random sets of pairs or models
 Rows = Sequence[Mapping[str, Any]]
 
 
 def nulls(rows: Rows) -> list[dict[str, Any]]:
-    """Unrelated pairs. `ks` and `ks_p`: the Kolmogorov-Smirnov test of p-values that the calibration half gives.
+    """Unrelated pairs: moments of the statistic, false alarms, and three tests of whether p-values are uniform.
 
-    Pairs that share a model depend on each other, which makes `ks_p` too small; `disjoint_p` is its median over random
-    sets of pairs that share none.
+    `ks_p` is Kolmogorov and Smirnov's test over all pairs, as if they were independent; they are not, since each model
+    is in many pairs. `models_p` draws models, not pairs, with replacement: how often the distance to the distribution
+    observed is as large as that to the uniform one. `disjoint_p` is twice the median of the tests over `MATCHINGS` sets
+    of pairs that share no model, which is a valid p-value whatever the sets have in common; it has little power.
     """
-    kolmogorov = optional("scipy.stats", "a KS test").kstest
-    halves = {name: _fit([row[name] for row in rows if row["set"] == "calibrate"]) for name in TESTS}
     found = []
     for (config, kind), own in _grouped(rows, ("config", "set")).items():
         for name, test in TESTS.items():
-            values = [row[name] for row in own if name in row]
-            mean, spread = halves[name]
-            fitted = [student_tail((value - mean) / spread, FREEDOM) for value in values]
-            shipped = [p_value(test, value) for value in values]
-            ks = kolmogorov(fitted, "uniform")
-            apart = [kolmogorov([fitted[i] for i in some], "uniform").pvalue for some in disjoint(own, 200)]
+            tested = [row for row in own if name in row]
+            values = [row[name] for row in tested]
+            p = np.array([p_value(test, value) for value in values])
             figures = {"mean": statistics.mean(values), "sd": statistics.stdev(values), "largest": max(values)}
-            figures |= {"ks": float(ks.statistic), "ks_p": float(ks.pvalue), "disjoint_p": statistics.median(apart)}
-            figures |= {"smallest_p": min(shipped), "alarms": sum(p < LEVEL for p in shipped)}
+            figures |= {**uniformity(tested, p), "smallest_p": float(p.min()), "alarms": int((p < LEVEL).sum())}
             found.append({"config": config, "set": kind, "test": test, "pairs": len(values), **figures})
     return found
+
+
+def uniformity(rows: Rows, p: Float[np.ndarray, " pairs"]) -> dict[str, float]:
+    """The distance of p-values of pairs to the uniform distribution, and three p-values of it."""
+    kolmogorov = optional("scipy.stats", "a KS test").kstest
+    ks = kolmogorov(p, "uniform")
+    apart = [kolmogorov(p[some], "uniform").pvalue for some in disjoint(rows, MATCHINGS)]
+    return {
+        "ks": float(ks.statistic),
+        "ks_p": float(ks.pvalue),
+        "models_p": _by_models(rows, p, float(ks.statistic)),
+        "disjoint_p": min(2 * statistics.median(apart), 1.0),
+    }
+
+
+def _by_models(rows: Rows, p: Float[np.ndarray, " pairs"], distance: float) -> float:
+    """How often the distribution of p-values over models drawn with replacement is so far from that of all."""
+    draw = np.random.default_rng(0)
+    names = sorted({row[side] for row in rows for side in ("first", "second")})
+    order = np.argsort(p)
+    pairs = np.array([[names.index(row[side]) for side in ("first", "second")] for row in rows])[order]
+    observed = np.arange(1, len(p) + 1) / len(p)
+    larger = 0
+    for _ in range(MATCHINGS):
+        counts = draw.multinomial(len(names), np.full(len(names), 1 / len(names)))
+        weights = counts[pairs].prod(1)
+        larger += np.abs(weights.cumsum() / max(weights.sum(), 1) - observed).max() >= distance
+    return larger / MATCHINGS
 
 
 def disjoint(rows: Rows, times: int) -> list[list[int]]:
@@ -63,14 +88,9 @@ def disjoint(rows: Rows, times: int) -> list[list[int]]:
     return found
 
 
-def _fit(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and scale of a Student distribution with the moments of the values."""
-    return statistics.mean(values), statistics.stdev(values) * ((FREEDOM - 2) / FREEDOM) ** 0.5
-
-
 def kinds(kin: Rows, null: Rows) -> list[dict[str, Any]]:
     """Per kind: both areas, how many are found at the level, medians of the change and of the increase in loss."""
-    first = null[0]["config"]
+    first = null[0]["config"]  # that of the bases from which models are made
     unrelated = {name: [r[name] for r in null if r["config"] == first and r["set"] == "test"] for name in TESTS}
     found = []
     for (kind,), rows in _grouped(kin, ("kind",)).items():

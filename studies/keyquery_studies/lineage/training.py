@@ -6,15 +6,27 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from time import monotonic
 
 import torch
 from torch import Tensor
 
 from keyquery.data import read_corpus
-from keyquery_studies.lineage.models import SIZES, Size, Weights, batches, initial, loss, picked, trained
+from keyquery_studies.lineage.models import (
+    SIZES,
+    Draw,
+    Size,
+    Weights,
+    batches,
+    initial,
+    loss,
+    picked,
+    together,
+    trained,
+)
 
 HELD_OUT = 50_000  # bytes at the end of a text
+SEEDS = 100_000  # random seeds of a run of the study
 OTHER_TEXT = 4  # one base in so many is trained on the other text
 
 
@@ -22,8 +34,8 @@ OTHER_TEXT = 4  # one base in so many is trained on the other text
 class Plan:
     """Sizes of the study."""
 
-    bases: int = 96  # of the first config: even ones calibrate, odd ones test
-    kin: int = 16  # of the test half: bases from which others are made
+    bases: int = 48  # of the first config
+    kin: int = 16  # of them: bases from which others are made
     others: int = 16  # bases of each other config
     steps: int = 2000
     tuned: tuple[int, ...] = (50, 200, 500, 1000, 2000)  # steps of further training after which models are kept
@@ -32,13 +44,14 @@ class Plan:
     length: int = 64
     rate: float = 3e-3
     tuning_rate: float = 3e-4
+    seed: int = 1  # runs of different seeds share no model
     seconds: float = 3600.0  # of all trainings together
     sizes: tuple[Size, ...] = SIZES
 
     @property
     def parents(self) -> list[int]:
-        """Bases from which others are made: the first of the test half."""
-        return list(range(1, self.bases, 2))[: self.kin]
+        """Bases from which others are made."""
+        return list(range(self.bases))[: self.kin]
 
 
 class Texts:
@@ -64,64 +77,80 @@ class Texts:
         return [round(float(value), 4) for value in rows.mean(0)]
 
 
-def bases(plan: Plan, texts: Texts, device: str) -> dict[str, Weights]:
-    """Bases of the first config; with them, twins of some: equal data with another seed, equal seed with other data."""
-    size, parents = plan.sizes[0], plan.parents
-    seeds = [*range(plan.bases), *(1000 + base for base in parents), *parents]
+def bases(plan: Plan, texts: Texts, device: str) -> tuple[dict[str, Weights], dict[str, int]]:
+    """Bases of all configs by name, of the first also twins of some; and the steps that each config was trained for.
+
+    "same data": equal data with another seed; "same seed": equal initialisation with other data.
+    """
+    first, parents = plan.sizes[0], plan.parents
+    drawn = [*range(plan.bases), *(1000 + base for base in parents), *parents]
     data = [*range(plan.bases), *parents, *(2000 + base for base in parents)]
-    spans = [texts.span(base) for base in (*range(plan.bases), *parents, *parents)]
-    draw = batches(texts.bytes, spans, data, plan.steps, plan.batch, plan.length)
-    found = trained(size, initial(size, seeds, device), draw, plan.rate, plan.steps, seconds=0.4 * plan.seconds)
-    last, n, k = found[max(found)], plan.bases, len(parents)
-    return {
-        "base": picked(last, range(n)),
-        "same data": picked(last, range(n, n + k)),
-        "same seed": picked(last, range(n + k, n + 2 * k)),
+    runs = {first.name: (first, drawn, data, [*range(plan.bases), *parents, *parents])}
+    for size in plan.sizes[1:]:
+        numbers = [*range(plan.others)]
+        runs[size.name] = (size, [5000 + base for base in numbers], numbers, numbers)
+    end = monotonic() + 0.6 * plan.seconds
+    trainings = {
+        name: trained(
+            size,
+            initial(size, [plan.seed * SEEDS + seed for seed in seeds], device),
+            _draw(plan, texts, [texts.span(base) for base in of_base], order, plan.steps),
+            plan.rate,
+            plan.steps,
+            end=end,
+        )
+        for name, (size, seeds, order, of_base) in runs.items()
     }
+    kept = together(trainings)
+    steps = {name: max(models) for name, models in kept.items()}
+    found = {name: models[steps[name]] for name, models in kept.items()}
+    last, n, k = found.pop(first.name), plan.bases, len(parents)
+    parts = {"base": range(n), "same data": range(n, n + k), "same seed": range(n + k, n + 2 * k)}
+    return {**{name: picked(last, part) for name, part in parts.items()}, **found}, steps
 
 
-def other_bases(size: Size, plan: Plan, texts: Texts, device: str) -> Weights:
-    """Bases of another config."""
-    numbers = range(plan.others)
-    spans = [texts.span(base) for base in numbers]
-    draw = batches(texts.bytes, spans, list(numbers), plan.steps, plan.batch, plan.length)
-    start = initial(size, [5000 + base for base in numbers], device)
-    found = trained(size, start, draw, plan.rate, plan.steps, seconds=0.08 * plan.seconds)
-    return found[max(found)]
+def _draw(plan: Plan, texts: Texts, spans: Sequence[tuple[int, int]], seeds: Sequence[int], steps: int) -> Draw:
+    own = [plan.seed * SEEDS + seed for seed in seeds]
+    return batches(texts.bytes, spans, own, steps, plan.batch, plan.length)
 
 
-def distilled(plan: Plan, texts: Texts, teachers: Weights, device: str) -> Weights:
-    """Students of the same config, from another seed, trained on the predictions of their teachers alone."""
-    size, parents = plan.sizes[0], plan.parents
-    spans, seeds = [texts.span(base) for base in parents], [3000 + base for base in parents]
-    draw = batches(texts.bytes, spans, seeds, plan.steps, plan.batch, plan.length)
-    start = initial(size, seeds, device)
-    found = trained(size, start, draw, plan.rate, plan.steps, teacher=teachers, seconds=0.1 * plan.seconds)
-    return found[max(found)]
-
-
-def fine_tunes(plan: Plan, texts: Texts, start: Weights) -> dict[str, Weights]:
-    """Further training of the parents, by kind and steps.
+def offspring(plan: Plan, texts: Texts, start: Weights, device: str) -> dict[str, Weights]:
+    """What is trained from the parents, by kind and steps.
 
     "tuned": on the other text; "continued": on the same text, in another order; "retrained": that at the rate of
-    pre-training; "LoRA": low-rank updates of the attention, on the other text.
+    pre-training; "LoRA": low-rank updates of the attention, on the other text; "distilled": students from another seed
+    that learn the predictions of their teachers alone.
     """
     size, parents, last = plan.sizes[0], plan.parents, max(plan.tuned)
     swapped, same = ([texts.span(base, swap) for base in parents] for swap in (True, False))
-    seeds = [4000 + base for base in parents]
+    seeds, students = ([number + base for base in parents] for number in (4000, 3000))
     arms: Mapping[str, tuple[list[tuple[int, int]], float, tuple[int, ...]]] = {
         "tuned": (swapped, plan.tuning_rate, plan.tuned),
         "continued": (same, plan.tuning_rate, plan.tuned),
         "retrained": (same, plan.rate, (*plan.tuned, 2 * last)),
         "LoRA": (swapped, 3 * plan.tuning_rate, plan.lora),
     }
-    found: dict[str, Weights] = {}
-    for kind, (spans, rate, kept) in arms.items():
-        draw = batches(texts.bytes, spans, seeds, max(kept), plan.batch, plan.length)
-        limits: dict[str, Any] = {"kept": kept, "lora": kind == "LoRA", "seconds": 0.15 * plan.seconds}
-        for step, weights in trained(size, start, draw, rate, max(kept), **limits).items():
-            found[f"{kind} {step}"] = weights
-    return found
+    end = monotonic() + 0.4 * plan.seconds
+    trainings = {
+        kind: trained(
+            size,
+            start,
+            _draw(plan, texts, spans, seeds, max(kept)),
+            rate,
+            max(kept),
+            kept=kept,
+            lora=kind == "LoRA",
+            end=end,
+        )
+        for kind, (spans, rate, kept) in arms.items()
+    }
+    pupils = initial(size, [plan.seed * SEEDS + seed for seed in students], device)
+    draw = _draw(plan, texts, same, students, plan.steps)
+    trainings["distilled"] = trained(size, pupils, draw, plan.rate, plan.steps, teacher=start, end=end)
+    found = together(trainings)
+    taught = found.pop("distilled")
+    kinds = {f"{kind} {step}": weights for kind, kept in found.items() for step, weights in kept.items()}
+    return {**kinds, "distilled": taught[max(taught)]}
 
 
 def single(weights: Weights, index: int) -> dict[str, Tensor]:

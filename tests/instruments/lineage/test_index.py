@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery.cli import app
 from keyquery.instruments.lineage.fingerprint import Fingerprint, LayerPrint, fingerprint
-from keyquery.instruments.lineage.index import among, packed, unpacked
+from keyquery.instruments.lineage.index import among, index_files, packed, unpacked
 from keyquery.reading import Reading
 
 
@@ -62,6 +62,8 @@ def test_foreign_files_are_refused(tmp_path):
     (tmp_path / "x.safetensors").write_bytes(b"junk")
     with pytest.raises(ValueError, match="is not a fingerprint"):
         unpacked(tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="is not a readable safetensors file"):
+        index_files(tmp_path)
 
 
 def test_commands(tmp_path):

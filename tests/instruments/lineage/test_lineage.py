@@ -12,7 +12,8 @@ import torch
 import keyquery as kq
 from keyquery.forms import Rope
 from keyquery.instruments.lineage.alignment import JUMP, best_path, matched
-from keyquery.instruments.lineage.fingerprint import gaps, in_halves, spectra_of
+from keyquery.instruments.lineage.fingerprint import gaps, in_halves
+from keyquery.instruments.lineage.spectra import spectra, spectra_of
 from keyquery.instruments.lineage.weight_change import inversions, weight_change
 from keyquery.instruments.look.difference import difference
 
@@ -79,6 +80,41 @@ def test_kin(base, change, label):
     assert all(test["p"] < 1e-6 and test["path"] == list(range(DEPTH)) for test in reading.tests)
 
 
+@pytest.mark.parametrize("changed_layer", range(DEPTH))
+def test_a_change_of_one_layer_is_no_identity(base, changed_layer):
+    other = copy.deepcopy(base)
+    layers = attentions(other)
+    with torch.no_grad():
+        next(layers[changed_layer].parameters()).mul_(1.01)
+    assert kq.lineage(base, other).label != "identical"
+
+
+@pytest.mark.parametrize(("change", "label"), [(fine_tuned, "fine-tuned"), (eight_bits, "requantised")])
+def test_frozen_layers_do_not_decide_the_label(base, change, label):
+    """Three of four layers are unchanged, as after tuning the last layer alone."""
+    torch.manual_seed(0)
+    other, whole = copy.deepcopy(base), changed(base, change)
+    attention = [attentions(model) for model in (other, whole)]
+    attention[0][-1].load_state_dict(attention[1][-1].state_dict())
+    reading = kq.lineage(base, other)
+    assert reading.label == label
+    assert any("12 of 16 heads have the same QK form" in reason for reason in reading.reasons)
+
+
+@pytest.mark.parametrize("place", [3, 40])
+def test_a_large_dimension_at_the_same_place_is_no_evidence(base, place):
+    """Trained models have outlier dimensions; two unrelated ones may share a place."""
+
+    def outlier(model):
+        size = torch.ones(WIDTH)
+        size[place] = 30.0
+        return changed(model, lambda query, key: (query * size, key * size))
+
+    reading = kq.lineage(outlier(base), outlier(decoder(1)))
+    assert reading.label == "unrelated"
+    assert all(test["p"] > 1e-3 for test in reading.tests)
+
+
 def test_rotated_residual_stream(base):
     """Only the basis-free test sees it."""
     turn = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0))).Q
@@ -140,6 +176,34 @@ def test_spectra_do_not_depend_on_bases(base):
     for old, new in zip(kq.read(base), kq.read(disguised), strict=True):
         before, after = (spectra_of(layer.folded) / layer.folded.norm()[:, None, None] for layer in (old, new))
         assert torch.allclose(before, after, atol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "heads", "kv_heads"), [(64, 2, 1), (96, 4, 4)])
+def test_fast_spectra_are_those_of_dense_float64_matrices(width, heads, kv_heads):
+    torch.manual_seed(0)
+    r = width // heads // 2
+    query, key = torch.randn(kv_heads, heads // kv_heads, r, width), torch.randn(kv_heads, 1, r, width)
+    layer = kq.read(kq.models.DECODER)[0]
+    values, norm, _ = spectra(dataclasses.replace(layer, rope=None), kq.Form(query, key))
+    dense = (query.double().mT @ key.double()).flatten(0, 1)
+    eigenvalues = torch.linalg.eigvalsh((dense + dense.mT) / 2)
+    expected = [
+        torch.linalg.svdvals(dense)[:, :r],
+        eigenvalues.flip(-1).clamp(min=0)[:, :r],
+        (-eigenvalues).clamp(min=0)[:, :r],
+        torch.linalg.svdvals((dense - dense.mT) / 2)[:, : 2 * r : 2],
+    ]
+    assert torch.allclose(values, torch.stack(expected, 1), rtol=1e-4, atol=1e-5 * float(dense.norm()))
+    assert torch.allclose(norm, torch.linalg.matrix_norm(dense), rtol=1e-5)
+
+
+def test_spectra_of_tied_and_dependent_rows_are_those_of_the_form():
+    query = torch.randn(3, 1, 4, 16, generator=torch.Generator().manual_seed(0))
+    key = query.clone()
+    key[1, :, 1] = key[1, :, 0]
+    layer, form = dataclasses.replace(kq.read(kq.models.DECODER)[0], rope=None), kq.Form(query, key)
+    assert torch.equal(spectra(layer, form).values, spectra_of(form).flatten(0, 1))
+    assert float(spectra(layer, form).values[0, 3].max()) == 0  # a tied head has no skew part
 
 
 def test_gaps_of_equal_ratios_are_zero():

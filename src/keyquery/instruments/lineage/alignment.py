@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from keyquery.support.extras import optional
 
@@ -18,24 +18,25 @@ def best_path(z: Float[np.ndarray, "ours theirs"], jump: float = JUMP) -> tuple[
     >>> best_path(np.array([[9.0, 0, 0, 0], [0, 9, 0, 9], [0, 0, 9, 0]]))  # layer 1 stands there twice
     (33.0, [0, 1, 2, 1])
     """
-    total, steps = z[:, 0], []
-    for column in z.T[1:]:
+    totals, paths = best_paths(z[None], jump)
+    return float(totals[0]), paths[0].tolist()
+
+
+def best_paths(
+    z: Float[np.ndarray, "tables ours theirs"], jump: float = JUMP
+) -> tuple[Float[np.ndarray, " tables"], Int[np.ndarray, "tables theirs"]]:
+    """`best_path` of many tables at once: the sums, and the source layers."""
+    total, steps = z[:, :, 0], []
+    for layer in range(1, z.shape[2]):
         steps.append(total)
-        total = _extended(total, column, jump)
-    path = [int(total.argmax())]
+        total = _extended(total, z[:, :, layer], jump)
+    row = np.arange(len(z))
+    path = [total.argmax(-1)]
     for before in reversed(steps):
         source = path[-1]
-        follows = source > 0 and before[source - 1] >= before.max() - jump
-        path.append(source - 1 if follows else int(before.argmax()))
-    return float(total.max()), path[::-1]
-
-
-def best_totals(z: Float[np.ndarray, "tables ours theirs"], jump: float = JUMP) -> Float[np.ndarray, " tables"]:
-    """The sums of `best_path` for many tables at once."""
-    total = z[:, :, 0]
-    for layer in range(1, z.shape[2]):
-        total = _extended(total, z[:, :, layer], jump)
-    return total.max(-1)
+        follows = (source > 0) & (before[row, source - 1] >= before.max(-1) - jump)
+        path.append(np.where(follows, source - 1, before.argmax(-1)))
+    return total.max(-1), np.stack(path[::-1], 1)
 
 
 def _extended(total: np.ndarray, column: np.ndarray, jump: float) -> np.ndarray:

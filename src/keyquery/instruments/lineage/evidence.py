@@ -3,15 +3,15 @@
 *Basis-free*: spectra. The gaps between neighbouring singular values (of M, S and A) relative to the local mean gap, and
 the energies of RoPE planes relative to their neighbours, correlate between two heads only if one comes from the other:
 independent trainings may agree in the shape of a spectrum, not in its gaps. Null: the gaps of the other model, shifted
-cyclically and reversed, which keeps their distribution and their neighbours.
+cyclically and reversed, which keeps their distribution and their neighbours; then heads of unrelated layers.
 
 *Shared basis*: inner products ⟨M, N⟩/(‖M‖‖N‖) of the forms themselves. Null: the dimensions of the other model's
-residual stream in random orders, to which training from another seed is indifferent.
+residual stream in random orders, to which training from another seed is indifferent: exact, unless both models have
+dimensions of fixed meaning, such as a table of sinusoids that is added to the stream.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +21,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.instruments.lineage.alignment import best_path, best_totals, matched
+from keyquery.instruments.lineage.alignment import matched
 from keyquery.instruments.lineage.fingerprint import Fingerprint, LayerPrint
-from keyquery.support.statistics import student_tail
+from keyquery.instruments.lineage.significance import p_value, path_statistic, standardised
 
-# Mean and spread of the statistic over 496 pairs of models of one config, trained from different seeds; its tails are
-# those of Student's t, since the null has few replicates. See `bench/lineage.py`.
-UNRELATED = {"basis-free": (0.66, 1.2), "shared basis": (0.0, 1.1)}
-FREEDOM = 10
-SHIFTS = 32  # of the gaps, in either direction, at most
+SHIFTS = 64  # of gaps and planes, random ones
 IN_ORDER = 0.5  # of the similarity of matched heads, above which heads stand in their own order
 FEWEST = 7  # gaps per spectrum
 
@@ -87,14 +83,14 @@ def _blocks(layer: LayerPrint, planes: bool, kept: int) -> list[Float[Tensor, "h
 
 
 def _shifts(layers: Sequence[Sequence[Tensor]]) -> Iterator[list[list[Tensor]]]:
-    """The null: sequences shifted cyclically, forwards and reversed."""
-    longest = max(block.shape[-1] for block in layers[0])
-    for shift in np.unique(np.linspace(2, longest - 2, min(SHIFTS, longest - 3)).round().astype(int)).tolist():
-        for backwards in (False, True):
-            yield [
-                [(b.flip(-1) if backwards else b).roll(shift % b.shape[-1] or 1, -1) for b in blocks]
-                for blocks in layers
-            ]
+    """The null: sequences shifted cyclically, forwards or reversed; all spectra alike, planes by themselves."""
+    draw = np.random.default_rng(0)
+    for _ in range(SHIFTS):
+        moves = [(int(draw.integers(2, block.shape[-1] - 1)), draw.random() < 0.5) for block in layers[0]]
+        yield [
+            [(b.flip(-1) if back else b).roll(shift, -1) for b, (shift, back) in zip(blocks, moves, strict=True)]
+            for blocks in layers
+        ]
 
 
 def _joined(layers: Sequence[Sequence[Tensor]]) -> list[Float[Tensor, "heads features"]]:
@@ -109,20 +105,16 @@ def _result(test: str, mine: Sequence[Tensor], other: Sequence[Tensor], null: It
     """
     similarity = _similarity(mine, other)
     scores = np.stack([_scores(table, mine, other) for table in (similarity, *(_similarity(mine, n) for n in null))])
-    spread = math.sqrt(float(scores[1:].var(0).mean())) or 1e-12  # one for all pairs: few shifts each
-    z = (scores - scores[1:].mean(0)) / spread
-    total, path = best_path(z[0])
-    others = best_totals(z[1:])
-    statistic = (total - float(others.mean())) / max(float(others.std(ddof=1)), 1e-12)
+    statistic, path, table = path_statistic(standardised(scores), centred=test == "basis-free")
     blocks = [rows.split([len(part) for part in other], 1) for rows in similarity.split([len(part) for part in mine])]
     pairs = [blocks[source][layer].double().cpu().numpy() for layer, source in enumerate(path)]
     heads = [matched(pair) for pair in pairs]
     found = [[float(pair[own, head]) for head, own in enumerate(row)] for pair, row in zip(pairs, heads, strict=True)]
     own_order = [float(pair[head % len(pair), head]) for pair in pairs for head in range(pair.shape[1])]
     reordered = np.mean(own_order) < IN_ORDER * np.mean([value for row in found for value in row])
-    of_path = [float(z[0][source, layer]) for layer, source in enumerate(path)]
+    of_path = [float(table[source, layer]) for layer, source in enumerate(path)]
     return Evidence(
-        test, statistic, p_value(test, statistic), path, of_path, heads, found, bool(reordered), z[0].tolist()
+        test, statistic, p_value(test, statistic), path, of_path, heads, found, bool(reordered), table.tolist()
     )
 
 
@@ -135,20 +127,13 @@ def _scores(
     similarity: Float[Tensor, "ours theirs"], mine: Sequence[Tensor], other: Sequence[Tensor]
 ) -> Float[np.ndarray, "our_layers their_layers"]:
     """The mean of the best similarities of each head, on both sides, for all pairs of layers."""
+    starts = [np.cumsum([0, *(len(part) for part in side)])[:-1] for side in (mine, other)]
+    counts = [np.array([len(part) for part in side]) for side in (mine, other)]
+    cosines = similarity.cpu().numpy()
 
-    def one_side(cosines: Tensor, own: Sequence[Tensor], partners: Sequence[Tensor]) -> Tensor:
-        best = torch.stack([part.amax(1) for part in cosines.split([len(part) for part in partners], 1)], 1)
-        return torch.stack([part.mean(0) for part in best.split([len(part) for part in own])])
+    def one_side(table: np.ndarray, own: int) -> np.ndarray:
+        best = np.maximum.reduceat(table, starts[1 - own], axis=1)
+        return np.add.reduceat(best.astype(float), starts[own], axis=0) / counts[own][:, None]
 
-    both = one_side(similarity, mine, other) + one_side(similarity.T, other, mine).T
-    return both.double().cpu().numpy() / 2
-
-
-def p_value(test: str, statistic: float) -> float:
-    """The probability of so large a statistic between unrelated models.
-
-    >>> round(p_value("shared basis", 1.1 * 2.228), 3)  # the 97.5 % quantile of Student's t for ν = 10
-    0.025
-    """
-    mean, spread = UNRELATED[test]
-    return student_tail((statistic - mean) / spread, FREEDOM)
+    both: np.ndarray = one_side(cosines, 0) + one_side(np.ascontiguousarray(cosines.T), 1).T
+    return both / 2

@@ -2,15 +2,14 @@
 
 Of each head's M, with norms and biases folded in: gaps between neighbouring singular values of M, positive and negative
 eigenvalues of S, and singular values of A, relative to the local mean gap; with RoPE, the energy of each rotated plane
-relative to its neighbours. The sketch G₁ᵀ M G₂, with random G, keeps inner
-products of forms: ⟨G₁ᵀ M G₂, G₁ᵀ N G₂⟩ ≈ s²·⟨M, N⟩.
+relative to its neighbours. The sketch G₁ᵀ M G₂, with random G, keeps inner products of forms:
+⟨G₁ᵀ M G₂, G₁ᵀ N G₂⟩ ≈ s²·⟨M, N⟩; before, all dimensions of the stream are scaled to equal size in each layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms import Form
+from keyquery.instruments.lineage.spectra import spectra
 from keyquery.support.progress import Progress, silent
 
 SKETCH = 16  # s: a sketch has s² numbers per head
@@ -35,7 +35,7 @@ class LayerPrint:
     width: int  # of a head
     gaps: Float[Tensor, "heads 4 gaps"]  # of σ(M), λ₊(S), λ₋(S), σ(A)
     planes: Float[Tensor, "heads planes"] | None
-    sketch: Float[Tensor, "heads cells"]  # of M/‖M‖
+    sketch: Float[Tensor, "heads cells"]  # of M/‖M‖, with dimensions of equal size
     permuted: Float[Tensor, "permutations heads cells"] | None = None  # sketches with the dimensions permuted
     weights: Float[Tensor, " entries"] | None = None  # sketch of Wq and Wk themselves, linear in the weights
 
@@ -54,19 +54,22 @@ class Fingerprint:
         return sum(len(layer.gaps) for layer in self.layers)
 
 
-def fingerprint(heads: Heads, permutations: int = 0, progress: Progress | None = None) -> Fingerprint:
+def fingerprint(
+    heads: Heads, permutations: int = 0, progress: Progress | None = None, *, linear: bool = False
+) -> Fingerprint:
     """The fingerprint of a model; with `permutations`, also sketches under a null of permuted dimensions.
+
+    With `linear`, also a sketch of the weights themselves, for merges.
 
     >>> heads = kq.read(kq.Attention(8, 2))
     >>> fingerprint(heads).layers[0].gaps.shape
     torch.Size([2, 4, 3])
     """
     layers: list[LayerPrint] = []
-    digests: dict[str, str] = {}
+    digests = heads.recorded()
     for layer in (progress or silent)(heads, f"reading {heads.model['name']}", len(heads)):
         if layer.kind == "self":
-            layers.append(_print(layer, permutations))
-        heads.recorded(digests)
+            layers.append(_print(layer, permutations, linear))
     if not layers:
         raise ValueError(f"{heads.model['name']} has no self-attention layer to compare")
     return Fingerprint(str(heads.model["name"]), _standardised(layers), dict(digests))
@@ -85,15 +88,14 @@ def _standardised(layers: Sequence[LayerPrint]) -> list[LayerPrint]:
     return found
 
 
-def _print(layer: Layer, permutations: int) -> LayerPrint:
+def _print(layer: Layer, permutations: int, linear: bool) -> LayerPrint:
     form = layer.folded
     form = form if form.batch else form[None]
-    norm = form.norm().clamp(min=1e-300)
-    spectra = spectra_of(form).flatten(0, -3)
+    values, norm, planes = spectra(layer, form)
     sketch, permuted = _sketches(form, norm, permutations)
-    planes = _planes(layer, form, norm)
     planes = None if planes is None else _relative(planes).float()
-    return LayerPrint(layer.index, form.dim, form.rank, gaps(spectra).float(), planes, sketch, permuted, _linear(layer))
+    weights = _linear(layer) if linear else None
+    return LayerPrint(layer.index, form.dim, form.rank, gaps(values).float(), planes, sketch, permuted, weights)
 
 
 def gaps(values: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch gaps"]:
@@ -103,41 +105,12 @@ def gaps(values: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch gaps"]:
 
 
 def _relative(rows: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    if rows.shape[-1] < 2:
+        return torch.zeros_like(rows)
     width = min(SMOOTH, rows.shape[-1] // 2 * 2 - 1)
     padded = torch.nn.functional.pad(rows.flatten(0, -2)[:, None], (width // 2, width // 2), mode="reflect")
     local = torch.nn.functional.avg_pool1d(padded, width, 1).view(rows.shape)
     return (rows / local.clamp(min=1e-12)).clamp(max=LARGEST) - 1
-
-
-def spectra_of(form: Form) -> Float[Tensor, "*heads 4 r"]:
-    """Singular values of M, positive and absolute negative eigenvalues of S, singular values of A, one per pair."""
-    r = form.rank
-    eigenvalues = form.symmetric_eigenvalues()
-    rows = (
-        form.singular_values(),
-        eigenvalues.clamp(min=0).sort(descending=True).values,
-        (-eigenvalues).clamp(min=0).sort(descending=True).values,
-        form.skew_values()[..., ::2],
-    )
-    return torch.stack([_filled(row, r) for row in rows], -2)
-
-
-def _filled(row: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(row[..., :width], (0, max(width - row.shape[-1], 0)))
-
-
-def _planes(layer: Layer, form: Form, norm: Tensor) -> Float[Tensor, "heads planes"] | None:
-    """‖Q_pᵀ K_p‖/‖M‖ of each plane p that RoPE rotates."""
-    if layer.rope is None or layer.rope.dims < 8:
-        return None
-    dims = layer.rope.dims
-    order = torch.arange(dims).reshape(-1, 2).T if layer.rope.interleaved else torch.arange(dims).reshape(2, -1)
-    square: Any = 0
-    query, key = ([factor.float()[..., rows, :] for rows in order] for factor in (form.query, form.key))
-    for one, other in ((0, 0), (0, 1), (1, 1)):  # ‖QᵀK‖² = Σ (QQᵀ)∘(KKᵀ), over the two rows of a plane
-        products = (torch.linalg.vecdot(side[one], side[other]).double() for side in (query, key))
-        square = square + (1 + (one != other)) * next(products) * next(products)
-    return (square.clamp(min=0).sqrt() / norm.unsqueeze(-1)).flatten(0, -2)
 
 
 def _projections(dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -151,12 +124,23 @@ def _sketches(form: Form, norm: Tensor, permutations: int) -> tuple[Tensor, Tens
     generator = torch.Generator().manual_seed(form.dim)
     orders = [torch.arange(form.dim), *(torch.randperm(form.dim, generator=generator) for _ in range(permutations))]
     query, key = (factor.float() for factor in (form.query, form.key))
-    left = query @ torch.cat([first[order] for order in orders], 1)  # (*heads, r, orders·s)
-    right = key @ torch.cat([second[order] for order in orders], 1)
+    scale = _equalising(query, key).unsqueeze(-1)
+    left = query @ torch.cat([first[order] * scale for order in orders], 1)  # (*heads, r, orders·s)
+    right = key @ torch.cat([second[order] * scale for order in orders], 1)
     left, right = (side.unflatten(-1, (len(orders), SKETCH)).movedim(-2, 0) for side in (left, right))
-    cells = (left.mT @ right).flatten(-2) / norm.float().unsqueeze(-1) / SKETCH
-    cells = cells.flatten(1, -2)  # groups and the queries that share a key
+    cells = (left.mT @ right).flatten(-2).flatten(1, -2)  # groups and the queries that share a key
+    cells = cells / norm.float().unsqueeze(-1) / SKETCH
     return cells[0], cells[1:] if permutations else None
+
+
+def _equalising(query: Tensor, key: Tensor) -> Float[Tensor, " d"]:
+    """By what each dimension of the stream is multiplied, so that all have the same share in a layer's weights.
+
+    Trained models have a few dimensions far larger than all others. Two unrelated ones may have one at the same place,
+    which a null of few permutations does not see.
+    """
+    size = torch.hypot(*(torch.linalg.vector_norm(rows.flatten(0, -2), dim=0) for rows in (query, key)))
+    return size.mean() / size.clamp(min=1e-3 * float(size.mean()) + 1e-30)
 
 
 def _linear(layer: Layer) -> Float[Tensor, " entries"]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int8
-from safetensors import safe_open
+from jaxtyping import Int8
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from keyquery.checkpoints import Heads, read
+from keyquery.instruments.lineage.catalogue import catalogue, catalogue_of
 from keyquery.instruments.lineage.evidence import Evidence, basis_free, shared_basis
 from keyquery.instruments.lineage.fingerprint import PERMUTATIONS, SKETCH, Fingerprint, LayerPrint, fingerprint
 from keyquery.instruments.lineage.lineage import LEVEL
@@ -25,9 +27,9 @@ BUDGET = 190_000  # bytes of a file
 MOST = 1500  # heads; of larger models every second layer is kept, or every third, …
 USEFUL = 15  # gaps per spectrum: rather than fewer, other parts are made smaller
 STEPS = 30.0  # of an 8-bit number per standard deviation
-PROBES = 32  # heads of the model that are compared with every model of an index
-FULL = 20  # models of an index, by either kind of similarity, that are tested in full
-FORMAT = "keyquery-lineage-1"
+FULL = 10  # models of an index, by either kind of similarity, that are tested in full
+KEY = "keyquery_lineage"
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,8 @@ def packed(whole: Fingerprint) -> bytes:
     if planes:
         tensors["planes"] = _eight_bits(torch.cat([layer.planes for layer in layers]))  # type: ignore[misc]
     digest = hashlib.sha256("".join(sorted(whole.digests.values())).encode()).hexdigest()
-    return save(tensors, {"format": FORMAT, "name": whole.name, "width": str(common), "digest": digest})
+    facts = {"format": FORMAT, "name": whole.name, "width": common, "digest": digest}
+    return save(tensors, {KEY: json.dumps(facts)})  # one entry: safetensors writes several in a random order
 
 
 def _fitting(room: int, gaps: int, planes: int) -> tuple[int, int, int]:
@@ -89,7 +92,7 @@ def unpacked(path: str | Path) -> Fingerprint:
     """A fingerprint of an index."""
     try:
         with safe_open(path, "pt") as file:
-            facts, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            facts, tensors = _facts(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if facts.get("format") != FORMAT:
             raise ValueError("another format")
         return _fingerprint(facts, tensors)
@@ -104,17 +107,26 @@ def index_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return []
-    with safe_open(files[0], "pt") as file:
-        return files if (file.metadata() or {}).get("format") == FORMAT else []
+    try:
+        with safe_open(files[0], "pt") as file:
+            return files if _facts(file).get("format") == FORMAT else []
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"{files[0]} is not a readable safetensors file: {error}") from None
 
 
-def _fingerprint(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Fingerprint:
+def _facts(file: Any) -> dict[str, Any]:
+    """What `packed` says of a fingerprint; empty for another file."""
+    facts = json.loads((file.metadata() or {}).get(KEY, "{}"))
+    return facts if isinstance(facts, dict) else {}
+
+
+def _fingerprint(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fingerprint:
     table = tensors["layers"].tolist()
     sizes = [row[1] for row in table]
     gaps, sketch = tensors["gaps"].float().split(sizes), tensors["sketch"].float().split(sizes)
     planes = tensors["planes"].float().split(sizes) if "planes" in tensors else [None] * len(sizes)
     layers = [
-        LayerPrint(index, dim, int(facts["width"]), *parts)
+        LayerPrint(index, dim, facts["width"], *parts)
         for (index, _, dim), *parts in zip(table, gaps, planes, sketch, strict=True)
     ]
     return Fingerprint(facts["name"], layers, {"": facts["digest"]})
@@ -123,7 +135,8 @@ def _fingerprint(facts: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Fin
 def among(model: Any, index: Iterable[Path | Fingerprint], progress: Progress | None = None) -> Relatives:
     """The relatives of a model among others.
 
-    Every model of the index is compared by `PROBES` heads of the model; those nearest are tested in full.
+    Every model of the index is compared by some heads of the model and short projections of its own heads, kept in the
+    folder of the index; those nearest are tested in full.
 
     Parameters
     ----------
@@ -141,23 +154,18 @@ def among(model: Any, index: Iterable[Path | Fingerprint], progress: Progress | 
     """
     heads = model if isinstance(model, Heads) else read(model)
     whole = fingerprint(heads, PERMUTATIONS, progress)
-    probes = _Probes(whole)
-    files = list(index)
-    scored: list[tuple[float, float, Path | Fingerprint]] = []
-    for file in (progress or silent)(files, "searching", len(files)):
-        other = file if isinstance(file, Fingerprint) else unpacked(file)
-        free, shared = probes.scores(other)
-        if free is not None or shared is not None:
-            none = -torch.inf
-            scored.append((none if free is None else free, none if shared is None else shared, file))
-    nearest: dict[int, Path | Fingerprint] = {}
-    for test in (0, 1):
-        for *_, file in sorted(scored, key=lambda row: -(row[0], row[1])[test])[:FULL]:
-            nearest[id(file)] = file
-    rows = [_row(whole, file, len(scored)) for file in nearest.values()]
+    entries = list(index)
+    files = [entry for entry in entries if isinstance(entry, Path)]
+    watch = progress or silent
+    if len(files) == len(entries) and len({file.parent for file in files}) == 1:
+        whole_index = catalogue(files[0].parent, files, unpacked, watch)
+    else:
+        whole_index = catalogue_of(entry if isinstance(entry, Fingerprint) else unpacked(entry) for entry in entries)
+    nearest, comparable = whole_index.nearest(whole, FULL)
+    rows = [_row(whole, entries[i], comparable) for i in watch(nearest, "testing the nearest", len(nearest))]
     rows.sort(key=lambda row: row["p"])
     facts = provenance(model=dict(heads.model), level=LEVEL)
-    return Relatives(model=whole.name, searched=len(files), comparable=len(scored), rows=rows, provenance=facts)
+    return Relatives(model=whole.name, searched=len(entries), comparable=comparable, rows=rows, provenance=facts)
 
 
 def _row(whole: Fingerprint, file: Path | Fingerprint, compared: int) -> dict[str, Any]:
@@ -187,38 +195,3 @@ def _as_small(whole: Fingerprint, other: Fingerprint) -> Fingerprint:
         for layer in whole.layers
     ]
     return replace(whole, layers=layers)
-
-
-class _Probes:
-    """Some heads of a model, to be compared quickly with many others."""
-
-    def __init__(self, whole: Fingerprint) -> None:
-        layers = whole.layers
-        self.width, self.dim = layers[0].width, layers[0].dim
-        pick = torch.linspace(0, whole.heads - 1, min(PROBES, whole.heads)).round().long()
-        self.gaps = torch.cat([layer.gaps for layer in layers])[pick]
-        self.sketch = torch.cat([layer.sketch for layer in layers])[pick].unflatten(-1, (SKETCH, SKETCH))
-        null = torch.cat([layer.permuted[0] for layer in layers])[pick]  # type: ignore[index]
-        self.null = null.unflatten(-1, (SKETCH, SKETCH))
-
-    def scores(self, other: Fingerprint) -> tuple[float | None, float | None]:
-        """Mean best cosines less those of the null, of gaps and of sketches; None where widths differ."""
-        free = shared = None
-        if other.layers[0].width == self.width:
-            kept = min(other.layers[0].gaps.shape[-1], self.gaps.shape[-1])
-            own = self.gaps[..., :kept]
-            both = torch.stack((own, own.flip(-1).roll(kept // 2, -1))).flatten(2)
-            free = _excess(both, torch.cat([layer.gaps[..., :kept].flatten(1) for layer in other.layers]))
-        if other.layers[0].dim == self.dim:
-            theirs = torch.cat([layer.sketch for layer in other.layers])
-            side = round(theirs.shape[-1] ** 0.5)
-            both = torch.stack((self.sketch, self.null))[..., :side, :side].flatten(2)
-            shared = _excess(both, theirs)
-        return free, shared
-
-
-def _excess(both: Float[Tensor, "2 probes features"], theirs: Float[Tensor, "heads features"]) -> float:
-    unit = torch.nn.functional.normalize(both, dim=-1)
-    cosines = unit @ theirs.T / theirs.norm(dim=-1).clamp(min=1e-30)
-    best = cosines.amax(-1).mean(-1)
-    return float(best[0] - best[1])

@@ -12,6 +12,7 @@ import torch
 from keyquery.checkpoints import Heads, read
 from keyquery.instruments.lineage.evidence import Evidence, basis_free, shared_basis
 from keyquery.instruments.lineage.fingerprint import PERMUTATIONS, Fingerprint, fingerprint
+from keyquery.instruments.lineage.significance import p_text
 from keyquery.instruments.lineage.weight_change import WeightChange, weight_change
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress
@@ -95,11 +96,13 @@ def lineage(ours: Any, theirs: Any, others: Sequence[Any] = (), progress: Progre
     compare : How two models of one shape differ, head by head.
     """
     first, second, *rest = (model if isinstance(model, Heads) else read(model) for model in (ours, theirs, *others))
-    mine, other = fingerprint(first, progress=progress), fingerprint(second, PERMUTATIONS, progress)
+    merging = bool(rest)
+    mine = fingerprint(first, progress=progress, linear=merging)
+    other = fingerprint(second, PERMUTATIONS, progress, linear=merging)
     tests = [test for test in (basis_free(mine, other), shared_basis(mine, other)) if test is not None]
     in_order = _in_order(tests, mine, other)
     moved = weight_change(first, second, progress) if in_order else None
-    merge = _merge([mine, *(fingerprint(model, progress=progress) for model in rest)], other) if rest else []
+    merge = _merge([mine, *(fingerprint(model, progress=progress, linear=True) for model in rest)], other) if rest else []
     label, reasons = _label(mine, other, tests, merge, moved)
     return Lineage(
         ours=mine.name,
@@ -133,7 +136,7 @@ def _label(
         return "identical", ["all query and key tensors are equal, bit for bit"]
     by_test = {test.test: test for test in tests}
     related = {name for name, test in by_test.items() if test.p < LEVEL}
-    reasons = [f"{name}: p = {test.p:.1e}" for name, test in by_test.items()]
+    reasons = [f"{name}: p {_equals(test.p)}" for name, test in by_test.items()]
     if not related:
         if not tests:
             return "cannot tell", ["heads and residual streams have different widths: neither test applies"]
@@ -150,6 +153,11 @@ def _label(
     return _degree(merge, moved, reasons)
 
 
+def _equals(p: float) -> str:
+    text = p_text(p)
+    return text if text.startswith("<") else f"= {text}"
+
+
 def _degree(
     merge: Sequence[Mapping[str, Any]],
     moved: WeightChange | None,
@@ -159,10 +167,14 @@ def _degree(
     sizes = [] if moved is None else [row["change"] for row in moved.rows if row["change"] is not None]
     if not sizes or moved is None:
         return "fine-tuned", reasons
-    reasons.append(f"median change of a head: {statistics.median(sizes):.2g} of ‖M‖, of Wq: {moved.size:.2g}")
-    if max(sizes) <= ROUNDING and moved.size <= ROUNDING:
+    changed = [size for size in sizes if size > ROUNDING]  # a fine-tune may freeze the others
+    typical = statistics.median(changed) if changed else 0.0
+    if len(changed) < len(sizes):
+        reasons.append(f"{len(sizes) - len(changed)} of {len(sizes)} heads have the same QK form")
+    reasons.append(f"median change of {'a head' if len(changed) == len(sizes) else 'the other heads'}: {typical:.2g} of ‖M‖, of Wq: {moved.size:.2g}")
+    if not changed and moved.size <= ROUNDING:
         return "identical", [*reasons, "equal weights, stored otherwise"]
-    if moved.size > ROTATED * max(statistics.median(sizes), ROUNDING):
+    if moved.size > ROTATED * max(typical, ROUNDING):
         return "disguised", [*reasons, "nearly the same forms of other weights: rotated or rescaled inside heads"]
     if sum(row["weight"] > 0.1 for row in merge) > 1:
         parts = ", ".join(f"{row['weight']:.2f} × {row['model']}" for row in merge)
@@ -170,7 +182,7 @@ def _degree(
     if moved.inversions < ROUNDED:
         return "requantised", [*reasons, "the change of the weights is rounding: it keeps their order"]
     reasons.append("the change of the weights is not rounding")
-    if statistics.median(sizes) > FAR:
+    if typical > FAR:
         reasons.append("so large a change also comes from training one initialisation twice, or from noise")
     return "fine-tuned", reasons
 

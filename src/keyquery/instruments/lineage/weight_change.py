@@ -13,6 +13,7 @@ from torch import Tensor
 
 from keyquery.checkpoints import Heads
 from keyquery.instruments.lineage.fingerprint import in_halves
+from keyquery.instruments.lineage.spectra import across
 from keyquery.support.progress import Progress, silent
 
 BLOCK = 16  # neighbouring weights that share a scale in every common format of quantisation
@@ -21,7 +22,10 @@ SAMPLE = 2**16  # weights per layer whose order is compared
 
 @dataclass(frozen=True)
 class WeightChange:
-    """Medians over layers: ‖ΔWq‖/‖Wq‖, and the inversions relative to those of a random change of equal size."""
+    """Medians over layers whose queries changed, since a fine-tune may freeze others.
+
+    `size` is ‖ΔWq‖/‖Wq‖, `inversions` are relative to those of a random change of equal size.
+    """
 
     size: float
     inversions: float
@@ -44,41 +48,50 @@ def weight_change(first: Heads, second: Heads, progress: Progress | None = None)
         old, new = ([side.float() for side in in_halves(layer)] for layer in (before, after))
         if [side.shape for side in old] != [side.shape for side in new] or before.kind != after.kind:
             return None
-        for head, (change, symmetric, skew) in enumerate(_moved(*old, *new)):
+        size, moved = _moved(*old, *new)
+        for head, (change, symmetric, skew) in enumerate(moved):
             place = {"layer": before.index, "head": head}
             rows.append({**place, "change": change, "symmetric": symmetric, "skew": skew})
-        if before.kind == "self":
-            size, ratio = _queries(old[0].flatten(0, -2), new[0].flatten(0, -2), generator)
+        if before.kind == "self" and size > 0:
             sizes.append(size)
-            ratios.append(ratio)
+            ratios.append(_inverted(old[0].flatten(0, -2), new[0].flatten(0, -2), generator))
+    if not sizes:
+        return WeightChange(0.0, 0.0, rows)
     return WeightChange(statistics.median(sizes), statistics.median(ratios), rows)
 
 
-def _queries(old: Tensor, new: Tensor, generator: torch.Generator) -> tuple[float, float]:
-    size = float((new - old).norm() / old.norm().clamp(min=1e-30))
+def _inverted(old: Tensor, new: Tensor, generator: torch.Generator) -> float:
+    """Inversions of a sample of rows, relative to those of the same changes in random places."""
     old, new = (rows[:: max(rows.numel() // SAMPLE, 1)] for rows in (old, new))
     change = (new - old).flatten()
     shuffled = old + change[torch.randperm(len(change), generator=generator)].view_as(old)
-    return size, inversions(old, new) / max(inversions(old, shuffled), 1)
+    return inversions(old, new) / max(inversions(old, shuffled), 1)
 
 
-def _moved(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor) -> list[tuple[float | None, ...]]:
-    """‖ΔM‖, ‖ΔS‖ and ‖ΔA‖ over ‖M‖ of each head: ΔM = ΔQᵀK₂ + Q₁ᵀΔK = LᵀR, which is never formed.
+def _moved(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor) -> tuple[float, list[tuple[float | None, ...]]]:
+    """‖ΔQ‖/‖Q‖; ‖ΔM‖, ‖ΔS‖ and ‖ΔA‖ over ‖M‖ of each head: ΔM = ΔQᵀK₂ + Q₁ᵀΔK = LᵀR, which is never formed.
 
-    ‖LᵀR‖² = Σ (LLᵀ)∘(RRᵀ) and ⟨LᵀR, RᵀL⟩ = Σ (LRᵀ)∘(RLᵀ): differences first, so that small changes keep their digits.
+    ‖LᵀR‖² = Σ (LLᵀ)∘(RRᵀ) and ⟨LᵀR, RᵀL⟩ = Σ (LRᵀ)∘(RLᵀ), with L = [ΔQ; Q₁] and R = [K₂; ΔK] in blocks: differences
+    first, so that small changes keep their digits.
     """
-    r = q1.shape[-2]
-    left, right = torch.cat((q2 - q1, q1), -2), torch.cat((k2, k2 - k1), -2)
-    own = left @ left.mT
-    cross = (left.flatten(-3, -2) @ right.squeeze(-3).mT).unflatten(-2, left.shape[-3:-1])
-    norm = (own[..., r:, r:].double() * (k1 @ k1.mT)).sum((-2, -1))
-    total = (own.double() * (right @ right.mT)).sum((-2, -1))
-    turned = (cross.double() * cross.mT).sum((-2, -1))
+    dq, dk = q2 - q1, k2 - k1
+    own, moved = q1 @ q1.mT, dq @ dq.mT
+    norm = _sum(own, k1 @ k1.mT)
+    total = _sum(moved, k2 @ k2.mT) + 2 * _sum(dq @ q1.mT, k2 @ dk.mT) + _sum(own, dk @ dk.mT)
+    keys = torch.cat((k2, dk), -2)
+    (dq_k2, dq_dk), (q1_k2, q1_dk) = (across(query, keys).chunk(2, -1) for query in (dq, q1))
+    turned = _sum(dq_k2, dq_k2.mT) + 2 * _sum(dq_dk, q1_k2.mT) + _sum(q1_dk, q1_dk.mT)
     parts = torch.stack((total, (total + turned) / 2, (total - turned) / 2), -1).clamp(min=0)
-    return [
+    traces = [float(gram.diagonal(dim1=-2, dim2=-1).double().sum()) for gram in (moved, own)]
+    return math.sqrt(traces[0] / max(traces[1], 1e-300)), [
         tuple(None if not size else math.sqrt(part / size) for part in row)
         for row, size in zip(parts.flatten(0, -2).tolist(), norm.flatten().tolist(), strict=True)
     ]
+
+
+def _sum(first: Tensor, second: Tensor) -> Float[Tensor, "*heads"]:
+    """⟨first, second⟩ of each head; float64, since terms of `turned` cancel."""
+    return (first.double() * second).sum((-2, -1))
 
 
 def inversions(old: Float[Tensor, "rows columns"], new: Float[Tensor, "rows columns"]) -> int:

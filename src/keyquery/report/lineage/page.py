@@ -7,10 +7,11 @@ from html import escape
 from typing import Any
 
 from keyquery.instruments.lineage.lineage import Lineage
+from keyquery.instruments.lineage.significance import p_text
 from keyquery.report.kit.page import document
-from keyquery.report.lineage.terminal import CAVEAT, layer_names, p_text, runs
+from keyquery.report.lineage.terminal import CAVEAT, layer_names, runs
 
-SIDE, LEFT, BELOW = 320, 34, 40  # pixels: of a figure, and of the room for its labels
+SIDE, LEFT, BELOW = 320, 46, 40  # pixels: of a figure, and of the room for its labels
 MOST = 10  # heads that moved most
 STRONGEST = 8.0  # standard deviations at which a pair of layers has its full colour
 

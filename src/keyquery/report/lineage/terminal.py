@@ -10,11 +10,15 @@ from rich.text import Text
 
 from keyquery.instruments.lineage.index import Relatives
 from keyquery.instruments.lineage.lineage import Lineage
+from keyquery.instruments.lineage.significance import p_text
 from keyquery.report.kit.tables import columns_table
 from keyquery.support.printable import printable
 
 SHOWN = 10  # relatives
-CAVEAT = "A match is evidence of shared weights, not of who copied whom. Only queries and keys were compared."
+CAVEAT = (
+    "A match is evidence of shared weights, not of who copied whom, or of whether that was allowed. No match is no proof of "
+    "independent work. Only queries and keys were compared."
+)
 
 
 def lineage_lines(reading: Lineage) -> list[Any]:
@@ -35,15 +39,6 @@ def _tests(reading: Lineage) -> Table:
     for test in reading.tests:
         table.add_row(test["test"], f"{test['statistic']:.1f}", p_text(test["p"]), runs(test["path"], names))
     return table
-
-
-def p_text(p: float) -> str:
-    """A p-value in words: beyond 1e-15 its calibration means nothing.
-
-    >>> p_text(0.0213), p_text(3e-22)
-    ('2.1e-02', '< 1e-15')
-    """
-    return f"{p:.1e}" if p > 1e-15 else "< 1e-15"
 
 
 def layer_names(reading: Lineage, side: str) -> list[str]:
