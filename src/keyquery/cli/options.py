@@ -43,8 +43,8 @@ HeadCount = Annotated[
 Query = Annotated[
     str | None,
     typer.Option(
-        help="Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight. Default: known "
-        "from the architecture."
+        help="Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight. Default: "
+        "known from the architecture."
     ),
 ]
 Key = Annotated[str | None, typer.Option(help="Name of the key weights; not needed with a fused --layout.")]
