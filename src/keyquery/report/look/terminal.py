@@ -32,6 +32,7 @@ from keyquery.report.look.shares import (
     has_data,
     leading,
     mean_shares,
+    sample_of,
     window,
     with_bars,
 )
@@ -142,10 +143,7 @@ def _title(reading: Look) -> list[Text]:
     layers = f"{shown}{counted(model['layers'], 'layer')}, {counted(len(reading.heads), 'head')}"
     lines = [Text(f"{model['name']}{architecture}: {layers}, width {model['width']}", style="bold")]
     data = reading.provenance.get("data")
-    if not data:
-        return lines
-    rest = ", the others give the means" if data.get("means") == "by position" else ""
-    return [*lines, Text(f"on {data['from']}: {window(reading)}; shares are of {data['tokens']:,} tokens{rest}")]
+    return [*lines, Text(f"on {sample_of(reading)}")] if data else lines
 
 
 def _heads_table(reading: Look) -> Table:
