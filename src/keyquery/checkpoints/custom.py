@@ -157,7 +157,7 @@ def shown(source: Source) -> str:
 
 def meant(source: Source, query: str | None) -> str:
     """A guess at what a pattern was to name, for an error message; empty without any."""
-    names = [name for name in list(source.shapes)[:MOST_COMPARED] if len(name) <= LONGEST]
-    patterns = sorted(set(map(pattern, names)))
+    matrices = [name for name, shape in list(source.shapes.items())[:MOST_COMPARED] if len(shape) > 1]
+    patterns = sorted({pattern(name) for name in matrices if len(name) <= LONGEST})
     close = difflib.get_close_matches((query or "")[:LONGEST], patterns, 1)
-    return f", did you mean {printable(close[0], NAME)!r}?" if close else ""
+    return f"; did you mean {printable(close[0], NAME)!r}?" if close else ""

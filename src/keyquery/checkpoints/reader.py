@@ -120,7 +120,7 @@ def _heads(
     if query or key:
         family = custom_family(opened, query, key, layout, heads)
         if not places(family, opened.shapes, opened.config):
-            raise ValueError(f"{opened.label} has no tensor {query!r}{meant(opened, query)}; it holds {shown(opened)}")
+            raise ValueError(f"{opened.label} has no tensor {query!r}; it holds {shown(opened)}{meant(opened, query)}")
         return Heads(opened, family, heads, (NAMED,), gaps=True)
     if layout is not None:
         raise ValueError(f"layout needs query and key, got layout {layout!r} without them")
