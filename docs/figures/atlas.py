@@ -14,11 +14,10 @@ from keyquery.report.kit.colours import DARK, LIGHT, depth_colour
 from keyquery.report.look.triangle import STYLE, Dot, barycentric, dots, has_data
 
 HERE = Path(__file__).parent
-ROWS = (  # those that see both ways, and those that see only what came before; then those that were not run
+ROWS = (  # bidirectional models, then causal ones and those that were not run
     ("encoder", "minilm", "rxnfp", "rxnmapper", "antiberty", "dinov2"),
     ("decoder", "smollm2", "iglm", "whisper", "sceptr"),
 )
-KINDS = {"bidirectional": "sees both ways", "causal": "sees what came before"}
 WIDE, HIGH, SIDE, LEFT, TOP = 180.0, 318.0, 140.0, 20.0, 78.0  # of one panel, and of the triangle in it
 TALL = SIDE * math.sqrt(3) / 2
 BASE, UNIT = 280.0, 76.0  # where symmetry is 0, and how tall 1 would be
@@ -55,7 +54,7 @@ def panel(look: Look) -> str:
     data = look.provenance["data"]
     on = f"on {data['from']}" if data else "weights alone"
     seen = {bool(layer["causal"]) for layer in look.layers if layer["kind"] == "self"}
-    kind = "an encoder and a decoder" if len(seen) == 2 else KINDS["causal" if True in seen else "bidirectional"]
+    kind = "an encoder and a decoder" if len(seen) == 2 else "causal" if True in seen else "bidirectional"
     title = look.model["name"].removesuffix("-Instruct")
     head = [text(LEFT - 10, 16, title, "title", "start"), text(LEFT - 10, 32, kind, "note", "start")]
     head.append(text(LEFT - 10, 46, on.replace("long_text.txt", "the bundled text"), "note", "start"))

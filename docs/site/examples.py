@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -29,6 +30,25 @@ class Examples(griffe.Extension):
         if isinstance(obj, griffe.Class) and "\nParameters\n---" not in text:
             text += attributes(described(obj.source))
         obj.docstring.value = fenced(separated(text))
+
+    def on_package(self, *, pkg: griffe.Module, **rest: Any) -> None:
+        """Called once a package has been read: defaults that are constants are shown by their values."""
+        waiting: list[Any] = [pkg]
+        while waiting:
+            each = waiting.pop()
+            waiting += [member for member in each.members.values() if not member.is_alias]
+            for parameter in each.parameters if isinstance(each, griffe.Function) else ():
+                if isinstance(parameter.default, griffe.ExprName):
+                    parameter.default = constant(pkg, parameter.default)
+
+
+def constant(pkg: griffe.Module, name: griffe.ExprName) -> Any:
+    """The literal that a constant of the package holds, as source; the name itself where it holds none."""
+    try:
+        value = pkg.modules_collection[name.canonical_path].value
+        return value if isinstance(ast.literal_eval(str(value)), (int, float, str)) else name
+    except (KeyError, ValueError, SyntaxError, AttributeError, griffe.GriffeError):
+        return name
 
 
 def attributes(fields: dict[str, str]) -> str:

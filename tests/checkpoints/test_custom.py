@@ -148,7 +148,7 @@ def test_command_line_takes_a_layout(layout, tmp_path, weights):
     arguments = ["look", str(folder), *patterns, "--heads", "4"]
     result = CliRunner().invoke(cli.app, [*arguments, "--layout", layout])
     assert result.exit_code == 0, result.output
-    assert "1 layers, 4 heads, width 20" in " ".join(result.output.split())
+    assert "1 layer, 4 heads, width 20" in " ".join(result.output.split())
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code != 0
     assert "--layout" in str(result.exception)

@@ -165,9 +165,13 @@ def test_unknown_layouts_say_what_they_hold_and_can_be_pointed_at(tmp_path):
     tensors = {f"trunk.{i}.{name}.weight": torch.randn(8, 8) for i in range(2) for name in ("ask", "tell", "say")}
     save_file(tensors, path)
     with pytest.raises(
-        ValueError, match=r"this layout is not known. It holds trunk\.0\.ask\.weight, .*--query PATTERN"
+        ValueError, match=r"this layout is not known. It holds trunk\.\{layer\}\.ask\.weight, .*--query PATTERN"
     ):
         kq.read(path)
+    with pytest.raises(
+        ValueError, match=r"no tensor 'trunk\.\{layer\}\.ask'; .*; did you mean 'trunk\.\{layer\}\.ask\.weight'\?"
+    ):
+        kq.read(path, heads=2, query="trunk.{layer}.ask", key="trunk.{layer}.tell")
     heads = kq.read(path, heads=2, query="trunk.{layer}.ask.weight", key="trunk.{layer}.tell.weight")
     assert (len(heads), heads[1].name) == (2, "trunk.1")
     torch.testing.assert_close(

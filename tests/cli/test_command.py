@@ -211,7 +211,7 @@ WRONG = {
     "a config that is not there": (["--heads", "2", "--config", "nope.json"], "config must be a JSON file, and nope"),
     "a query that is not there": (
         ["--heads", "2", "--query", "b.{layer}.q", "--key", "b.{layer}.k"],
-        "has no tensor 'b.{layer}.q'; it holds blocks.0.attn.qkv.weight",
+        "has no tensor 'b.{layer}.q'; it holds blocks.{layer}.",
     ),
     "a key that is not there": (
         ["--heads", "2", "--query", "blocks.{layer}.attn.qkv.weight", "--key", "b.{layer}.k.weight"],

@@ -30,6 +30,9 @@ WEIGHTS = {
     ".safetensors": "model.safetensors",
     **dict.fromkeys((".bin", ".pt", ".pth"), "pytorch_model.bin"),
 }
+ALTERNATIVES = (
+    "from its weights alone it can be read (look without a text), and run as a live module: kq.look(model, inputs=[…])"
+)
 LM_CLASSES = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # suffixes of classes with an LM head
 
 
@@ -104,6 +107,8 @@ def _load(source: str | Path, path: Path, lm_head: bool) -> tuple[nn.Module, Any
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             sizes = "ignore_mismatched_sizes" in str(error)  # its report was printed to a log that is not shown
             why = "the config's sizes are not those of the weights" if sizes else first_line(error)
+            if "does not recognize this architecture" in why:
+                why = f"it does not know the model type; {ALTERNATIVES}"
             raise ValueError(f"transformers cannot build {source}: {why}") from None
         _require_whole(source, info["missing_keys"])
         return model, _tokenizer(transformers, path, options)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +13,7 @@ from keyquery.checkpoints.heads import EMBEDDED
 from keyquery.checkpoints.layouts import count_heads
 from keyquery.checkpoints.sources import Source
 from keyquery.support.checks import check_choice
+from keyquery.support.printable import NAME, printable
 
 # Layouts of query and key weights, and their Attention options; d is the width of the model, r that of a head.
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -22,6 +26,8 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fused-heads": ("(heads·3·r, d): query, key and value head by head, as GPT-NeoX", {"order": "groups"}),
 }
 WIDTHS = ("hidden_size", "n_embd", "d_model")
+MOST_NAMES, MOST_PATTERNS = 6, 12  # in a message
+MOST_COMPARED, LONGEST = 2_000, 200  # tensors, and letters of their names, to guess from
 
 
 def custom_family(source: Source, query: str | None, key: str | None, layout: str | None, heads: int | None) -> Family:
@@ -111,3 +117,47 @@ def _others(dims: int) -> str:
         "; ".join(f"{name}: {LAYOUTS[name][0]}" for name in fitting) if dims in (2, 3) else "none has its dimensions"
     )
     return f"--layout says how it is stored ({shown})"
+
+
+def example(source: Source) -> str:
+    """How to name the weights of a source: by the tensors that look like queries and keys, if there are any."""
+    if (pair := likely_pair(source)) is not None:
+        return f", perhaps by --query {pair[0]!r} --key {pair[1]!r} --heads N"
+    return " with --query PATTERN --key PATTERN --heads N, with {layer} in the patterns"
+
+
+def likely_pair(source: Source) -> tuple[str, str] | None:
+    """Patterns of the first two tensors whose names differ in a q and a k only; None without such."""
+    for name in sorted(source.shapes):
+        for letters, others in (("query", "key"), ("q", "k"), ("Q", "K")):
+            for match in re.finditer(letters, name):
+                other = name[: match.start()] + others + name[match.end() :]
+                if other in source.shapes:
+                    return printable(pattern(name), NAME), printable(pattern(other), NAME)
+    return None
+
+
+def pattern(name: str) -> str:
+    """The name of a tensor with {layer} for its first number.
+
+    >>> pattern("blocks.3.attn.0.q")
+    'blocks.{layer}.attn.0.q'
+    """
+    return re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", name, count=1)
+
+
+def shown(source: Source) -> str:
+    """Names of a source's tensors: patterns of the matrices that several layers have, else the first names."""
+    counts = Counter(pattern(name) for name, shape in source.shapes.items() if len(shape) > 1)
+    repeated = sorted(name for name, count in counts.items() if count > 1 and "{layer}" in name)
+    names = repeated[:MOST_PATTERNS] or sorted(source.shapes)[:MOST_NAMES]
+    more = f", … ({len(source.shapes)} in all)" if names != sorted(source.shapes) else ""
+    return (", ".join(printable(name, NAME) for name in names) or "no tensors") + more
+
+
+def meant(source: Source, query: str | None) -> str:
+    """A guess at what a pattern was to name, for an error message; empty without any."""
+    matrices = [name for name, shape in list(source.shapes.items())[:MOST_COMPARED] if len(shape) > 1]
+    patterns = sorted({pattern(name) for name in matrices if len(name) <= LONGEST})
+    close = difflib.get_close_matches((query or "")[:LONGEST], patterns, 1)
+    return f"; did you mean {printable(close[0], NAME)!r}?" if close else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -15,7 +14,7 @@ from torch import nn
 
 from keyquery.checkpoints.configs.defaults import completed
 from keyquery.checkpoints.coverage import formless, listed, uncovered
-from keyquery.checkpoints.custom import custom_family
+from keyquery.checkpoints.custom import custom_family, example, likely_pair, meant, shown
 from keyquery.checkpoints.family import Family, families, places, recognise
 from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
 from keyquery.checkpoints.formats.llama2c import open_llama2c
@@ -121,7 +120,7 @@ def _heads(
     if query or key:
         family = custom_family(opened, query, key, layout, heads)
         if not places(family, opened.shapes, opened.config):
-            raise ValueError(f"{opened.label} has no tensor {query!r}; it holds {_shown(opened)}")
+            raise ValueError(f"{opened.label} has no tensor {query!r}; it holds {shown(opened)}{meant(opened, query)}")
         return Heads(opened, family, heads, (NAMED,), gaps=True)
     if layout is not None:
         raise ValueError(f"layout needs query and key, got layout {layout!r} without them")
@@ -327,48 +326,22 @@ def _family_of(source: Source) -> Family:
         return family
     _check_supported(source)
     if isinstance(model_type, str) and model_type.startswith("gguf-"):
-        raise ValueError(f"{source.label} is a GGUF file without attention layers: it holds {_shown(source)}")
+        raise ValueError(f"{source.label} is a GGUF file without attention layers: it holds {shown(source)}")
     recognised = recognise(source.shapes)
     if recognised is None:
         kind = f"the model type {_quoted(model_type)}" if model_type else "this layout"
         if isinstance(source, Live):
-            query, key = _pair(source) or ("…", "…")
+            query, key = likely_pair(source) or ("…", "…")
             raise ValueError(
-                f"{source.label} has no known attention module: it holds {_shown(source)}; if it has attention, pass "
+                f"{source.label} has no known attention module: it holds {shown(source)}; if it has attention, pass "
                 f"query={query!r}, key={key!r} and heads= to kq.read or kq.look"
             )
         if all(name.startswith("network.") for name in source.shapes):
             kind += " (a saved estimator? then load it, and pass its network_)"
         raise ValueError(
-            f"{source.label}: {kind} is not known. It holds {_shown(source)}. Name its weights{_example(source)}"
+            f"{source.label}: {kind} is not known. It holds {shown(source)}. Name its weights{example(source)}"
         )
     return recognised
-
-
-def _example(source: Source) -> str:
-    """How to name the weights of a source: by the tensors that look like queries and keys, if there are any."""
-    if (pair := _pair(source)) is not None:
-        return f", perhaps by --query {pair[0]!r} --key {pair[1]!r} --heads N"
-    return " with --query PATTERN --key PATTERN --heads N, with {layer} in the patterns"
-
-
-def _pair(source: Source) -> tuple[str, str] | None:
-    """Patterns of the first two tensors whose names differ in a q and a k only; None without such."""
-    for name in sorted(source.shapes):
-        for letters, others in (("query", "key"), ("q", "k"), ("Q", "K")):
-            for found in re.finditer(letters, name):
-                other = name[: found.start()] + others + name[found.end() :]
-                if other in source.shapes:
-                    query, key = (re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", each, count=1) for each in (name, other))
-                    return printable(query, NAME), printable(key, NAME)
-    return None
-
-
-def _shown(source: Source) -> str:
-    """Some tensor names of a source."""
-    names = sorted(source.shapes)
-    more = f", … ({len(names)} in all)" if len(names) > 6 else ""
-    return (", ".join(printable(name, NAME) for name in names[:6]) or "no tensors") + more
 
 
 def _quoted(value: Any) -> str:

@@ -32,7 +32,8 @@ def causes(
     nodes: Annotated[
         str | None,
         typer.Option(
-            help="Positions such as 2,3,7, or a count such as 30: the 30 words that receive the most attention."
+            help="Positions such as 2,3,7, or a count such as 30: the 30 words that receive the most attention. "
+            "Default: all."
         ),
     ] = None,
     alpha: Annotated[float, typer.Option(help="Significance level of the independence tests.")] = default_of(
@@ -44,7 +45,9 @@ def causes(
     method: Annotated[str, typer.Option(help="Causal discovery algorithm: icd or fci.")] = default_of(
         find_causes, "method"
     ),
-    rounds: Annotated[int | None, typer.Option(min=1, help="Maximum number of ICD iterations.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of ICD iterations. Default: until it ends.")
+    ] = None,
     largest: Annotated[int, typer.Option(min=1, help="With --target: the largest set of words to try.")] = 3,
     pieces: Annotated[bool, typer.Option("--pieces", help="Do not merge subword tokens into words.")] = False,
     selection: Annotated[bool, typer.Option("--selection", help="Allow for selection bias.")] = False,

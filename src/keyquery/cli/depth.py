@@ -26,10 +26,14 @@ def depth(
         int | None, typer.Option(help="Number of layers; given alone, the law's width for this depth.")
     ] = None,
     vocabulary: Annotated[
-        int | None, typer.Option(help="Vocabulary size; a small one limits the width that can be used.")
+        int | None, typer.Option(help="Vocabulary size; a small one limits the width. Default: no limit.")
     ] = None,
-    heads: Annotated[int | None, typer.Option(help="Number of heads, for the bounds on the separation rank.")] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Head width; the model width is rounded to a multiple.")] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Heads, for the bounds on the separation rank. Default: width/64.")
+    ] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(help="Head width; the model width is a multiple. Default: the best fit.")
+    ] = None,
     *,
     output: Output,
 ) -> None:

@@ -29,7 +29,7 @@ def discover(
         find_graph, "method"
     ),
     discrete: Annotated[
-        str | None, typer.Option(help="Numeric columns that are categories, such as sex,stage, or all.")
+        str | None, typer.Option(help="Numeric columns that are categories, such as sex,stage, or all. Default: none.")
     ] = None,
     tiers: Annotated[
         str | None, typer.Option(help="Order in time, such as 'age,sex;bmi;bp': no later column causes an earlier one.")
@@ -46,9 +46,14 @@ def discover(
         find_graph, "bootstrap"
     ),
     subsample: Annotated[
-        float | None, typer.Option(help="Fraction of the rows per resample, drawn without replacement.")
+        float | None,
+        typer.Option(
+            help="Fraction of the rows per resample, drawn without replacement. Default: all, with replacement."
+        ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Maximum number of ICD iterations.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of ICD iterations. Default: until it ends.")
+    ] = None,
     random_state: Annotated[int, typer.Option("--seed", help="Seed of the resamples.")] = default_of(
         find_graph, "random_state"
     ),

@@ -49,7 +49,7 @@ def flow(
     """Measure how much attention flows between image and text, or between two texts, in every layer and head.
 
     Reports raw attention, attention with the residual stream, attention rollout, and norm-weighted attention, each
-    next to its chance level under uniform attention. The HTML page highlights, per head, the image patches that the
+    next to its null level under uniform attention. The HTML page highlights, per head, the image patches that the
     words attend to, with or without the popularity of keys (attention sinks). A plain vision Transformer takes --image
     alone: the page shows the patches that its class token, or any patch, attends to.
     """

@@ -27,7 +27,10 @@ from keyquery.report.look.page import DIRECTIONS
 from keyquery.report.look.page import TOKENS as SAMPLE
 
 Text = Annotated[
-    Path | None, typer.Option(help="A text file to run the model on (-: standard input), to analyse heads on data.")
+    Path | None,
+    typer.Option(
+        help="A text file to run the model on (-: standard input), to analyse heads on data. Default: weights alone."
+    ),
 ]
 Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7. Default: all.")]
 Adapter = Annotated[
@@ -47,7 +50,10 @@ Length = Annotated[
     int, typer.Option(min=2, help="With --text: window length in tokens; the variance shares depend on it.")
 ]
 Lengths = Annotated[
-    str | None, typer.Option(help="With --text: further window lengths to measure shares at, such as 64,256,1024.")
+    str | None,
+    typer.Option(
+        help="With --text: further window lengths (tokens) to measure shares at, such as 64,256,1024. Default: none."
+    ),
 ]
 Pairs = Annotated[
     str,
@@ -60,7 +66,9 @@ Corpus = Annotated[
     Path | None,
     typer.Option(help="A text file: measure how much of each head its token co-occurrence explains; weights only."),
 ]
-Window = Annotated[int, typer.Option(min=1, help="With --corpus: maximum distance of two tokens to count as a pair.")]
+Window = Annotated[
+    int, typer.Option(min=1, help="With --corpus: maximum distance, in tokens, of two that count as a pair.")
+]
 Roles = Annotated[
     bool,
     typer.Option(
@@ -101,7 +109,7 @@ def look(
     *,
     output: Output,
 ) -> None:
-    """Show the geometry of every head: symmetric, skew, popularity and position parts of its scores.
+    """Show the QK circuit of every head: symmetric, skew, popularity and position parts of its scores.
 
     Weights are read straight from the checkpoint, one layer at a time; the model itself is built only for --text,
     --ids and --roles. The two bundled models differ in objective and attention mask: masked-token prediction with

@@ -31,15 +31,21 @@ Html = Annotated[Path | None, typer.Option(help="Write a self-contained page to 
 Picture = Annotated[Path | None, typer.Option(help="Write the figure to this .svg, .png or .pdf file.")]
 FILES = {"json": Json, "csv": Csv, "html": Html, "picture": Picture}  # what `writes` can declare
 Ids = Annotated[
-    Path | None, typer.Option(help="Instead of --text: a file of integer token ids, one sequence per line, never cut.")
+    Path | None,
+    typer.Option(help="Instead of --text: a file of integer token ids, one sequence per line; sequences are not cut."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress; errors are still shown.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 # How to read a checkpoint whose layout is not recognised.
-HeadCount = Annotated[int | None, typer.Option(help="Number of heads, for a bare file without config.json.")]
+HeadCount = Annotated[
+    int | None, typer.Option(help="Number of heads, for a bare file without config.json. Default: from the config.")
+]
 Query = Annotated[
     str | None,
-    typer.Option(help="Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight."),
+    typer.Option(
+        help="Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight. Default: "
+        "known from the architecture."
+    ),
 ]
 Key = Annotated[str | None, typer.Option(help="Name of the key weights; not needed with a fused --layout.")]
 Layout = Annotated[
@@ -50,7 +56,10 @@ Layout = Annotated[
         + ". Default: linear."
     ),
 ]
-Config = Annotated[Path | None, typer.Option(help="A config.json that is not in the folder of the weights.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="A config.json that is not in the folder of the weights. Default: the one beside them."),
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 DEVICE = "auto"
 Dtype = Annotated[

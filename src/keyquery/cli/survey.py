@@ -20,7 +20,7 @@ from keyquery.support.printable import message
 Scheduler = Annotated[
     str | None,
     typer.Option(
-        help="Address of a Dask scheduler whose workers do the work, such as tcp://127.0.0.1:8786. "
+        help="Address of a Dask scheduler, such as tcp://127.0.0.1:8786. Default: local processes. "
         "An open Dask port lets anyone run code: start Dask with --host 127.0.0.1 or TLS."
     ),
 ]

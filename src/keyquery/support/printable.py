@@ -22,6 +22,15 @@ ASCII = {
 }  # fmt: skip
 
 
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "family", "families"), counted(2000, "model")
+    ('1 family', '2,000 models')
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def printable(text: str, most: int | None = None) -> str:
     r"""Text as one line that is safe for a terminal; if longer than `most` characters, its middle is cut out.
 

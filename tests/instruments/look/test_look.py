@@ -417,6 +417,15 @@ def test_half_a_window_of_a_causal_model_is_a_window_of_half_the_length():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tokens", [16, 200])
+def test_inputs_are_not_cut_and_their_window_is_their_own_length(tokens):
+    """Also where no argument of the model is known to hold tokens, as for images."""
+    look = kq.look(kq.Decoder(16, depth=1, heads=2).eval(), inputs=[{"x": torch.randn(40, tokens, 16)}])
+    data = look.provenance["data"]
+    assert (data["length"], data["longest"], data["sequences"]) == (tokens, tokens, 40)
+    assert data["tokens"] == 20 * tokens  # half of the sequences; the others give the means
+
+
 def test_the_length_of_windows_can_be_chosen_without_a_model(tmp_path):
     for length in ("16", "64"):
         assert (

@@ -43,7 +43,7 @@ def printed(reading):
 
 def test_the_sentence_names_the_token_that_was_moved(attribution):
     words = " ".join(printed(attribution).split())
-    assert words.startswith("1.0 looks from 8 ' word4' to 3 ' word6' (attention")
+    assert words.startswith("1.0 attends from 8 ' word4' to 3 ' word6' (attention")
     assert "because of 0.0 in the key, which read most from 2 ' word4'" in words
     assert re.search(r"token embedding × 0\.0", words)
 
@@ -116,7 +116,7 @@ def test_commands_run_on_the_bundled_model(tmp_path):
     words = ["attribute", "--head", "1.2", "--query", "9", "--length", "12", "--device", "cpu", *files]
     done = CliRunner().invoke(cli.app, words)
     assert done.exit_code == 0, done.exception
-    assert re.search(r"1\.2 (looks|hardly looks|scores) from 9", " ".join(done.output.split()))
+    assert re.search(r"1\.2 (attends|hardly attends|scores) from 9", " ".join(done.output.split()))
     assert kq.Reading.load(tmp_path / "a.json").query == 9
     short = ["wiring", "--tokens", "24", "--length", "12", "--device", "cpu", "--json", str(tmp_path / "w.json")]
     done = CliRunner().invoke(cli.app, short)

@@ -146,6 +146,7 @@ class CrossVariance(ScoreVariance):
             real_query, real_key = pairs.real_query[row], pairs.real_key[row]
             rows, columns = (torch.arange(len(real), device=real.device) for real in (real_query, real_key))
             kept_query, kept_key = real_query, real_key
+            self.longest = max(self.longest, int(real_query.sum()))
             if self.by_position:
                 kept_query, kept_key = (
                     real_query & _known(self.means, rows),

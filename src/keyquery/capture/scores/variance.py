@@ -65,6 +65,7 @@ class ScoreVariance:
         self.contents: Float64[Tensor, "groups heads two_r two_r"] | None = None
         self.tokens = torch.zeros(GROUPS, dtype=torch.float64)
         self.pairs = self.left_out = 0  # visible pairs counted, and excluded for positions that too few sequences reach
+        self.longest = 0  # tokens of the longest sequence
 
     def add(
         self,
@@ -82,6 +83,7 @@ class ScoreVariance:
         for row, sequence in enumerate(sequences):
             at, seen = positions[row % len(positions)], visible[row % len(visible)]
             real = seen.any(0).any(0) | seen.any(0).any(-1)
+            self.longest = max(self.longest, int(real.sum()))
             kept = real & self._known(at) if self.by_position else real
             count, seen = int(seen.sum()), seen[:, kept][:, :, kept]
             self.pairs += int(seen.sum()) // len(seen)

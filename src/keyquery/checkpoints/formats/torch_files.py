@@ -67,7 +67,8 @@ def load_pickled(path: Path, device: Any = "cpu", mapped: bool = False) -> Any:
         value, starts = _zipped(path, data) if data[:2] == b"PK" else _older(data)
         return _made(value, _Places(data, starts, torch.device(device), mapped), {})
     except UnknownName as error:
-        raise ValueError(f"{path} is refused: it holds more than weights ({error!s:.100})") from None
+        more = f"{path} is refused: it holds more than weights ({error!s:.100})"
+        raise ValueError(f"{more}; save the state dict alone: torch.save(model.state_dict(), path)") from None
     except OSError:
         raise
     except Exception as error:  # a damaged file may raise anything

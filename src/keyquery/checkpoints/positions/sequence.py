@@ -287,7 +287,7 @@ def _longrope(frequencies: Tensor, parameters: Config, config: Config) -> tuple[
 
 
 def alibi(heads: int, offsets: Int[Tensor, " n"]) -> Float[Tensor, "heads n"]:
-    """ALiBi: slope·(key position − query position), one slope a head, 2^(−8h/heads) for a power of two.
+    """ALiBi: slope·(key position − query position), one slope per head, 2^(−8h/heads) for a power of two.
 
     >>> alibi(2, torch.tensor([0, -1, -2]))
     tensor([[ 0.0000, -0.0625, -0.1250],

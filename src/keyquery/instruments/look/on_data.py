@@ -50,14 +50,17 @@ class OnData:
         """Run the model; `facts` hold the longest window, the origin of the data, and which pairs count."""
         if not any(layer.kind == "self" for layer in heads):
             raise ValueError("only self-attention is analysed on data, and this model has none: omit text and inputs")
-        # Sequences are often much shorter than the longest window.
-        length = min(facts["longest"], typical_length(batches) or facts["longest"])
-        described = {"sequences": sum(map(rows_of, batches)), "length": length, **facts}
+        # Sequences are often much shorter than the longest window; inputs are not cut, and may be longer.
+        typical = typical_length(batches)
+        longest = max(facts["longest"], typical or 0)
+        described = {"sequences": sum(map(rows_of, batches)), "length": typical or longest, **facts, "longest": longest}
         if facts["pairs"] == "independent":
             moments = joint_moments(model, watching(batches, "running the model", len(batches)), heads)
             count = next(iter(moments.values())).count
             return cls(moments=moments, facts={"tokens": count, **described}, sample=sample)
         sums = score_variances(model, batches, heads, lambda some: watching(some, "running the model", len(some)))
+        if typical is None:  # images, sounds and inputs of other names
+            described["length"] = described["longest"] = max(each.longest for each in sums.values())
         return cls(sums=sums, facts=_described(sums, described), sample=sample)
 
     def of_layer(self, layer: Layer, heads: Heads) -> list[dict[str, Any] | None]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from keyquery.instruments.look.validity import check_look
 from keyquery.instruments.roles.naming import flat_scores
 from keyquery.reading import Reading
+from keyquery.support.printable import counted
 
 # Names of schema 1.
 FORMER = {
@@ -71,7 +72,8 @@ class Look(Reading, kind="look"):
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {label}" for label, count in self.summary.items())
-        return f"Look({self.model['name']}: {len(self.heads)} heads in {len(self.layers)} layers: {counts})"
+        size = f"{counted(len(self.heads), 'head')} in {counted(len(self.layers), 'layer')}"
+        return f"Look({self.model['name']}: {size}: {counts})"
 
     def records(self) -> list[dict[str, Any]]:
         """One row per head: layer, head, every scalar metric of each view, its interval, and the label."""

@@ -40,7 +40,7 @@ def sentence(reading: Attribution) -> str:
     source = f"{key[0]} in the key" + (f", which read most from {step}" if step else "")
     pair = f"from {named(reading, reading.query)} to {named(reading, reading.key)} (attention {reading.weight:.0%})"
     if relative > 0 and key[1] > 0:
-        verb = "looks" if reading.weight is None or reading.weight >= 0.01 else "hardly looks"
+        verb = "attends" if reading.weight is None or reading.weight >= 0.01 else "hardly attends"
         return (
             f"{reading.head} {verb} {pair} because of {source}: {key[1]:+z.2f} of {relative:+z.2f} above the mean key"
         )

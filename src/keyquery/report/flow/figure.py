@@ -14,7 +14,7 @@ from keyquery.support.extras import optional
 
 
 def flow_map(reading: Flow, pyplot: Any, view: str = "flow") -> Any:
-    """A map of heads in one view, and layer means and rollout against their chance levels."""
+    """A map of heads in one view, and layer means and rollout against their null levels."""
     seen = views(reading)
     check_choice("view", view, tuple(seen))
     values, each = seen[view], np.array(depths(reading))

@@ -55,7 +55,7 @@ def views(reading: Flow) -> dict[str, np.ndarray]:
 
 
 def depths(reading: Flow) -> list[list[float]]:
-    """Per layer: mean raw flow, its chance level, the rollout up to the layer, and its chance level."""
+    """Per layer: mean raw flow, its null level, the rollout up to the layer, and its null level."""
 
     def by_layer(values: Any, count: int) -> np.ndarray:
         return np.asarray(values, dtype=np.float64).reshape(count, -1).mean(1)

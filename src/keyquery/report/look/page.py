@@ -18,7 +18,7 @@ from keyquery.report.kit.packed_numbers import pack, pack_bytes
 from keyquery.report.kit.page import document
 from keyquery.report.look import triangle
 from keyquery.report.look.figure import looks_of
-from keyquery.report.look.shares import OF_DATA, OF_WEIGHTS, crossed, has_data, window
+from keyquery.report.look.shares import OF_DATA, OF_WEIGHTS, crossed, has_data, sample_of, window
 from keyquery.report.roles.page import role_data, role_facts
 from keyquery.report.roles.rule import rule
 
@@ -168,7 +168,7 @@ def _facts(look: Look) -> str:
     model, data = look.model, look.provenance.get("data")
     facts = [f"{model['layers']} layers", f"{len(look.heads)} heads", f"width {model['width']}"]
     facts += [f"architecture {family}"] if (family := family_of(model)) else []
-    facts += [f"{data['from']}: {window(look)}, {data['tokens']:,} tokens" if data else "weights only"]
+    facts += [sample_of(look) if data else "weights only"]
     if look.corpus is not None:
         facts += [f"compared with {look.corpus.get('from') or 'a corpus'}, {look.corpus['compared']} tokens"]
     return " · ".join(facts)

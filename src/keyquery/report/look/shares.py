@@ -80,6 +80,13 @@ def window(look: Look) -> str | None:
     return text + (", independent pairs" if data.get("pairs") == "independent" else "")
 
 
+def sample_of(look: Look) -> str:
+    """The data of a look: its name, windows and tokens; with means by position, other tokens than the shares are of."""
+    data = look.provenance["data"]
+    rest = " for the shares, the others for the means" if data.get("means") == "by position" else ""
+    return f"{data['from']}: {window(look)}, {data['tokens']:,} tokens{rest}"
+
+
 def changes(head: Mapping[str, Any], name: str) -> bool:
     """Whether the label, or the sign of symmetry, differs between the half and the full window."""
     return name in ((head["on_data"] or {}).get("changes_with_window") or [])

@@ -32,9 +32,11 @@ from keyquery.report.look.shares import (
     has_data,
     leading,
     mean_shares,
+    sample_of,
     window,
     with_bars,
 )
+from keyquery.support.printable import counted
 
 # Distinct for every kind of colour vision, in light and dark terminals, and by shape without colour.
 MARKS = dict(
@@ -138,10 +140,10 @@ def _title(reading: Look) -> list[Text]:
     model = reading.model
     architecture = f", architecture {family}" if (family := family_of(model)) else ""
     shown = f"{len(reading.layers)} of " if len(reading.layers) < model["layers"] else ""
-    layers = f"{shown}{model['layers']} layers, {len(reading.heads)} heads"
+    layers = f"{shown}{counted(model['layers'], 'layer')}, {counted(len(reading.heads), 'head')}"
     lines = [Text(f"{model['name']}{architecture}: {layers}, width {model['width']}", style="bold")]
     data = reading.provenance.get("data")
-    return [*lines, Text(f"on {data['from']}: {window(reading)}, {data['tokens']:,} tokens")] if data else lines
+    return [*lines, Text(f"on {sample_of(reading)}")] if data else lines
 
 
 def _heads_table(reading: Look) -> Table:

@@ -9,7 +9,8 @@ from typing import Any
 from keyquery.reading import short
 from keyquery.report.kit.colours import depth_colour, tones
 from keyquery.report.kit.page import document
-from keyquery.report.survey.terminal import conclusions, counted
+from keyquery.report.survey.terminal import conclusions
+from keyquery.support.printable import counted
 from keyquery.survey.reading import FIGURES, Survey, final
 
 SCRIPTS = ("elements.js", "survey.js", "survey_table.js")

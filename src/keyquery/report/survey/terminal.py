@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keyquery.report.kit.tables import columns_table
+from keyquery.support.printable import counted
 from keyquery.survey.reading import Survey
 
 MOST = 40  # models, runs or families that a terminal shows
@@ -74,15 +75,6 @@ def size(count: float) -> str:
         if count >= 0.9995 * unit:
             return f"{float(f'{count / unit:.3g}'):g}{letter}"
     return f"{count:g}"
-
-
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """A count with its noun.
-
-    >>> counted(1, "family", "families"), counted(2000, "model")
-    ('1 family', '2,000 models')
-    """
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def _order(row: Mapping[str, Any]) -> tuple[str, int, str]:

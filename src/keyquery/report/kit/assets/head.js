@@ -143,7 +143,7 @@ function corpusOf(one) {
   }));
   const note = `both explain ${(100 * metrics.explained).toFixed(1)} % of its scores ` +
     `(chance ${(100 * least("explained")).toFixed(1)} %)`;
-  return framed("Co-occurrence", "cosines with the PPMI of the corpus; the bar is the chance level",
+  return framed("Co-occurrence", "cosines with the PPMI of the corpus; the bar is the null level",
     () => [["metric", "value"], ...Object.entries(metrics)], "half", lines(rows, -wide, wide, "compared with the corpus"),
     el("p", { class: "muted", "data-corpus": "explained" }, note));
 }
