@@ -70,7 +70,7 @@ def _part_sums(x, parts, rows, columns, stride, TURNS: tl.constexpr):
 def part_sums(x: Float[Tensor, "rows columns"]) -> Float[Tensor, "parts columns"]:
     """Sums over some rows each, for `column_sums`; torch's own are several times slower for tall matrices."""
     rows, columns = x.shape
-    count = min(turns(rows, 64), 8)
+    count = min(turns(rows, 64), 4)
     parts = torch.empty(blocks(rows, 64 * count), columns, dtype=torch.float32, device=x.device)
     grid = len(parts), blocks(columns, COLUMNS)
     launch(_part_sums, grid, (x, parts), (rows, columns, x.stride(0)), (("TURNS", count),))
