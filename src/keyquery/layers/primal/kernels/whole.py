@@ -175,16 +175,16 @@ def _run_backward(
     exact, heads = concat.dtype, len(log_lambda)
     flat = (torch.zeros_like(x) if grad is None else grad.to(x.dtype)).flatten(0, 1)
     inner = torch.mm(flat, output).view(batch, n, heads, -1)
-    grad_qk, parts, *sums = launch_backward(
+    grad_qk, parts, mixes, biases, shifts = launch_backward(
         qk.view(batch, n, 2, heads, -1), weights, _mix(concat), None, feature, inner,
         None if gain is None else bend, gain, None, biased[0], biased[1],
     )  # fmt: skip
     back = grad_qk.view(batch * n, -1)
     grad_x = _product(back, query_key, dtype).view(x.shape) if to_x else None
     loss = None if gain is None else Loss(log_lambda, energy, pull, gain)
-    outs = part_sums(flat) if biased[2] else parts.new_empty(0, flat.shape[1])
+    sums = Sums(mixes, biases, shifts, part_sums(flat) if biased[2] else parts.new_empty(0, flat.shape[1]))
     grad_directions, grad_lambda, totals = launch_finish(
-        x, None, directions[:, :, :n], None, added(parts), directions.shape[2], grad_x, loss, Sums(*sums, outs)
+        x, None, directions[:, :, :n], None, added(parts), directions.shape[2], grad_x, loss, sums
     )
     return (
         x.new_empty(0, dtype=dtype) if grad_x is None else grad_x,
