@@ -268,6 +268,7 @@ def launch_backward(
     batch, n, _, heads, p = qk.shape
     s, v = mix.shape[1:]
     sizes = _launches(qk, s, v)[1]
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     tiles, splits = _runs(qk, sizes)
     grad_qk = torch.empty(batch, n, 2, heads, p, dtype=qk.dtype, device=qk.device)
     grad_weights = torch.empty(splits, 2, batch, heads, p, s, dtype=torch.float32, device=qk.device)
@@ -277,7 +278,7 @@ def launch_backward(
     grad_shift = torch.empty(rows * heads if shifted else 0, v, dtype=torch.float32, device=qk.device)
     if splits and batch:
         tensors = (
-            _lined(qk), _lined(weights), mix, flags(real, qk), grad if grad.stride(-1) == 1 else grad.contiguous(),
+            _lined(qk), _lined(weights), mix, flags(real, qk), grad,
             qk if bend is None else bend, qk if gain is None else gain, qk if curve is None else curve,
             grad_qk, grad_weights, grad_mix, grad_bias, grad_shift,
         )  # fmt: skip
