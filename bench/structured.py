@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import shutil
 import statistics
 from pathlib import Path
@@ -49,11 +50,11 @@ def stepper(layer, run, batch, n, device):
     return step
 
 
-def measure(tokens, lengths, rounds, times, device):
+def measure(tokens, lengths, rounds, times, device, kernels=KERNELS):
     rows = []
     for n in lengths:
         steps = {}
-        for kernel in KERNELS:
+        for kernel in kernels:
             layer = make(kernel, device)
             compiled = torch.compile(layer, fullgraph=True, dynamic=False) if device == "cuda" else layer
 
@@ -66,7 +67,7 @@ def measure(tokens, lengths, rounds, times, device):
             steps[kernel] = stepper(layer, run, tokens // n, n, device)
             for _ in range(3):
                 steps[kernel]()
-        for kernel in KERNELS:
+        for kernel in kernels:
             taken, ratios = [], []
             often = max(times * 1024 // n, 1)
             for _ in range(rounds):
@@ -91,18 +92,24 @@ def measure(tokens, lengths, rounds, times, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="also write the results there")
-    out = parser.parse_args().out
+    parser.add_argument("--only", choices=KERNELS[1:], help="measure one kernel, and keep the results of the others")
+    options = parser.parse_args()
+    out, kernels = options.out, KERNELS if options.only is None else (KERNELS[0], options.only)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch._dynamo.config.recompile_limit = 100  # all kernels share one forward
-        rows = measure(65_536, (1024, 4096, 16_384), rounds=15, times=6, device=device)
+        rows = measure(65_536, (1024, 4096, 16_384), rounds=15, times=6, device=device, kernels=kernels)
         name = torch.cuda.get_device_name()
     else:
         torch.set_num_threads(1)
-        rows = measure(4096, (256, 1024), rounds=7, times=1, device=device)
+        rows = measure(4096, (256, 1024), rounds=7, times=1, device=device, kernels=kernels)
         name = "one CPU thread"
     counts = {kernel: sum(weight.numel() for weight in make(kernel, "cpu").parameters()) for kernel in KERNELS}
     facts = {"seed": SEED, "width": WIDTH, "heads": HEADS, "machine": name, "parameters": counts}
+    if options.only is not None:  # every ratio is to `general` in the same run
+        new = {row["what"]: row for row in rows if f"`{options.only}` over" in row["what"]}
+        kept = json.loads((RESULTS / f"structured_{device}.json").read_text())["rows"]
+        rows = [new.get(row["what"], row) for row in kept]
     publish(f"structured_{device}", rows, **facts)
     if out is not None:
         shutil.copy(RESULTS / f"structured_{device}.json", out)

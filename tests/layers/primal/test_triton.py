@@ -116,11 +116,12 @@ def test_losses_that_are_not_used_are_left_out(left_out):
     assert kernels.forward(*given, "cosine", False)[2] is None
 
 
-def test_a_zero_query_and_gradients_in_any_layout():
+@pytest.mark.parametrize("last", [2, 3])
+def test_a_zero_query_and_gradients_in_any_layout(last):
     qk, weights, mix, _, (grad, *sums) = draw(SHAPES[0], torch.float32)
     qk = qk.clone()
     qk[0, 3] = 0
-    grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
+    grad = grad.transpose(1, last).contiguous().transpose(1, last)
     given = (qk, weights, mix, None, (grad, *sums))
     ours, theirs = ours_all(given, "cosine"), reference.backward(qk, weights, mix, None, "cosine", grad, *sums)
     assert all(torch.allclose(a, b.double(), atol=1e-3) for a, b in zip(ours[3:], theirs, strict=True))

@@ -84,8 +84,9 @@ def test_outputs_that_are_not_used_are_left_out():
     layer, x = make(), torch.randn(1, 45, 24, device=DEVICE)
     out = layer(x)
     layer.regularizer()
-    out.sum().backward()
+    out.sum().backward()  # its gradient is one number, expanded
     assert layer.log_lambda.grad is None
+    assert torch.equal(layer.output.bias.grad, torch.full((24,), 45.0, device=DEVICE))
     truth = torch.autograd.grad(oracle.forward(layer, x[0]).sum(), layer.directions)[0]
     assert torch.allclose(layer.directions.grad, truth, rtol=1e-4, atol=1e-5)
     layer.zero_grad()

@@ -50,11 +50,11 @@ def _store(to, column, value, within):
 
 
 @kernel
-def _place(batches, heads, ROWS: tl.constexpr):
-    """Sequence, head and tokens of a program; next to each other are those with the same means and angles."""
-    batch, rest = tl.program_id(0) % batches, tl.program_id(0) // batches
-    head, row = rest % heads, rest // heads * ROWS + tl.arange(0, ROWS)
-    return batch.to(tl.int64), head.to(tl.int64), row
+def _place(batches, m, ROWS: tl.constexpr):
+    """Sequence, head and tokens of a program; all sequences of a head run together, since they share its means."""
+    blocks = tl.cdiv(m, ROWS)
+    rest, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    return (rest % batches).to(tl.int64), (rest // batches).to(tl.int64), block * ROWS + tl.arange(0, ROWS)
 
 
 @kernel
@@ -66,7 +66,7 @@ def _widen(
     START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """One head of one sequence, some of its tokens: every block of q̃ and k̃, sums in float32."""
-    batch, head, row = _place(batches, heads, ROWS)
+    batch, head, row = _place(batches, m, ROWS)
     sequence = batch * heads + head
     first, second, turned, has_first, has_second = _pairs(RANK, HALF, START, PAIRS, INTERLEAVED)
     inside = row[:, None] < m
@@ -118,7 +118,7 @@ def _narrow(
     START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Backward of `_widen`, which is affine: gradients of queries and keys from those of q̃ and k̃."""
-    batch, head, row = _place(batches, heads, ROWS)
+    batch, head, row = _place(batches, m, ROWS)
     sequence = batch * heads + head
     first, second, turned, has_first, has_second = _pairs(RANK, HALF, START, PAIRS, INTERLEAVED)
     inside, late = row[:, None] < m, row[:, None] >= m - new

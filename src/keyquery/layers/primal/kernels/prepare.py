@@ -36,20 +36,24 @@ def tokens_at(x, place, used, row, feature, rows, n, x_n, p: tl.constexpr, USED:
 def _prepare(
     x, place, used, directions, weights, x2, old, new, old2, new2, old3, new3, old4, new4,
     rows, heads, batch, n, x_b, x_n, place_b, d_side, d_h, d_row, w_side, w_b, w_h, w_p,
-    size, size1, size2, size3, size4, first, second, third, fourth, fifth,
+    size, size1, size2, size3, size4, stride, second, third, fourth, fifth,
     p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK: tl.constexpr, USED: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Each program has one task: a head of a sample, or numbers of one of five tensors, up to program `fifth`."""
-    program = tl.program_id(0)
-    if program < first:
+    """Each program has one task: a head of a sample, or numbers of one of five tensors.
+
+    Heads, which wait for memory, are every `stride`-th program, so that casts run beside them.
+    """
+    head, heads_before = tl.program_id(0) // stride, tl.minimum(tl.cdiv(tl.program_id(0), stride), heads * batch)
+    program = tl.program_id(0) - heads_before
+    if (tl.program_id(0) % stride == 0) & (head < heads * batch):
         _combine(
-            program, x, place, used, directions, weights,
+            head, x, place, used, directions, weights,
             rows, heads, batch, n, x_b, x_n, place_b, d_side, d_h, d_row, w_side, w_b, w_h, w_p,
             p, s, P, S, BLOCK, TILES, USED, EVEN, DOT, PRECISION,
         )  # fmt: skip
     elif program < second:
-        _cast(x, x2, program - first, size, CHUNK)
+        _cast(x, x2, program, size, CHUNK)
     elif program < third:
         _cast(old, new, program - second, size1, CHUNK)
     elif program < fourth:
@@ -78,7 +82,7 @@ def _combine(
     feature, score = tl.arange(0, P), tl.arange(0, S)
     left = tl.zeros((P, S), dtype=tl.float32)
     right = tl.zeros((P, S), dtype=tl.float32)
-    for tile in tl.range(0, TILES):
+    for tile in tl.range(0, TILES, num_stages=1):  # little shared memory, so that many programs fit
         row = tile * BLOCK + tl.arange(0, BLOCK)
         places, within = tokens_at(
             x + b * x_b + h * p, place + b * place_b, used + b * rows, row, feature, rows, n, x_n, p, USED, EVEN
@@ -113,7 +117,7 @@ def launch_prepare(
     old = [x if t is None or t.dtype == dtype else t.contiguous() for t in (x, *maps)]
     shapes = [0 if t is None or t.dtype == dtype else t.shape for t in (x, *maps)]
     new = [torch.empty(shape, dtype=dtype, device=x.device) for shape in shapes]
-    ends, sizes = [batch * heads], [t.numel() for t in new]
+    ends, sizes = [0], [t.numel() for t in new]
     for size in sizes:
         ends.append(ends[-1] + blocks(size, CHUNK))
     if not batch:
@@ -124,10 +128,10 @@ def launch_prepare(
     )  # fmt: skip
     numbers = (
         rows, heads, batch, x.shape[1], *strides(tensors[0], place, directions), *weights.stride()[:4], *sizes,
-        *ends[:5],
+        max(ends[5] // (2 * batch * heads), 1), *ends[1:5],
     )  # fmt: skip
     constants = (*shared(x, dtype, p, s, place, used), ("TILES", blocks(rows, BLOCK)), ("CHUNK", CHUNK))
-    launch(_prepare, (ends[5], 1), tensors, numbers, constants)
+    launch(_prepare, (batch * heads + ends[5], 1), tensors, numbers, constants)
     return weights, new
 
 

@@ -263,22 +263,22 @@ def launch_backward(
 
     `bend` is the gradient of the loss by the scores over the scores, (2, batch, heads, s), times the number `gain`;
     without the first dimension it is the same for e and r. Partial sums are (splits, 2, batch, heads, p, s),
-    (splits, batch, heads, v, 2, s), (splits, batch, 2, heads, p) and (splits, batch, heads, v).
+    (rows, v·2·s), (rows, 2·heads·p) and (rows, v).
     """
     batch, n, _, heads, p = qk.shape
     s, v = mix.shape[1:]
     sizes = _launches(qk, s, v)[1]
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     tiles, splits = _runs(qk, sizes)
     grad_qk = torch.empty(batch, n, 2, heads, p, dtype=qk.dtype, device=qk.device)
     grad_weights = torch.empty(splits, 2, batch, heads, p, s, dtype=torch.float32, device=qk.device)
-    grad_mix = torch.empty(splits, batch, heads, v, 2, s, dtype=torch.float32, device=qk.device)
-    rows = splits if biased else 0
-    grad_bias = torch.empty(rows, batch, 2, heads, p, dtype=torch.float32, device=qk.device)
-    rows = splits if shifted else 0
-    grad_shift = torch.empty(rows, batch, heads, v, dtype=torch.float32, device=qk.device)
+    rows = splits * batch
+    grad_mix = torch.empty(rows * heads, v * 2 * s, dtype=torch.float32, device=qk.device)
+    grad_bias = torch.empty(rows if biased else 0, 2 * heads * p, dtype=torch.float32, device=qk.device)
+    grad_shift = torch.empty(rows * heads if shifted else 0, v, dtype=torch.float32, device=qk.device)
     if splits and batch:
         tensors = (
-            _lined(qk), _lined(weights), mix, flags(real, qk), grad if grad.stride(-1) == 1 else grad.contiguous(),
+            _lined(qk), _lined(weights), mix, flags(real, qk), grad,
             qk if bend is None else bend, qk if gain is None else gain, qk if curve is None else curve,
             grad_qk, grad_weights, grad_mix, grad_bias, grad_shift,
         )  # fmt: skip
@@ -313,7 +313,7 @@ def _run_backward(
     bend = None if grad_energy is None else (2 * grad_energy).float().contiguous()
     curve = None if grad_grams is None else (grad_grams + grad_grams.mT).contiguous()
     grads = launch_backward(qk, weights, mix, real, feature, grad, bend, None, curve, False, False)
-    return grads[0], added(grads[1]), grads[2].sum((0, 1, 2)).permute(1, 2, 0)
+    return grads[0], added(grads[1]), grads[2].sum(0).view(-1, 2, mix.shape[1]).permute(1, 2, 0)
 
 
 def _shared(qk: Tensor, s: int, v: int, feature: str, real: Tensor | None, sizes: Launch, tiles: int) -> Constants:

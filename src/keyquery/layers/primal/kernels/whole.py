@@ -81,9 +81,9 @@ class _Whole(torch.autograd.Function):
         to_x: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # skip the backward of the loss if it is unused
-        own = Weights(directions, log_lambda, query_key, query_key_bias, concat, concat_bias, output, output_bias)
+        maps = query_key, query_key_bias, concat, concat_bias, output, output_bias
         run = _FORWARD if torch.compiler.is_compiling() else _run_forward
-        out, loss, energy, weights, *kept = run(x, *own, feature, eta, dtype)
+        out, loss, energy, weights, *kept = run(x, directions, log_lambda, *maps, feature, eta, dtype)
         biased = [bias is not None for bias in (query_key_bias, concat_bias, output_bias)]
         ctx.options = feature, x.dtype, to_x, biased
         x, query_key, output = (_either(*pair) for pair in zip(kept[:3], (x, query_key, output), strict=True))
@@ -175,17 +175,16 @@ def _run_backward(
     exact, heads = concat.dtype, len(log_lambda)
     flat = (torch.zeros_like(x) if grad is None else grad.to(x.dtype)).flatten(0, 1)
     inner = torch.mm(flat, output).view(batch, n, heads, -1)
-    grad_qk, parts, *sums = launch_backward(
+    grad_qk, parts, mixes, biases, shifts = launch_backward(
         qk.view(batch, n, 2, heads, -1), weights, _mix(concat), None, feature, inner,
         None if gain is None else bend, gain, None, biased[0], biased[1],
     )  # fmt: skip
     back = grad_qk.view(batch * n, -1)
     grad_x = _product(back, query_key, dtype).view(x.shape) if to_x else None
     loss = None if gain is None else Loss(log_lambda, energy, pull, gain)
-    outs = part_sums(flat) if biased[2] else parts.new_empty(0, flat.shape[1])
-    by_row = Sums(sums[0].flatten(0, 2).flatten(1), sums[1].flatten(0, 1).flatten(1), sums[2].flatten(0, 2), outs)
+    sums = Sums(mixes, biases, shifts, part_sums(flat) if biased[2] else parts.new_empty(0, flat.shape[1]))
     grad_directions, grad_lambda, totals = launch_finish(
-        x, None, directions[:, :, :n], None, added(parts), directions.shape[2], grad_x, loss, by_row
+        x, None, directions[:, :, :n], None, added(parts), directions.shape[2], grad_x, loss, sums
     )
     return (
         x.new_empty(0, dtype=dtype) if grad_x is None else grad_x,
