@@ -156,7 +156,7 @@ def main() -> None:
         out = Path(place) / "out.json"
         for name, make, heads, seconds, memory in (
             ("random weights of GPT-2 small's shape, 144 heads", gpt2, 144, 2, 400),
-            ("random weights of an 8B Llama's shape, 1,024 heads", eight_billion, 1024, 60, 1500),
+            ("random weights of an 8B Llama's shape, 1,024 heads", eight_billion, 1024, 40, 1500),
         ):
             folder = Path(place) / make.__name__
             folder.mkdir()

@@ -116,8 +116,10 @@ def dial(
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device, dtype)
     gains = dict(zip(PARTS, (symmetric, skew, popularity, query_only, position), strict=True))
     chosen: dict[str, Any] = {"directions": numbers, "of": of, "gain": gain, "on": on}
-    shown: dict[str, Any] = {"samples": samples, "name": name}
-    output.deliver(dial_effect(live, batches, tokenizer, gains, heads, means=means, **chosen, **shown))
+    with output.watching() as progress:
+        shown: dict[str, Any] = {"samples": samples, "name": name, "progress": progress}
+        effect = dial_effect(live, batches, tokenizer, gains, heads, means=means, **chosen, **shown)
+    output.deliver(effect)
 
 
 @writes("json", "csv", "html", "picture")

@@ -33,8 +33,7 @@ def parse_json(text: str, finite: bool = False) -> Any:
         if not finite:
             return json.loads(text)
         # Numbers are checked one by one only where any can be too large: json's own float is several times faster.
-        how = {"parse_float": _finite} if _any_large(bare) else {}
-        return json.loads(text, parse_constant=_refuse, **how)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite if _any_large(bare) else None)
     except RecursionError:
         raise ValueError(f"it is nested more than {DEEPEST} deep") from None
 

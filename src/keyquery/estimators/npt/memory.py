@@ -16,6 +16,7 @@ STEP = 1  # and the temporary copy of a LAMB step
 BRIEF = 0.5  # the bfloat16 copy on a GPU
 KEPT = {"cpu": 17.5, "cuda": 13.0}  # activations kept for backward by a layer, per number of its input
 PASSING = 10.0  # temporaries of backward, per number of the input
+AGAIN = 10.0  # what a layer takes that is computed again on a GPU, where backward frees as it goes, likewise
 SCORES = {"cpu": 2.25, "cuda": 1.75}  # numbers kept per score between columns, if scores are materialised
 LOOSE, AT_MOST, ALWAYS = 70, 8e6, 5e7  # memory that the CPU allocator does not return: tensors, bytes each, bytes
 CHUNK = 64  # rows per prediction batch; constant on a CPU, so that a row's result does not depend on the others
@@ -27,7 +28,8 @@ def needed(
 ) -> tuple[float, float]:
     """Approximate bytes that training takes, without and with activation checkpointing.
 
-    A layer of width w has 13w² weights: four of attention, one of the residual, and 8w² of the MLP.
+    A layer of width w has 13w² weights: four of attention, one of the residual, and 8w² of the MLP. Predictions for the
+    validation rows are not counted: on a GPU they take as many rows at a time as fit into half of what is free.
 
     >>> whole, thrifty = needed(14, 128, 8, 8, 0, 354, "full", "cpu")
     >>> 4e9 < thrifty < whole < 7e9
@@ -46,7 +48,7 @@ def needed(
     widest = each * (KEPT[kind] + PASSING) + 2 * scores
     kept = each * KEPT[kind] * depth + scores * (depth - between) + each * PASSING
     if kind == "cuda":
-        parts = [(HELD + BRIEF) * weights + part for part in (kept, widest + each * depth)]
+        parts = [(HELD + BRIEF) * weights + part for part in (kept, each * (AGAIN + depth) + scores)]
         return max(parts[0], (HELD + STEP) * weights), max(parts[1], (HELD + STEP) * weights)
     fixed = (HELD + STEP) * weights + LOOSE * min(each, AT_MOST) + ALWAYS
     return fixed + kept, fixed + widest + each * depth

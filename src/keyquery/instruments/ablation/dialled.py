@@ -19,6 +19,7 @@ from keyquery.instruments.ablation.ablate import facts_of
 from keyquery.instruments.ablation.losses import default_loss, hide, logits, real_tokens
 from keyquery.instruments.ablation.variants import losses_of
 from keyquery.reading import Reading, digests, provenance
+from keyquery.support.progress import Progress, silent
 from keyquery.support.statistics import paired
 from keyquery.surgery.dial.dial import Dial, dial
 from keyquery.surgery.dial.means import Means
@@ -62,6 +63,7 @@ def dial_effect(
     on: str = "weights",
     samples: int = 3,
     name: str | None = None,
+    progress: Progress | None = None,
 ) -> DialEffect:
     """Run a language model on `batches` unchanged and with `gains` on parts of some heads; means are of the batches.
 
@@ -87,6 +89,8 @@ def dial_effect(
         Texts before and after. Default: 3.
     name
         Of the model. Default: its class.
+    progress
+        Wraps iterables in progress bars. Default: none.
 
     Returns
     -------
@@ -105,9 +109,11 @@ def dial_effect(
     model = bare(model)
     objective, loss = default_loss(model, tokenizer)
     changed, kind, gains = _dialling(model, batches, gains, heads, means, (directions, of, gain, on))
-    before, outputs = losses_of(model, batches, loss), _outputs(model, batches, tokenizer, objective, samples)
+    watching, count = progress or silent, len(batches)
+    before = losses_of(model, watching(batches, "running the model", count), loss)
+    outputs = _outputs(model, batches, tokenizer, objective, samples)
     with changed():
-        after = losses_of(model, batches, loss)
+        after = losses_of(model, watching(batches, "running it dialled", count), loss)
         dialled_outputs = _outputs(model, batches, tokenizer, objective, samples)
     change, low, high = paired(before, after)
     return DialEffect(

@@ -5,7 +5,7 @@ The loss is computed per ablation, on its own rows of the model's output, as if 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from keyquery.surgery.rewriting.attach import Replaced
 TOKENS = {"cuda": 32768, "cpu": 2048}  # of a run that leaves a device little idle time
 
 
-def losses_of(model: nn.Module, batches: Sequence[Batch], loss: Loss) -> Float[Tensor, " sequences"]:
+def losses_of(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> Float[Tensor, " sequences"]:
     """One loss per sequence."""
     with evaluating(model):
         per_batch = [_checked(loss(model, batch)) for batch in batches]

@@ -81,8 +81,11 @@ class Gains:
         if self._means is None or len(keys) % len(self._rows) or len(call.places) > 1:
             raise ValueError(f"{len(keys)} sequences cannot be divided into {len(self._rows)} parts with own gains")
         parts = zip(queries.chunk(len(self._rows)), keys.chunk(len(self._rows)), self._rows, strict=True)
-        means = self._at(call)
-        wide = [widen(*own, *means, gains, call.new, self._across, placed, turn) for *own, gains in parts]
+        at_query, at_key = self._at(call)
+        wide = [
+            widen(query, key, at_query, at_key, gains, call.new, self._across, placed, turn)
+            for query, key, gains in parts
+        ]
         return torch.cat([query for query, _ in wide]), torch.cat([key for _, key in wide])
 
     def _half_turn(self, call: Call) -> HalfTurn | None:
