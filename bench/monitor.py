@@ -1,7 +1,7 @@
 """What a monitor costs: a training step with it over one without, its maxima against float64, and its memory by length.
 
 On a GPU: a RoPE language model of 125 million parameters, sequences of 4,096 tokens, bfloat16 autocast; on the CPU a
-small one in float32. Blocks of steps with and without the monitor alternate in one run.
+small one in float32. Blocks of steps (on the CPU single steps) with and without the monitor alternate in one run.
 """
 
 from __future__ import annotations
@@ -74,6 +74,29 @@ def overheads(device: str, batch: int, length: int, rounds: int, block: int, sec
     return found, before, extra
 
 
+def cpu_overheads(batch: int, length: int, rounds: int):
+    """The same on a CPU, where whole blocks vary by more than a record costs: of steps recorded and not, in turn.
+
+    A record's cost is the difference of the medians, and is spread over `every` steps.
+    """
+    model, step = trainer("cpu", batch, length)
+    monitor = kq.Monitor(model, every=2, structure=10**9, strict=True, on_alarm=ignore)
+    whole = kq.Monitor(model, every=2, structure=1, strict=True, on_alarm=ignore)
+    found: dict[int, list[float]] = {10: [], 50: []}
+    plain, extra = 0.0, 0.0
+    for _ in range(rounds):
+        medians = []
+        for watching in (monitor, whole):
+            with watching:
+                times = [seconds(step, 1, "cpu") for _ in range(40)]
+            medians.append([statistics.median(times[first::2]) for first in (0, 1)])
+        (recorded, plain), (with_ranks, beside) = medians
+        extra = max((with_ranks - beside) - (recorded - plain), 0.0) / 10
+        for every, shares in found.items():
+            shares.append(100 * (recorded - plain + extra) / (every * plain))
+    return found, plain, extra
+
+
 def _step(monitor: kq.Monitor, step, device: str) -> float:
     """Seconds of a step that is recorded, the median of several."""
     with monitor:
@@ -125,7 +148,10 @@ def main():
         rows.append(row("memory of logit statistics, 32,768 over 4,096 tokens, H200", [long / short], "times", "8"))
         rows.append(row("memory of logit statistics, 12 heads, 32,768 tokens, H200", [long / 2**20], "MiB", "–"))
     for batch, length in ((1, 4096), (4, 4096)) if device == "cuda" else ((8, 128),):
-        found, step, extra = overheads(device, batch, length, options.rounds, options.block, options.seconds)
+        if device == "cuda":
+            found, step, extra = overheads(device, batch, length, options.rounds, options.block, options.seconds)
+        else:
+            found, step, extra = cpu_overheads(batch, length, options.rounds)
         print(
             f"step of {batch} × {length} tokens: {1e3 * step:.1f} ms; ranks and shares: {1e4 * extra:.1f} ms",
             flush=True,

@@ -30,10 +30,10 @@ def stability(
     out: Out = None,
     rate: Annotated[
         list[float] | None,
-        typer.Option(metavar="<float>", help="A learning rate; repeatable. Default: six from 1e-3 to 0.3."),
+        typer.Option(metavar="<float>", help="A learning rate; repeatable. Default: eight from 1e-3 to 0.5."),
     ] = None,
     seed: ThreeSeeds = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps per model.")] = 1500,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps per model.")] = 1100,
     vocabulary: Vocabulary = 1024,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after this many minutes; with --out, a later run resumes.")
@@ -46,8 +46,8 @@ def stability(
     """How many steps before the loss spikes do alarms on attention logits warn, and how often in vain?
 
     Small RoPE language models are trained under `kq.Monitor` at rates from safe to far too high, with and without
-    QK-norm; what diverges is trained once more under QK-Clip and with structured kernels. With --out, an interrupted
-    run can be resumed.
+    QK-norm and with structured kernels; what diverges is trained once more under QK-Clip. Rules are fit on the runs of
+    --seed, and judged on those of seeds 3 to 5. With --out, an interrupted run can be resumed.
     """
     from keyquery_studies.stability.study import Plan, run
 

@@ -10,7 +10,9 @@ from keyquery_studies.stability.study import StabilityStudy
 
 def warnings(reading: StabilityStudy, pyplot: Any) -> Any:
     """Steps of warning of each held-out run that diverged, by rule."""
-    rules = [rule for rule in reading.rules if rule["runs"] == "held out" and rule["recipe"] == "both"]
+    of = ("healthy", "held out", "both")
+    chosen = [rule for rule in reading.rules if (rule["against"], rule["runs"], rule["recipe"]) == of]
+    rules = list({rule["rule"]: rule for rule in chosen}.values())  # the fit may choose the usual threshold
     seeds = reading.provenance["plan"]["held_out"]
     lost = [row for row in reading.rows if row["tau"] is None and row["outcome"] == "diverged" and row["seed"] in seeds]
     figure, axis = pyplot.subplots(figsize=(7.0, 0.6 + 0.3 * len(rules)), layout="constrained")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from rich.table import Table
@@ -15,9 +16,12 @@ from keyquery_studies.stability.study import StabilityStudy
 def tables(reading: StabilityStudy) -> list[Any]:
     """Outcomes, warnings and false alarms of every rule, rescues by QK-Clip, and kernels."""
     shown: list[Any] = [Text("trainings without QK-Clip", style="bold"), _outcomes(reading), ""]
-    for runs in ("held out", "calibration"):
-        rules = [rule for rule in reading.rules if rule["runs"] == runs and rule["recipe"] == "both"]
-        shown += [Text(f"warnings before the loss spikes, {runs} seeds", style="bold"), _rules(rules), ""]
+    for against, runs in product(("stable", "healthy"), ("held out", "calibration")):
+        rules = [
+            rule for rule in reading.rules if (rule["against"], rule["runs"], rule["recipe"]) == (against, runs, "both")
+        ]
+        title = f"warnings before the loss spikes, {runs} seeds; false alarms in {against} runs"
+        shown += [Text(title, style="bold"), _rules(rules), ""]
     if rescued := reading.rescued():
         shown += [Text("QK-Clip on runs that diverged without", style="bold"), _rescued(rescued), ""]
     if kernels := reading.kernels():
@@ -52,10 +56,11 @@ def _rules(rows: list[Mapping[str, Any]]) -> Table:
 
 
 def _rescued(rows: list[dict[str, Any]]) -> Table:
-    table = columns_table("runs", "stable", "recovered", "diverged", "median final loss", "lowest without")
+    table = columns_table("recipe", "rate", "stable", "recovered", "diverged", "loss of rescued", "lowest without")
     for row in rows:
         counts = (f"{row[kind]} of {row['diverged_without']}" for kind in ("stable", "recovered", "diverged"))
-        table.add_row(row["clipped"], *counts, _loss(row["median_final"]), _loss(row["median_lowest_without"]))
+        losses = _loss(row["final_of_rescued"]), _loss(row["their_lowest_without"])
+        table.add_row(row["recipe"], f"{row['rate']:g}", *counts, *losses)
     return table
 
 

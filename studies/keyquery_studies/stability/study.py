@@ -7,6 +7,7 @@ QK-Clip. Alarms and simple rules are fit on the runs of some seeds, and judged o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -22,7 +23,7 @@ from keyquery.support.progress import Progress
 from keyquery_studies.common.language_models import prepare
 from keyquery_studies.common.runner import run_jobs, study_folder
 from keyquery_studies.depth.study import text_in
-from keyquery_studies.stability.outcome import outcome
+from keyquery_studies.stability.outcome import SPIKE, outcome
 from keyquery_studies.stability.training import Stack
 from keyquery_studies.stability.trial import KERNELS, RECIPES, Trial
 from keyquery_studies.stability.warning import FAMILIES, FIXED, Watched, fit, judged
@@ -59,8 +60,7 @@ class StabilityStudy(Reading, kind="stability study"):
         for row in self.rows:
             twin = free.get(_key(row))
             if row["tau"] is not None and twin is not None and twin["outcome"] == "diverged":
-                alike = [r["final"] for r in stable if (r["recipe"], r["kernel"], r["depth"]) == (
-                    row["recipe"], row["kernel"], row["depth"])]  # fmt: skip
+                alike = [other["final"] for other in stable if other["recipe"] == row["recipe"]]
                 same = {name: row[name] for name in (*MATCHED, "outcome", "final", "lowest", "clips")}
                 pairs.append(
                     {**same, "spike_without": twin["spike"], "final_without": twin["final"],
@@ -69,19 +69,19 @@ class StabilityStudy(Reading, kind="stability study"):
         return pairs
 
     def rescued(self) -> list[dict[str, Any]]:
-        """Counts of `rescues`, by recipe and kernel."""
-        pairs = sorted(self.rescues(), key=lambda row: (row["recipe"], row["kernel"], row["depth"]))
+        """Counts of `rescues`, by recipe and rate, over all kernels."""
+        pairs = sorted(self.rescues(), key=lambda row: (row["recipe"], row["rate"]))
         counts = []
-        for (recipe, kernel, depth), group in groupby(pairs, lambda row: (row["recipe"], row["kernel"], row["depth"])):
+        for (recipe, rate), group in groupby(pairs, lambda row: (row["recipe"], row["rate"])):
             rows = list(group)
             ended = [row["outcome"] for row in rows]
+            saved = [row for row in rows if row["outcome"] != "diverged"]
             counts.append(
-                {"clipped": f"{recipe}, {kernel}, {depth} layers", "diverged_without": len(rows),
+                {"recipe": recipe, "rate": rate, "diverged_without": len(rows),
                  **{kind: ended.count(kind) for kind in ("stable", "recovered", "diverged")},
-                 "median_final": _median(row["final"] for row in rows),
-                 "median_lowest_without": _median(row["lowest_without"] for row in rows),
-                 "median_final_without": _median(row["final_without"] for row in rows),
-                 "best_stable": rows[0]["best_stable"]}
+                 "final_of_rescued": _median(row["final"] for row in saved),
+                 "their_lowest_without": _median(row["lowest_without"] for row in saved),
+                 "best_stable": min((row["best_stable"] for row in rows if row["best_stable"]), default=None)}
             )  # fmt: skip
         return counts
 
@@ -142,7 +142,7 @@ class Plan:
     seeds: tuple[int, ...] = (0, 1, 2)  # on whose runs rules are fit
     held_out: tuple[int, ...] = (3, 4, 5)  # on whose runs they are judged
     tau: float = 100.0
-    steps: int = 1500
+    steps: int = 1100
     width: int = 256
     depth: int = 4
     length: int = 128
@@ -200,28 +200,45 @@ def run(
     return reading_of([row for row in rows if row["done"] >= LEAST], plan, corpus=facts, missing=missing)
 
 
+def _free(row: Mapping[str, Any], recipe: str) -> bool:
+    return row["tau"] is None and row["outcome"] == "stable" and row["recipe"] == recipe
+
+
 def reading_of(rows: Sequence[Mapping[str, Any]], plan: Plan, **facts: Any) -> StabilityStudy:
-    """The reading of stored trainings: rules are fit on the first seeds, and judged on the held-out ones."""
+    """The reading of stored trainings: rules are fit on the first seeds, and judged on the held-out ones.
+
+    False alarms are counted in stable runs, and again in healthy ones alone: stable runs that end less than 0.5 nats
+    above the best of their recipe.
+    """
     ended = [{**{name: row[name] for name in SHOWN}, **outcome(row)} for row in rows]
+    best = {
+        recipe: min((row["final"] for row in ended if _free(row, recipe)), default=math.inf) for recipe in plan.recipes
+    }
+    for row in ended:
+        row["healthy"] = row["outcome"] == "stable" and row["final"] < best[row["recipe"]] + SPIKE
     watched = {at: Watched(row, ended[at]["spike"]) for at, row in enumerate(rows) if row["tau"] is None}
 
     def of(seeds: Sequence[int], recipe: str | None, kind: str) -> list[Watched]:
         return [
             runs
             for at, runs in watched.items()
-            if rows[at]["seed"] in seeds and recipe in (None, rows[at]["recipe"]) and ended[at]["outcome"] == kind
+            if rows[at]["seed"] in seeds
+            and recipe in (None, rows[at]["recipe"])
+            and (ended[at]["healthy"] if kind == "healthy" else ended[at]["outcome"] == kind)
         ]
 
-    fitted = [fit(family, of(plan.seeds, None, "diverged"), of(plan.seeds, None, "stable")) for family in FAMILIES]
-    rules = [
-        {"runs": name, "recipe": recipe or "both", "fitted": index >= len(FIXED)}
-        | judged(rule, of(seeds, recipe, "diverged"), of(seeds, recipe, "stable"))
-        for name, seeds in (("held out", plan.held_out), ("calibration", plan.seeds))
-        for recipe in (None, *plan.recipes)
-        for index, rule in enumerate((*FIXED, *fitted))
-    ]
+    rules, used = [], dict.fromkeys(FIXED)
+    for kind in ("stable", "healthy"):
+        fitted = [fit(family, of(plan.seeds, None, "diverged"), of(plan.seeds, None, kind)) for family in FAMILIES]
+        used |= dict.fromkeys(fitted)
+        rules += [
+            {"against": kind, "runs": name, "recipe": recipe or "both", "fitted": index >= len(FIXED)}
+            | judged(rule, of(seeds, recipe, "diverged"), of(seeds, recipe, kind))
+            for name, seeds in (("held out", plan.held_out), ("calibration", plan.seeds))
+            for recipe in (None, *plan.recipes)
+            for index, rule in enumerate((*FIXED, *fitted))
+        ]
     for at, row in enumerate(ended):
-        firsts = {str(rule): watched[at].first(rule) for rule in (*FIXED, *fitted)} if at in watched else {}
-        row["first"] = firsts
+        row["first"] = {str(rule): watched[at].first(rule) for rule in used} if at in watched else {}
     facts |= {"plan": asdict(plan), "devices": sorted({row["device"] for row in rows})}
     return StabilityStudy(rows=ended, rules=rules, provenance=provenance(**facts))

@@ -48,7 +48,7 @@ class Trial:
     normed: bool = False
     kernel: str = "general"
     tau: float | None = None  # QK-Clip after every step
-    steps: int = 1500
+    steps: int = 1100
     vocabulary: int = 1024
     width: int = 256
     depth: int = 4

@@ -35,7 +35,7 @@ def part_shares(layers: Mapping[str, Layer], seen: Mapping[str, Seen]) -> dict[s
             continue
         if tokens.shape[-1] == layer.weights.query.shape[-1]:
             groups.setdefault(_likeness(layer, seen[name]), []).append(name)
-    results = {}
+    results: dict[str, dict[str, Tensor]] = {}
     for names in groups.values():
         moments = [_moments(layers[name], seen[name]) for name in names]
         first = layers[names[0]]

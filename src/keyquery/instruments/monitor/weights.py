@@ -208,7 +208,7 @@ def gathered(module: nn.Module) -> Iterator[None]:
         (owner, name, weight)
         for owner in module.modules()
         for name, weight in owner._parameters.items()
-        if hasattr(weight, "full_tensor")
+        if weight is not None and hasattr(weight, "full_tensor")
     ]
     try:
         for owner, name, weight in sharded:
