@@ -16,14 +16,14 @@ def curves(reading: Starts, pyplot: Any) -> Any:
     objectives = [name for name in OBJECTIVES if any(row["objective"] == name for row in reading.models)]
     if not objectives:
         raise ValueError("this reading holds no finished training")
-    steps = reading.budgets[-1]
     figure, axes = pyplot.subplots(2, len(objectives), figsize=(4.2 * len(objectives), 5), layout="constrained")
     for (top, below), objective in zip(axes.reshape(2, -1).T, objectives, strict=True):
+        steps = reading.budgets(objective)[-1]
         for start, colour in COLOURS.items():
             for number, row in enumerate(reading.best(objective, start, steps)):
                 label = start if number == 0 else None
                 top.plot(*zip(*row["curve"], strict=True), color=colour, linewidth=0.8, label=label)
-        top.set(title=objective, xlabel="step", ylabel="validation loss, nats", xscale="log")
+        top.set(title=objective, xlabel="step", ylabel="validation loss, nats")
         top.legend(frameon=False, fontsize=6)
         rows = [row for row in reading.summary() if (row["objective"], row["steps"]) == (objective, steps)]
         for place, row in enumerate(reversed(rows)):

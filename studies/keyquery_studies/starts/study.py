@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from statistics import mean, stdev
 from time import time
@@ -44,10 +44,9 @@ class Starts(Reading, kind="starts study"):
         """One row per training; curves are in the JSON only."""
         return [{key: value for key, value in row.items() if key != "curve"} for row in self.models]
 
-    @property
-    def budgets(self) -> list[int]:
-        """The numbers of steps, ascending."""
-        return sorted({row["steps"] for row in self.models})
+    def budgets(self, objective: str) -> list[int]:
+        """The numbers of steps of an objective, ascending."""
+        return sorted({row["steps"] for row in self.models if row["objective"] == objective})
 
     def starts(self) -> list[dict[str, Any]]:
         """Every start at its best rate, by validation over all seeds, for each number of steps.
@@ -56,57 +55,52 @@ class Starts(Reading, kind="starts study"):
         lower or no higher rate was tried.
         """
         rows = []
-        for steps, objective, start in product(self.budgets, OBJECTIVES, STARTS):
-            own = self.best(objective, start, steps)
-            if own:
-                tried = {row["lr"] for row in self._all(objective, start, steps)}
-                values = [row["loss"] for row in own]
-                late = [_at(row, 0.4) - _at(row, 0.8) for row in own]
-                rows.append(
-                    {
-                        "objective": objective,
-                        "start": start,
-                        "steps": steps,
-                        "seeds": len(own),
-                        "lr": own[0]["lr"],
-                        "edge": own[0]["lr"] in (min(tried), max(tried)),
-                        "loss": mean(values),
-                        "loss_sd": stdev(values) if len(values) > 1 else None,
-                        "improved": None if any(map(math.isnan, late)) else mean(late),
-                    }
-                )
+        for objective, start in product(OBJECTIVES, STARTS):
+            for steps in self.budgets(objective):
+                if own := self.best(objective, start, steps):
+                    tried = {row["lr"] for row in self._all(objective, start, steps)}
+                    values = [row["loss"] for row in own]
+                    late = [_at(row, 0.4) - _at(row, 0.8) for row in own]
+                    place = {"objective": objective, "start": start, "steps": steps, "seeds": len(own)}
+                    row = {**place, "lr": own[0]["lr"], "rates": len(tried)}
+                    row |= {"edge": own[0]["lr"] in (min(tried), max(tried)), "loss": mean(values)}
+                    row |= {"loss_sd": stdev(values) if len(values) > 1 else None}
+                    rows.append(row | {"improved": None if any(map(math.isnan, late)) else mean(late)})
         return rows
 
     def summary(self) -> list[dict[str, Any]]:
         """Each factor: paired differences of test loss, and of steps to the loss that all models reach.
 
-        By number of steps. p by Holm over the rows of one number of steps, of losses (`p`) and of steps (`steps_p`)
-        apart.
+        Numbers of steps are ranked, 0 the lowest of each objective. p by Holm over all rows of a `rank`, of losses
+        (`p`) and of steps (`steps_p`) apart.
         """
-        return [row for steps in self.budgets for row in self._factors(steps)]
+        ranks = max((len(self.budgets(objective)) for objective in OBJECTIVES), default=0)
+        return [row for rank in range(ranks) for row in self._factors(rank)]
 
     def longer(self) -> list[dict[str, Any]]:
-        """What the highest number of steps gains over the next lower one: paired differences of test loss by start."""
-        if len(self.budgets) < 2:
-            return []
-        fewer, more = self.budgets[-2:]
-        return [
-            {"objective": objective, "start": start, "steps": more, "less": fewer}
-            | difference(self.best(objective, start, more), self.best(objective, start, fewer), "loss")
-            for objective, start in product(OBJECTIVES, STARTS)
-            if self.best(objective, start, more) and self.best(objective, start, fewer)
-        ]
-
-    def _factors(self, steps: int) -> list[dict[str, Any]]:
+        """What each number of steps gains over the next lower one: paired differences of test loss by start."""
         rows = []
-        for objective, (factor, (start, base)) in product(OBJECTIVES, FACTORS.items()):
-            one, other = self.best(objective, start, steps), self.best(objective, base, steps)
-            if one and other:
-                worst = max(row["validation"] for name in STARTS for row in self.best(objective, name, steps))
-                timed = difference(_timed(one, worst), _timed(other, worst), "steps")
-                row: dict[str, Any] = {"objective": objective, "factor": factor, "steps": steps}
-                row |= {"start": start, "less": base} | difference(one, other, "loss")
-                rows.append(row | {f"steps_{key}": timed[key] for key in ("change", "low", "high", "p")})
+        for objective, start in product(OBJECTIVES, STARTS):
+            for fewer, more in pairwise(self.budgets(objective)):
+                one, other = self.best(objective, start, more), self.best(objective, start, fewer)
+                if one and other:
+                    place = {"objective": objective, "start": start, "steps": more, "less": fewer}
+                    rows.append(place | difference(one, other, "loss"))
+        return rows
+
+    def _factors(self, rank: int) -> list[dict[str, Any]]:
+        rows = []
+        for objective in OBJECTIVES:
+            steps = self.budgets(objective)[rank : rank + 1]
+            arms = {start: self.best(objective, start, steps[0]) for start in STARTS} if steps else {}
+            lowest = [min(value for _, value in row["curve"]) for own in arms.values() for row in own]
+            for factor, (start, base) in FACTORS.items():
+                if arms and arms[start] and arms[base]:
+                    timed = (_timed(arms[name], max(lowest)) for name in (start, base))
+                    saved = {f"steps_{key}": value for key, value in difference(*timed, "steps").items()}
+                    place = {"objective": objective, "rank": rank, "steps": steps[0], "factor": factor}
+                    row = place | {"start": start, "less": base} | difference(arms[start], arms[base], "loss")
+                    rows.append(row | {key: value for key, value in saved.items() if key != "steps_seeds"})
         for name in ("p", "steps_p"):
             known = [row for row in rows if row[name] is not None]
             for row, p in zip(known, holm([row[name] for row in known]), strict=True):

@@ -158,8 +158,8 @@ class Together:
         self.curve, self.step = list(state["curve"]), state["step"]
 
     def _keep(self) -> None:
-        data = io.BytesIO()
-        torch.save(self.state(), data)
+        data, kept = io.BytesIO(), self.state()
+        torch.save(kept, data)
         write_all({self.kept: data.getvalue()})
 
     def _resume(self, most: int) -> None:
