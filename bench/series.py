@@ -175,7 +175,7 @@ def main():
                 if key in results or time.process_time() - begun > chosen.limit:
                     continue
                 row = measured(kind, seed, series, y, *split(y, counts, seed), chosen.device)
-                results[key] = row | ({"packed": True} if chosen.packed else {})
+                results[key] = row | ({"packed": True, "device": chosen.device} if chosen.packed else {})
                 store.write_text(json.dumps(results))
                 print(key, {part: row[part] for part in ("accuracy", "CPU time")}, flush=True)
 

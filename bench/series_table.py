@@ -10,6 +10,7 @@ from scipy.stats import rankdata, studentized_range, wilcoxon
 
 DOCS = Path(__file__).parent.parent / "docs"
 FEWEST, MANY = 5, 30  # sets of a method that is ranked at all, and with those that ran on nearly all sets
+RESAMPLES = 3
 NAMES = {"ridge": "ConvolutionRidgeClassifier", "attention": "SeriesClassifier"}
 ORDER = ("ridge", "MiniRocket", "Rocket", "QUANT", "1-NN DTW", "attention")
 
@@ -48,16 +49,21 @@ def critical_difference(methods, sets):
 
 
 def comparisons(found):
-    """The methods that ran on nearly all sets, and all methods of enough sets."""
-    counts = {method: sum(method in each for each in found.values()) for method in ORDER}
-    many, ranked = ([method for method in ORDER if counts[method] >= least] for least in (MANY, FEWEST))
-    return [many] + ([ranked] if ranked != many else [])
+    """The methods that ran on most sets in full, those that ran on most sets at all, and all that can be ranked."""
+
+    def ran(least_sets, resamples):
+        counts = {m: sum(len(each.get(m, ())) >= resamples for each in found.values()) for m in ORDER}
+        return [method for method in ORDER if counts[method] >= least_sets]
+
+    groups = [ran(MANY, RESAMPLES), ran(MANY, 1), ran(FEWEST, 1)]
+    return [group for place, group in enumerate(groups) if group not in groups[:place]]
 
 
 def write_table(stores):
     """Write table and picture; return the rows of the results file."""
     found, rows = gathered(stores), []
     groups = [(methods, *compared(found, methods)) for methods in comparisons(found)]
+    groups[0] = (groups[0][0], *compared(complete(found, groups[0][0]), groups[0][0]))
     for methods, names, shared, accuracies, ranks in groups:
         fits = sum(len(shared[name]) for name in names)
         for method, rank, each in zip(methods, ranks, accuracies.T, strict=True):
@@ -74,6 +80,7 @@ def write_table(stores):
         if ratios:
             what = f"CPU time of {method} over MiniRocket, {len(ratios)} series sets"
             rows.append(figure(what, ratios, "×", "≤ 10" if method == "ridge" else "—"))
+    rows.append(elsewhere(stores))
     for name in found:
         for method in found[name]:
             each = [row["accuracy"] for row in found[name][method].values()]
@@ -85,9 +92,24 @@ def write_table(stores):
     return rows
 
 
+def elsewhere(stores):
+    """CPU time of attention over ridge, where both ran on the CPU of the machine with packed sets."""
+    seconds = {key: row["CPU time"] for each in stores for key, row in each.items() if row.get("packed")}
+    cpu = [key for each in stores for key, row in each.items() if row.get("device", "cpu") == "cpu"]
+    pairs = [(seconds[key], seconds.get(key.replace("attention", "ridge"))) for key in cpu if key in seconds]
+    ratios = [mine / theirs for mine, theirs in pairs if theirs and mine != theirs]
+    return figure(f"CPU time of attention over ridge, {len(ratios)} fits on another machine", ratios, "×")
+
+
+def complete(found, methods):
+    """The sets on which all these methods ran every resample."""
+    return {n: each for n, each in found.items() if all(len(each.get(m, ())) == RESAMPLES for m in methods)}
+
+
 def duel(found, first, second):
     """Sets won, tied and lost, and Wilcoxon's p."""
-    names, _shared, accuracies, _ranks = compared(found, [first, second])
+    whole = complete(found, [first, second])
+    names, _shared, accuracies, _ranks = compared(whole if len(whole) >= FEWEST else found, [first, second])
     wins = np.sign(np.round(accuracies[:, 0] - accuracies[:, 1], 9))
     p = float(wilcoxon(accuracies[:, 0], accuracies[:, 1]).pvalue) if wins.any() else 1.0
     row = figure(f"p of {first} against {second}, Wilcoxon signed rank, {len(names)} series sets", [p], "")
@@ -109,7 +131,7 @@ def sets_table(found):
         for method in methods:
             text = f"{means[method]:.3f}" if method in means else "—"
             text = f"**{text}**" if method in means and f"{max(means.values()):.3f}" == text else text
-            cells.append(text + ("*" if method in means and len(found[name][method]) < 3 else ""))
+            cells.append(text + ("*" if method in means and len(found[name][method]) < RESAMPLES else ""))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -127,24 +149,31 @@ def draw(groups):
     from matplotlib import pyplot as plt
 
     mpl.rcParams |= {"svg.hashsalt": "series", "svg.fonttype": "none", "font.size": 9}
-    picture, axes = plt.subplots(len(groups), figsize=(7, 1.7 * len(groups)), squeeze=False)
-    for axis, (methods, names, _shared, _accuracies, ranks) in zip(axes[:, 0], groups, strict=True):
+    rows = [len(methods) + 3 for methods, *_ in groups]
+    picture, axes = plt.subplots(len(groups), figsize=(7, 0.28 * sum(rows)), squeeze=False, height_ratios=rows)
+    for axis, (methods, names, shared, _accuracies, ranks) in zip(axes[:, 0], groups, strict=True):
         reach = critical_difference(len(methods), len(names))
-        axis.set(xlim=(len(methods) + 0.15, 0.85), ylim=(-1.6, 1), yticks=[], xlabel=f"mean rank, {len(names)} sets")
+        axis.set(
+            xlim=(len(methods) + 0.15, 0.85),
+            ylim=(-0.4, len(methods) + 0.6),
+            yticks=[],
+            xlabel=f"mean rank, {len(names)} sets, {sum(len(shared[name]) for name in names)} resamples",
+        )
         axis.spines[["left", "right", "top"]].set_visible(False)
         for place, index in enumerate(np.argsort(ranks)):
-            axis.plot(ranks[index], -1.4, "o", color="C0", clip_on=False)
+            axis.plot(ranks[index], 0, "o", color="C0", clip_on=False)
             label = f"{NAMES.get(methods[index], methods[index])} {ranks[index]:.2f}"
             axis.annotate(
                 label,
-                (ranks[index], -1.4),
-                (ranks[index], 0.7 - 0.45 * (place % 4)),
-                ha="center",
-                arrowprops={"arrowstyle": "-", "lw": 0.5},
+                (ranks[index], 0),
+                (ranks[index], len(methods) - place),
+                ha="right",
+                va="center",
+                arrowprops={"arrowstyle": "-", "lw": 0.5, "relpos": (1, 0)},
             )
-        for rank in ranks:
-            joined = ranks[(ranks >= rank) & (ranks <= rank + reach)]
-            if len(joined) > 1:
-                axis.plot([joined.min(), joined.max()], [-1.2, -1.2], color="0.5", lw=3)
+        spans = [(rank, ranks[ranks <= rank + reach].max()) for rank in sorted(ranks)]
+        spans = [span for place, span in enumerate(spans) if not place or span[1] > spans[place - 1][1]]
+        for place, span in enumerate(span for span in spans if span[0] < span[1]):
+            axis.plot(span, [0.35 + 0.25 * place] * 2, color="0.5", lw=3)
     picture.tight_layout()
     picture.savefig(DOCS / "figures" / "series_ranks.svg", metadata={"Date": None})
