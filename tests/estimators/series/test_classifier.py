@@ -13,8 +13,9 @@ from safetensors.torch import load, save
 
 import keyquery as kq
 from keyquery.estimators.base import hold_out
-from keyquery.estimators.inputs.sequences import padded, series_of, statistics
+from keyquery.estimators.inputs.sequences import Padded, padded, series_of, statistics
 from keyquery.estimators.series.network import BINS, SeriesNetwork, stretches
+from keyquery.estimators.series.training import Labelled, augmented, epochs_of
 
 SMALL = {"width": 16, "heads": 2, "depth": 1, "device": "cpu", "random_state": 0}
 NAN = float("nan")
@@ -363,3 +364,39 @@ def test_padding_does_not_reach_tokens(tokens):
     real = torch.arange(200)[None] < torch.tensor([[30], [200]])
     alone = torch.cat([network(one, torch.ones(1, one.shape[1], dtype=torch.bool)) for one in (short, long)])
     assert torch.allclose(network(both, real), alone, atol=1e-5)
+
+
+def test_augmentation_scales_adds_noise_and_cuts_ends():
+    real = torch.arange(100)[None] < torch.tensor([[100], [50]]).repeat(200, 1)
+    samples = Labelled(Padded(torch.ones(400, 100, 1).where(real.unsqueeze(-1), 0.0), real), torch.zeros(400).long())
+    changed = augmented(samples, 0.2, torch.Generator().manual_seed(0))
+    values, kept = changed.data
+    assert not (kept & ~real).any()
+    assert values[~kept].eq(0).all()
+    share = kept.sum(1) / real.sum(1)
+    assert 0.8 <= share.min() < 0.83
+    assert share.mean() == pytest.approx(0.9, abs=0.02)  # two cuts of up to a tenth each
+    means = values.squeeze(-1).sum(1) / kept.sum(1)
+    assert means.std() == pytest.approx(0.2, rel=0.15)
+    within = (values.squeeze(-1) - means.unsqueeze(1))[kept]
+    assert within.std() == pytest.approx(0.2, rel=0.05)
+    X, y, *_ = bumps(24)
+    model = kq.SeriesClassifier(**SMALL, epochs=2, augment=0.1)
+    again = kq.SeriesClassifier(**SMALL, epochs=2, augment=0.1).fit(X, y).predict_proba(X)
+    assert np.array_equal(model.fit(X, y).predict_proba(X), again)
+    assert not np.array_equal(kq.SeriesClassifier(**SMALL, epochs=2).fit(X, y).predict_proba(X), again)
+
+
+def test_epochs_of_small_sets_are_several_passes():
+    draw, every = epochs_of(lambda index: index, 10, 4, seed=0, least=12)
+    assert every == 12
+    batches = [draw(step, torch.Generator()) for step in range(every)]
+    for first in range(0, every, 3):
+        assert sorted(np.concatenate(batches[first : first + 3])) == list(range(10))
+    assert epochs_of(lambda index: index, 200, 4, seed=0, least=12)[1] == 50
+
+
+def test_series_of_channels_first_in_a_list_warn():
+    X = [np.random.default_rng(seed).normal(size=(2, 9)) for seed in range(8)]
+    with pytest.warns(UserWarning, match="set axis=2"):
+        kq.SeriesClassifier(**{**SMALL, "epochs": 1}).fit(X, [0, 1] * 4)

@@ -53,8 +53,8 @@ class SeriesClassifier(SeriesEstimator):
     rank, eta
         Options of `kq.PrimalAttention`. Default: the smaller of 20 and the head width; 0.1.
     tokens
-        What precedes attention: "plain", a convolution of width 3, or "multiscale", convolutions of widths 3, 9 and 27
-        that are pooled to at most 64 tokens, which is cheaper on long series. Default: "plain".
+        What precedes attention: "multiscale", convolutions of widths 3, 9 and 27 that are pooled to at most 64 tokens,
+        which is cheaper on long series, or "plain", a convolution of width 3. Default: "multiscale".
     dropout
         Default: 0.1.
     augment
@@ -110,7 +110,7 @@ class SeriesClassifier(SeriesEstimator):
         heads: int = 4,
         rank: int | None = None,
         eta: float = 0.1,
-        tokens: str = "plain",
+        tokens: str = "multiscale",
         dropout: float = 0.1,
         augment: float = 0.0,
         epochs: int = 60,

@@ -16,7 +16,6 @@ from keyquery.support.checks import check_choice
 
 BINS = 16
 WIDTHS = (3, 9, 27)  # of the convolutions of multiscale tokens
-BLOCKS = 3  # of multiscale convolutions
 MOST = 64  # tokens of a series after multiscale convolutions
 TOKENS = ("multiscale", "plain")
 KINDS = ("primal+", "primal", *KERNELS)
@@ -69,7 +68,7 @@ class SeriesNetwork(nn.Module):
     ) -> Float[Tensor, "batch classes"]:
         """Logits."""
         values = values.where(real.unsqueeze(-1), 0.0)
-        x = self.tokens(values, real) if self.pooled else self.tokens(values.mT).mT
+        x = self.tokens(values.mT).mT
         x = x + places(x.shape[1], x.shape[2], x.device)
         if self.pooled:
             weights = stretches(real, real.sum(1).clamp(max=MOST))
@@ -79,43 +78,21 @@ class SeriesNetwork(nn.Module):
 
 
 class Multiscale(nn.Module):
-    """Blocks of convolutions of several widths side by side; all but the first are residual.
-
-    >>> Multiscale(2, 8)(torch.randn(5, 40, 2), torch.ones(5, 40, dtype=torch.bool)).shape
-    torch.Size([5, 40, 8])
-    """
-
-    def __init__(self, dims: int, width: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Scales(dims if not number else width, width) for number in range(BLOCKS))
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(BLOCKS - 1))
-
-    def forward(
-        self, values: Float[Tensor, "batch n dims"], real: Bool[Tensor, "batch n"]
-    ) -> Float[Tensor, "batch n width"]:
-        """Features of every time step; what is not real is 0 for every convolution."""
-        x: Tensor = self.blocks[0](values)
-        for norm, block in zip(self.norms, list(self.blocks)[1:], strict=True):
-            x = x + block(norm(x).masked_fill(~real.unsqueeze(-1), 0.0))
-        return x
-
-
-class Scales(nn.Module):
     """Convolutions of several widths side by side, and a linear map of what they find.
 
-    >>> Scales(2, 8)(torch.randn(5, 40, 2)).shape
-    torch.Size([5, 40, 8])
+    >>> Multiscale(2, 8)(torch.randn(5, 2, 40)).shape
+    torch.Size([5, 8, 40])
     """
 
     def __init__(self, dims: int, width: int) -> None:
         super().__init__()
         each = max(width // len(WIDTHS), 1)
         self.scales = nn.ModuleList(nn.Conv1d(dims, each, size, padding=size // 2) for size in WIDTHS)
-        self.mix = nn.Linear(each * len(WIDTHS), width)
+        self.mix = nn.Conv1d(each * len(WIDTHS), width, 1)
 
-    def forward(self, values: Float[Tensor, "batch n dims"]) -> Float[Tensor, "batch n width"]:
+    def forward(self, values: Float[Tensor, "batch dims n"]) -> Float[Tensor, "batch width n"]:
         """Features of every time step."""
-        return self.mix(gelu(torch.cat([scale(values.mT) for scale in self.scales], 1)).mT)
+        return self.mix(gelu(torch.cat([scale(values) for scale in self.scales], 1)))
 
 
 def places(n: int, width: int, device: torch.device | str = "cpu") -> Float[Tensor, "n width"]:
