@@ -25,13 +25,15 @@ class ArmModel(EventModel):
     gap_input = True
     parameters = 0
 
-    def _network(self, types: int, floor: float) -> EventNetwork:
+    def _network(self, types: int, floor: float, **further: Any) -> EventNetwork:
         shape = (types, self.width, self.depth, self.heads, self.time)
         largest = _size(EventNetwork(*shape[:4], "mercer", dropout=self.dropout))
         bare = _size(EventNetwork(*shape, since=self.gap_input))
         per_unit = self.depth * (2 * self.width + 1)
         hidden = 4 * self.width + round((largest - bare) / per_unit)
-        network = EventNetwork(*shape, dropout=self.dropout, since=self.gap_input, floor=floor, hidden=hidden)
+        network = EventNetwork(
+            *shape, dropout=self.dropout, since=self.gap_input, floor=floor, hidden=hidden, **further
+        )
         self.parameters = _size(network)
         return network
 

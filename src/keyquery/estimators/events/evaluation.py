@@ -107,13 +107,8 @@ def evaluated(model: Any, stream: Stream) -> EventEvaluation:
     pairs = codes[:-1][stream.inside], codes[1:][stream.inside], stream.gaps / model.scale_
     known_next = pairs[1] >= 0
     weights = np.ones(len(known_next)) if stream.weights is None else stream.weights[1:][stream.inside]
-    baselines = counted(
-        model.transitions_,
-        model.log_gaps_,
-        model.floor_,
-        *(part[known_next] for part in pairs),
-        weights=weights[known_next],
-    )
+    parts = [part[known_next] for part in (*pairs, weights)]
+    baselines = counted(model.transitions_, model.log_gaps_, model.floor_, *parts)
     rows = [{"by": model.params_["time"], "information": information, **metrics}, *baselines]
     for each in rows:  # an unknown type cannot be predicted: an error
         each["accuracy"] *= float(np.average(known_next, weights=weights))

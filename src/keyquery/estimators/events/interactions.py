@@ -120,7 +120,7 @@ class Context:
                 place = np.minimum(place, len(self.times) - 1)
             codes = np.concatenate([[np.insert(self.types, p, kind) for p in place] for kind in range(types)])
             times = np.tile([np.insert(self.times, p, t) for p, t in zip(place, at, strict=True)], (types, 1))
-            if self.inputs is not None:
+            if self.inputs is not None and self.blank is not None:
                 inputs = np.tile([np.insert(self.inputs, p, self.blank, axis=0) for p in place], (types, 1, 1))
         counted = np.zeros(codes.shape, dtype=bool)
         counted[:, -1] = True
@@ -241,7 +241,7 @@ def take_contexts(tensors: dict[str, Tensor], classes: int, inputs: int = 0) -> 
         whole = whole and len(times) - 1 == len(types) > 0 and 0 <= int(types.min()) <= int(types.max()) < classes
         if not whole or not bool(times.isfinite().all() & (times.diff() >= 0).all()):
             raise ValueError(f"{name} must be event types below {classes}, at times that do not decrease")
-        covariates = ()
+        covariates: tuple[np.ndarray, ...] = ()
         if inputs:
             rows = tensors.pop(name.replace(".types", ".inputs"))
             if rows.dtype != torch.float32 or rows.shape != (len(times), inputs) or not bool(rows.isfinite().all()):

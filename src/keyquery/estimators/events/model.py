@@ -126,6 +126,9 @@ class EventModel(EventPredictor):
     ) -> EventModel:
         """Fit to columns of types, times and groups; Ctrl-C ends training and keeps the best epoch.
 
+        Groups may be interleaved. Dates with time zones are converted to UTC, refused if only some have one. A warning
+        says if distinct times become equal, as integers from 2⁵³ on and nanoseconds do.
+
         Parameters
         ----------
         events, times, groups

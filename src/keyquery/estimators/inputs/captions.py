@@ -41,6 +41,14 @@ class Vocabulary:
         """Number of ids, including padding and mask."""
         return FIRST + len(self.names)
 
+    def unseen(self, texts: Sequence[str]) -> list[str]:
+        """Words of texts that are not in the vocabulary, sorted.
+
+        >>> Vocabulary(["a"]).unseen(["a cat", "a dog"])
+        ['cat', 'dog']
+        """
+        return sorted({word for text in texts for word in cut(text)} - self._numbers.keys())
+
     def encode(self, text: str) -> Int[np.ndarray, " words"]:
         """The id of each word."""
         return np.array([self._numbers.get(word, MASK) for word in cut(text)], dtype=np.int64)

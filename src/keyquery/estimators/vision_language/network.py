@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from keyquery.estimators.inputs.captions import PAD
+from keyquery.estimators.inputs.captions import FIRST, PAD
 from keyquery.layers.blocks import Encoder
 from keyquery.layers.vision import VisionEncoder
 from keyquery.support.extras import optional
@@ -20,6 +20,7 @@ from keyquery.support.extras import optional
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet statistics
 
 
+RANK = 1e-3  # relative to the largest, below which singular values of word vectors count as 0
 PLACES = 0.5  # initial standard deviation of the position embeddings, relative to tokens of 1
 
 
@@ -103,11 +104,13 @@ class VisionLanguageNetwork(nn.Module):
     """[match; visual tokens; words] through an Encoder, with heads for matching, masked words and masked features.
 
     `vision` returns features of `vision.tokens` patches, of dimension `vision.dim`. A linear map and a norm make visual
-    tokens of them. The output embedding of words is tied to the input embedding.
+    tokens of them. The output embedding of words is tied to the input embedding. With
+    `vectors`, those of a text encoder, the embedding of a word is a linear map of its vector.
     """
 
     mean: Tensor
     spread: Tensor
+    vectors: Tensor
 
     def __init__(
         self,
@@ -119,11 +122,12 @@ class VisionLanguageNetwork(nn.Module):
         heads: int,
         kernel: str = "general",
         dropout: float = 0.0,
+        vectors: Float[Tensor, "words dim"] | None = None,
     ) -> None:
         super().__init__()
         self.vision, self.longest = vision, longest
         self.project = nn.Sequential(nn.Linear(vision.dim, width), nn.LayerNorm(width))
-        self.words = nn.Embedding(words, width, padding_idx=PAD)
+        self.words = nn.Embedding(words if vectors is None else FIRST, width, padding_idx=PAD)
         self.word_places = nn.Parameter(torch.empty(longest, width))
         self.visual_places = nn.Parameter(torch.empty(vision.tokens, width))
         self.first = nn.Parameter(torch.empty(width))  # the [match] token
@@ -135,6 +139,11 @@ class VisionLanguageNetwork(nn.Module):
         self.joint = Encoder(width, depth, heads, kernel=kernel, dropout=dropout)
         self.matcher = nn.Linear(width, 1)
         self.regressor = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, vision.dim))
+        self.text = None if vectors is None else nn.Linear(vectors.shape[1], width)
+        if vectors is not None and self.text is not None:
+            self.register_buffer("vectors", vectors)
+            nn.init.normal_(self.text.weight, std=math.sqrt(vectors.shape[1] / width))
+            nn.init.zeros_(self.text.bias)
         self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1))
         self.register_buffer("spread", torch.tensor(SPREAD).view(3, 1, 1))
 
@@ -143,17 +152,32 @@ class VisionLanguageNetwork(nn.Module):
         shown = (images.float() / 255 - self.mean) / self.spread
         return Seen(*self.vision.with_attention(shown)) if attention else Seen(self.vision(shown))
 
+    def table(self, further: Float[Tensor, "more dim"] | None = None) -> Float[Tensor, "words width"]:
+        """Embeddings of all words, and of `further` words by their vectors."""
+        if self.text is None:
+            return self.words.weight
+        mean = self.vectors.mean(0)  # what all words have in common would dominate
+        vectors = self.vectors - mean
+        # Divided by their width, so that a step of the optimiser moves a word as far as it moves an embedding.
+        scale = vectors.square().mean().sqrt().clamp(min=1e-6) * vectors.shape[1]
+        if further is not None:  # what differs from all words of the training is unknown, and left out
+            known = (further - mean) @ torch.linalg.pinv(vectors, rtol=RANK) @ vectors
+            vectors = torch.cat((vectors, known))
+        return torch.cat((self.words.weight, self.text(vectors / scale)))
+
     def joined(
         self,
         features: Float[Tensor, "batch tokens features"],
         ids: Int[Tensor, "batch n"],
         hidden: Bool[Tensor, "batch tokens"] | None = None,
+        further: Float[Tensor, "more dim"] | None = None,
     ) -> tuple[Float[Tensor, "batch all width"], Bool[Tensor, "batch all"]]:
         """Input vectors of the joint encoder, and which are real; `hidden` patches are masked."""
         seen = self.project(features)
         if hidden is not None:
             seen = torch.where(hidden.unsqueeze(-1), self.hidden, seen)
-        words = self.word_norm(self.words(ids)) + self.word_places[: ids.shape[1]]
+        embedded = self.words(ids) if self.text is None else self.table(further)[ids]
+        words = self.word_norm(embedded) + self.word_places[: ids.shape[1]]
         first = self.first.expand(len(ids), 1, -1)
         real = torch.cat((ids.new_ones(len(ids), 1 + seen.shape[1], dtype=torch.bool), ids != PAD), 1)
         return torch.cat((first, seen + self.visual_places, words), 1), real
@@ -163,9 +187,10 @@ class VisionLanguageNetwork(nn.Module):
         features: Float[Tensor, "batch tokens features"],
         ids: Int[Tensor, "batch n"],
         hidden: Bool[Tensor, "batch tokens"] | None = None,
+        further: Float[Tensor, "more dim"] | None = None,
     ) -> Float[Tensor, "batch all width"]:
         """Output of the joint encoder."""
-        x, real = self.joined(features, ids, hidden)
+        x, real = self.joined(features, ids, hidden, further)
         return self.joint(x, real)
 
     def match(self, out: Float[Tensor, "batch all width"]) -> Float[Tensor, " batch"]:
@@ -174,7 +199,7 @@ class VisionLanguageNetwork(nn.Module):
 
     def spell(self, out: Float[Tensor, "batch all width"]) -> Float[Tensor, "batch n words"]:
         """Logits of every word."""
-        return (out[:, 1 + self.vision.tokens :] @ self.words.weight.mT).float()
+        return (out[:, 1 + self.vision.tokens :] @ self.table().mT).float()
 
     def regress(self, out: Float[Tensor, "batch all width"]) -> Float[Tensor, "batch tokens features"]:
         """Normalised features of every patch."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, UInt8
+from jaxtyping import Float, Float64, UInt8
 from torch import Tensor, nn
 
 from keyquery.capture.load import load_model, pick_device
@@ -19,6 +19,7 @@ from keyquery.estimators.inputs.captions import Vocabulary, cut, texts_of
 from keyquery.estimators.inputs.images import images_of
 from keyquery.estimators.vision_language.network import Backbone, VisionLanguageNetwork, backbone_of, built
 from keyquery.estimators.vision_language.training import MASKINGS, Pairs, learn, watched
+from keyquery.estimators.vision_language.words import WordEncoder
 from keyquery.layers.kernels import KERNELS
 from keyquery.layers.vision import VisionEncoder
 from keyquery.reading import plain
@@ -28,13 +29,15 @@ from keyquery.support.progress import bars
 NO_BETTER = 0.97  # share of the loss at chance
 ENOUGH = 5  # epochs after which matching should be better than that
 PAIRS = 256  # image-text pairs per forward pass
+WIDEST = 1 << 16  # vectors of a text encoder
 
 
 class VisualParser(SavedEstimator):
     """Vision-language model trained on image-text pairs: a patch encoder and a joint encoder, for image-text matching.
 
     It is for captions, above all for relations in them ("red left of blue"). To classify images, use a classifier: it
-    is more accurate and far cheaper. With few images use a pretrained `backbone`.
+    is more accurate and far cheaper. Use a pretrained `backbone` and `text_encoder` where there are any for your data:
+    from scratch it learns small vocabularies and simple images only.
 
     The patch encoder (visual parser) turns an image into visual tokens, which pass with the words of the text through a
     joint encoder with full attention. The loss is the sum of three:
@@ -43,7 +46,8 @@ class VisualParser(SavedEstimator):
 
     Negatives of ITM are texts of other images, half random, half with many words in common. Images are an array
     (n, h, w) or (n, h, w, c), uint8 or floats from 0 to 1, or a list of arrays, Pillow images and paths; all are
-    resized to `size` pixels. Words that do not occur in the training texts are treated as [MASK].
+    resized to `size` pixels. Words that do not occur in the training texts are treated as [MASK], unless there is a
+    `text_encoder`.
 
     Parameters
     ----------
@@ -58,6 +62,11 @@ class VisualParser(SavedEstimator):
     backbone
         A transformers vision model such as DINOv2 or Swin, or its folder, in place of the patch encoder.
         Default: None.
+    text_encoder
+        A text encoder of transformers with its tokenizer, such as a sentence encoder: its folder, or a pair
+        (model, tokenizer). Words then have its vectors, and in `match` a word that did not occur in training counts as
+        the mixture of those that did that is most like it, which helps little if they are few. It is not part of a
+        saved model: set it again after `load`. Default: None.
     frozen
         Whether the patch encoder is frozen. Default: True for a backbone, False for the own patch encoder.
     masking
@@ -107,6 +116,7 @@ class VisualParser(SavedEstimator):
         parser_depth: int = 2,
         kernel: str = "general",
         backbone: Any = None,
+        text_encoder: Any = None,
         frozen: bool | None = None,
         masking: str | None = "attention",
         masked: float = 0.15,
@@ -121,6 +131,7 @@ class VisualParser(SavedEstimator):
         self.size, self.patch, self.width, self.depth, self.heads = size, patch, width, depth, heads
         self.parser_depth, self.kernel, self.backbone, self.frozen = parser_depth, kernel, backbone, frozen
         self.masking, self.masked, self.dropout = masking, masked, dropout
+        self.text_encoder = text_encoder
         self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
@@ -153,7 +164,8 @@ class VisualParser(SavedEstimator):
         if len(torch.unique(ids, dim=0)) < 2:
             raise ValueError("texts must hold at least two different texts: with one there is nothing to match")
         with seeded(seed, device):
-            network = self._network(self._backbone(), len(vocabulary), ids.shape[1]).to(device)
+            vectors = None if self.text_encoder is None else WordEncoder(self.text_encoder).vectors(vocabulary.names)
+            network = self._network(self._backbone(), len(vocabulary), ids.shape[1], vectors).to(device)
             with bars(self.verbose) as progress:
                 history = learn(
                     network,
@@ -170,7 +182,7 @@ class VisualParser(SavedEstimator):
         if len(history) >= ENOUGH and history[-1]["match"] > NO_BETTER * math.log(2):
             warnings.warn(
                 f"after {self.epochs} epochs matching is at chance, {history[-1]['match']:.3f} nats (log 2 is 0.693): "
-                "use more epochs, a larger lr, or frozen=False",
+                f"use more epochs, a larger lr{', or frozen=False' if self._frozen else ''}",
                 UserWarning,
                 stacklevel=3,
             )
@@ -208,13 +220,15 @@ class VisualParser(SavedEstimator):
                     f"texts[{index}] has {words} words, more than the {self.network_.longest} of any in fit"
                 )
         device = pick_device(self.device)
-        network, ids = self.network_.to(device).eval(), self.vocabulary_.batch(captions).to(device)
+        network = self.network_.to(device).eval()
+        ids, further = self._encoded(captions)
+        ids, further = ids.to(device), None if further is None else further.to(device)
         features = torch.cat([network.see(chunk.to(device)).features for chunk in pixels.split(PAIRS)])
         at, of = torch.arange(len(pixels)), torch.arange(len(captions))
         if crossed:
             at, of = (grid.flatten() for grid in torch.meshgrid(at, of, indexing="ij"))
         steps = zip(at.split(PAIRS), of.split(PAIRS), strict=True)
-        logits = torch.cat([network.match(network(features[i], ids[j])) for i, j in steps])
+        logits = torch.cat([network.match(network(features[i], ids[j], further=further)) for i, j in steps])
         probabilities = logits.double().sigmoid().cpu().numpy()
         return probabilities.reshape(len(pixels), len(captions)) if crossed else probabilities
 
@@ -222,7 +236,8 @@ class VisualParser(SavedEstimator):
         vision = self.network_.vision
         config: Any = vision.model.config if isinstance(vision, Backbone) else None
         facts = {
-            "params": {**self.params_, "backbone": None},
+            "params": {**self.params_, "backbone": None, "text_encoder": None},
+            "text_width": None if self.network_.text is None else self.network_.text.in_features,
             "words": self.vocabulary_.names,
             "longest": self.network_.longest,
             "backbone": None if config is None else plain(config.to_dict()),
@@ -259,22 +274,40 @@ class VisualParser(SavedEstimator):
     ) -> tuple[Callable[[], VisionLanguageNetwork], int]:
         self.vocabulary_, config = Vocabulary(facts["words"]), facts["backbone"]
         check_count("longest", longest := facts["longest"])
+        check_count("text_width", width := facts.get("text_width"), optional=True, most=WIDEST)
 
         def build() -> VisionLanguageNetwork:
             backbone = None if config is None else built(config, self.size)
-            return self._network(backbone, len(self.vocabulary_), longest)
+            vectors = None if width is None else torch.zeros(len(self.vocabulary_.names), width)
+            return self._network(backbone, len(self.vocabulary_), longest, vectors)
 
         return build, self.depth + self.parser_depth
 
     def _plain_params(self) -> dict[str, Any]:
-        """A backbone is recorded by its name."""
-        backbone, self.backbone = self.backbone, None
+        """A backbone and a text encoder are recorded by their names."""
+        (backbone, self.backbone), (encoder, self.text_encoder) = (self.backbone, None), (self.text_encoder, None)
         try:
             params = super()._plain_params()
         finally:
-            self.backbone = backbone
-        name = type(backbone).__name__ if isinstance(backbone, nn.Module) else backbone and str(backbone)
-        return {**params, "backbone": name}
+            self.backbone, self.text_encoder = backbone, encoder
+        return {**params, "backbone": _name(backbone), "text_encoder": _name(encoder)}
+
+    def _encoded(self, captions: list[str]) -> tuple[Tensor, Tensor | None]:
+        """Word ids of texts, and the vectors of words that did not occur in training, if a text encoder has them."""
+        unseen = self.vocabulary_.unseen(captions)
+        if self.text_encoder is None or self.network_.text is None or not unseen:
+            return self.vocabulary_.batch(captions), None
+        vectors = WordEncoder(self.text_encoder).vectors(unseen)
+        if vectors.shape[1] != self.network_.text.in_features:
+            raise ValueError(
+                f"text_encoder has vectors of {vectors.shape[1]} numbers, and that of fit had "
+                f"{self.network_.text.in_features}: pass the same one"
+            )
+        return Vocabulary([*self.vocabulary_.names, *unseen]).batch(captions), vectors
+
+    @property
+    def _frozen(self) -> bool:
+        return self.backbone is not None if self.frozen is None else self.frozen
 
     def _check(self) -> None:
         sizes = ("size", "patch", "width", "depth", "heads", "epochs", "batch_size")
@@ -298,7 +331,9 @@ class VisualParser(SavedEstimator):
             backbone = load_model(backbone)[0]
         return None if backbone is None else backbone_of(backbone, self.size)
 
-    def _network(self, backbone: Backbone | None, words: int, longest: int) -> VisionLanguageNetwork:
+    def _network(
+        self, backbone: Backbone | None, words: int, longest: int, vectors: Float[Tensor, "words dim"] | None = None
+    ) -> VisionLanguageNetwork:
         vision: Any = backbone
         if vision is None:
             vision = (
@@ -307,14 +342,19 @@ class VisualParser(SavedEstimator):
                 else VisionEncoder(self.size, self.patch, self.width, 0, self.heads)
             )
         return VisionLanguageNetwork(
-            vision, words, longest, self.width, self.depth, self.heads, self.kernel, self.dropout
+            vision, words, longest, self.width, self.depth, self.heads, self.kernel, self.dropout, vectors
         )
 
     def _pairs(self, network: VisionLanguageNetwork, pixels: UInt8[Tensor, "n 3 h w"], ids: Tensor) -> Pairs:
         """The training data; the features of a frozen patch encoder are computed once."""
-        frozen = self.backbone is not None if self.frozen is None else self.frozen
-        network.vision.requires_grad_(not frozen)
-        if not frozen:
+        network.vision.requires_grad_(not self._frozen)
+        if not self._frozen:
             return Pairs(pixels, ids)
         network.eval()
         return Pairs(watched(network, pixels, self.masking == "attention"), ids)
+
+
+def _name(model: Any) -> str | None:
+    """The name of a pretrained model: its class, or its folder."""
+    part = model[0] if isinstance(model, (tuple, list)) and model else model
+    return type(part).__name__ if isinstance(part, nn.Module) else part and str(part)

@@ -121,7 +121,7 @@ def learn(
     after: Callable[[int, nn.Module], None] | None = None,
 ) -> list[dict[str, float]]:
     """Train in place, and return the history, one row per epoch; `after` is that of `train`."""
-    words, device, tokens = len(network.words.weight), pairs.ids.device, network.vision.tokens
+    words, device, tokens = len(network.table()), pairs.ids.device, network.vision.tokens
     which, every = epochs_of(lambda index: index, len(pairs.ids), size, seed)
     count, texts = max(round(masked * tokens), 1), pairs.ids.cpu()
     steps: list[dict[str, Tensor]] = []

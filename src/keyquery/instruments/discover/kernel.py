@@ -34,8 +34,8 @@ class KernelTest(ProbabilityTest):
         values = variables.values
         self.scaled = (values - values.mean(0)) / np.maximum(values.std(0), np.finfo(float).tiny)
         self.width, self.conditional = next(row[1:] for row in WIDTHS if len(values) < row[0])
-        kept = lru_cache(KEPT)
-        self.regression, self.residual, self.distance = map(kept, (self._regression, self._residual, self._distance))
+        self.regression, self.residual = lru_cache(KEPT)(self._regression), lru_cache(KEPT)(self._residual)
+        self.distance = lru_cache(KEPT)(self._distance)
 
     def _kernel(self, nodes: tuple[int, ...], width: float) -> Float[ndarray, "n n"]:
         """The product of the kernels of some variables: exp(−½ Σ d²/width²), where other categories are far apart."""
