@@ -42,11 +42,9 @@ ELSEWHERE = {
         "docs/atlas/make.py"
     ),
     "keyquery roles smollm2.gguf": "bench/attribution.py",
-    "keyquery look smollm2.gguf --roles": "bench/attribution.py",
     "keyquery wiring smollm2.gguf --ids repeated.txt --html wiring.html": "bench/attribution.py",
     "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --depth 2": "bench/attribution.py",
     "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --without 16.0": "bench/attribution.py",
-    "keyquery roles smollm2.gguf --text long_text.txt": "bench/attribution.py",
     "python bench/attribution.py smollm2.gguf --part circuit": "bench/attribution.py",
     "python bench/appendix.py": "tests/test_appendices.py",
     TOGETHER: "tests/studies/test_together.py",
