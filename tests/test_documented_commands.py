@@ -42,11 +42,9 @@ ELSEWHERE = {
         "docs/atlas/make.py"
     ),
     "keyquery roles smollm2.gguf": "bench/attribution.py",
-    "keyquery look smollm2.gguf --roles": "bench/attribution.py",
     "keyquery wiring smollm2.gguf --ids repeated.txt --html wiring.html": "bench/attribution.py",
     "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --depth 2": "bench/attribution.py",
     "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --without 16.0": "bench/attribution.py",
-    "keyquery roles smollm2.gguf --text long_text.txt": "bench/attribution.py",
     "python bench/attribution.py smollm2.gguf --part circuit": "bench/attribution.py",
     "python bench/appendix.py": "tests/test_appendices.py",
     TOGETHER: "tests/studies/test_together.py",
@@ -175,6 +173,8 @@ def test_commands_run_one_after_the_other(page, place, tmp_path, monkeypatch, re
         written = command.replace("/shared/", f"{tmp_path}/shared/")
         if SCHEDULER in written:
             written = written.replace(SCHEDULER, request.getfixturevalue("scheduler"))
+        if not torch.cuda.is_available():
+            written = written.replace("--device cuda", "--device auto")
         if "--image" in written:
             written = written.replace("path/to/model", "path/to/seeing")
         words = [name for word in shlex.split(written)[1:] for name in _names(word)]
