@@ -20,7 +20,7 @@ BINS = 8  # of the piecewise-linear encoding of a number
 class CovariateCode:
     """The encoding of a table of covariates, k numbers per row.
 
-    A number x has min(8, distinct values − 1) inputs clamp((x − c_k)/(c_{k+1} − c_k), 0, 1) with knots c at quantiles
+    A number x has up to 8 inputs clamp((x − c_k)/(c_{k+1} − c_k), 0, 1) with knots c at quantiles
     of the training data, so that outliers and units do not matter; a category has one input per value. The mean of the
     training data is subtracted, and one more input per column is 1 where the entry is missing and 0 elsewhere: a
     missing entry, or a category that did not occur in training, is the average entry.
@@ -42,7 +42,8 @@ class CovariateCode:
         fields, knots, means = fields_of(columns), [], []
         for field, values in zip(fields, columns.values, strict=True):
             known = values[~np.isnan(values)] if field.categories is None else values[:0]
-            quantiles = np.unique(np.quantile(known, np.linspace(0, 1, BINS + 1))) if len(known) else known
+            shares = np.linspace(0, 1, BINS + 1)
+            quantiles = np.unique(np.quantile(known, shares, method="inverted_cdf")) if len(known) else known
             knots.append(tuple(map(float, quantiles)))
         bare = cls(
             tuple(fields),
