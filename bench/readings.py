@@ -15,7 +15,7 @@ from look import gpt2
 
 import keyquery as kq
 
-REPEATS = 5
+REPEATS = 3
 OPEN = """
 import sys, time, torch, keyquery as kq
 start = time.process_time()
