@@ -89,16 +89,16 @@ class Starts(Reading, kind="starts study"):
         return rows
 
     def _factors(self, rank: int) -> list[dict[str, Any]]:
-        rows = []
+        rows: list[dict[str, Any]] = []
         for objective in OBJECTIVES:
             steps = self.budgets(objective)[rank : rank + 1]
             arms = {start: self.best(objective, start, steps[0]) for start in STARTS} if steps else {}
             lowest = [min(value for _, value in row["curve"]) for own in arms.values() for row in own]
             for factor, (start, base) in FACTORS.items():
                 if arms and arms[start] and arms[base]:
-                    timed = (_timed(arms[name], max(lowest)) for name in (start, base))
-                    saved = {f"steps_{key}": value for key, value in difference(*timed, "steps").items()}
-                    place = {"objective": objective, "rank": rank, "steps": steps[0], "factor": factor}
+                    one, other = (_timed(arms[name], max(lowest)) for name in (start, base))
+                    saved = {f"steps_{key}": value for key, value in difference(one, other, "steps").items()}
+                    place: dict[str, Any] = {"objective": objective, "rank": rank, "steps": steps[0], "factor": factor}
                     row = place | {"start": start, "less": base} | difference(arms[start], arms[base], "loss")
                     rows.append(row | {key: value for key, value in saved.items() if key != "steps_seeds"})
         for name in ("p", "steps_p"):
