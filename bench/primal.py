@@ -345,6 +345,7 @@ def main():
     parser.add_argument("--out", type=Path, help="also write the results there")
     parser.add_argument("--check", action="store_true", help="errors only")
     parser.add_argument("--automatic", action="store_true", help='add mode="reduce-overhead" to the results')
+    parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS, help="on a GPU; other results are kept")
     parser.add_argument("--tune", action="store_true", help="tile sizes of the kernels")
     parser.add_argument("--profile", type=int, metavar="N", help="kernels of one step at this length")
     options = parser.parse_args()
@@ -364,7 +365,7 @@ def main():
         return None
     facts = {"seed": SEED, "width": WIDTH, "heads": HEADS, "rank": RANK}
     if device == "cuda":
-        rows, memory = measure(LENGTHS, TOKENS, 15, device)
+        rows, memory = measure(options.lengths, TOKENS, 15, device)
         facts |= {"machine": torch.cuda.get_device_name(), "tokens": TOKENS, "peak_gib": memory}
     else:
         rows, _ = measure((256, 512, 1024, 4096, 16_384), None, 7, device)
@@ -377,6 +378,9 @@ def main():
         wanted = ("softmax", "primal layer over", f"primal layer, eager, {TOKENS:,}", "primal layer, compiled")
         wanted = wanted if device == "cuda" else ("softmax",)
         found["shown"] = found.get("n") in few and found["what"].startswith(wanted)
+    if device == "cuda" and len(options.lengths) < len(LENGTHS):
+        kept = json.loads((RESULTS / "primal_cuda.json").read_text())["rows"]
+        rows = [row for row in kept if row["n"] not in options.lengths] + rows
     publish(f"primal_{device}", rows, **facts)
     if options.out is not None:
         shutil.copy(RESULTS / f"primal_{device}.json", options.out)

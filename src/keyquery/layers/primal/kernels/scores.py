@@ -65,6 +65,30 @@ def _features(z, shown, FEATURE: tl.constexpr, DOT: tl.constexpr):
 
 
 @kernel
+def _bent(bend, gain, score, s: tl.constexpr, GAINED: tl.constexpr):
+    """The gradient of the loss by scores over the scores."""
+    bent = tl.load(bend + score, mask=score < s, other=0.0)
+    return bent * tl.load(gain) if GAINED else bent
+
+
+@kernel
+def _curved(back, along, z, turned, square, PRECISION: tl.constexpr):
+    """Both with the gradient of the Gram matrices added."""
+    more = tl.dot(z.to(turned.dtype), turned, input_precision=PRECISION) * square[:, None]
+    return back + more, along + tl.sum(z.to(tl.float32) * more, 1)
+
+
+@kernel
+def _through(back, z, along, FEATURE: tl.constexpr):
+    """The gradient of z from that of its products, less its part along z for cosine."""
+    if FEATURE == 0:
+        back -= z.to(tl.float32) * along[:, None]
+    elif FEATURE == 1:
+        back *= tl.minimum(z.to(tl.float32), 1.0)
+    return back
+
+
+@kernel
 def _gram(gram, z, scale, DOT: tl.constexpr, PRECISION: tl.constexpr):
     phi = (z.to(tl.float32) * scale[:, None]).to(DOT)
     return tl.dot(tl.trans(phi), phi, gram, input_precision=PRECISION)
@@ -140,16 +164,13 @@ def _backward(
     own, place = qk + b * qk_b + h * qk_h + side * qk_side, (side * batch + b) * heads + h
     project = small(weights + b * w_b + h * w_h + side * w_side, feature, score, w_p, 1, p, s, S).to(DOT)
     mixing = small(mix + side * mix_side, score, value, mix_s, mix_v, s, v, V).to(DOT)
-    # In float16, small gradients of the loss would underflow.
-    curved = tl.bfloat16 if tl.float16 == DOT else DOT
     if BENT:
-        bent = tl.load(bend + side * bend_side + (b * heads + h) * s + score, mask=score < s, other=0.0)
-        if GAINED:
-            bent *= tl.load(gain)
+        bent = _bent(bend + side * bend_side + (b * heads + h) * s, gain, score, s, GAINED)
     if CURVED:
-        turned = small(curve + place * p * p, feature, feature, p, 1, p, p, P).to(curved)
-    sum_weights = tl.zeros((P, S), dtype=tl.float32)
-    sum_mix = tl.zeros((V, S), dtype=tl.float32)
+        # In float16, small gradients of the loss would underflow.
+        turned = small(curve + place * p * p, feature, feature, p, 1, p, p, P)
+        turned = turned.to(tl.bfloat16 if tl.float16 == DOT else DOT)
+    sum_weights, sum_mix = tl.zeros((P, S), dtype=tl.float32), tl.zeros((V, S), dtype=tl.float32)
     if BIASED:
         sum_bias = tl.zeros((BLOCK, P), dtype=tl.float32)
     if SHIFTED and s == S:
@@ -162,12 +183,10 @@ def _backward(
         z, scale = _features(load(own + at * qk_n, row, feature, qk_n, left_over, p, P), shown, FEATURE, DOT)
         e = tl.dot(z, project, input_precision=PRECISION) * scale[:, None]
         d = tl.dot(g, tl.trans(mixing), input_precision=PRECISION)
-        beside = e
+        beside = tl.where(score[None, :] == s, 1.0, e) if SHIFTED else e  # a spare column then holds the sum of g
+        sum_mix = tl.dot(tl.trans(g), beside.to(DOT), sum_mix, input_precision=PRECISION)
         if SHIFTED and s == S:
             sum_shift += tl.sum(g.to(tl.float32), 0)
-        elif SHIFTED:  # 1 in a spare column, which then holds the sum of g
-            beside = tl.where(score[None, :] == s, 1.0, e)
-        sum_mix = tl.dot(tl.trans(g), beside.to(DOT), sum_mix, input_precision=PRECISION)
         if BENT:
             d += e * bent[None, :]
         along = tl.sum(e * d, 1)  # inner product of φ and its gradient
@@ -175,26 +194,21 @@ def _backward(
         sum_weights = tl.dot(tl.trans(z), d, sum_weights, input_precision=PRECISION)
         back = tl.dot(d, tl.trans(project), input_precision=PRECISION)
         if CURVED:
-            more = tl.dot(z.to(curved), turned, input_precision=PRECISION) * (scale * scale)[:, None]
-            along += tl.sum(z.to(tl.float32) * more, 1)
-            back += more
-        if FEATURE == 0:
-            back -= z.to(tl.float32) * (along * scale * scale)[:, None]
-        elif FEATURE == 1:
-            back *= tl.minimum(z.to(tl.float32), 1.0)
+            back, along = _curved(back, along, z, turned, scale * scale, PRECISION)
+        back = _through(back, z, along * scale * scale, FEATURE)
         if BIASED:
             sum_bias += back
         store(grad_qk + (((b * n + at) * 2 + side) * heads + h) * p, back, row, feature, 2 * heads * p, left_over, p, P)
-    store(grad_mix + ((((split * batch + b) * heads + h) * v * 2) + side) * s, sum_mix, value, score, 2 * s, v, s, S)
+    part = (split * batch + b) * heads + h
+    store(grad_mix + (part * v * 2 + side) * s, sum_mix, value, score, 2 * s, v, s, S)
     if BIASED:
         at = grad_bias + (((split * batch + b) * 2 + side) * heads + h) * p
         tl.store(at + feature, tl.sum(sum_bias, 0), mask=feature < p)
+    if SHIFTED and s != S:
+        sum_shift = tl.sum(tl.where(score[None, :] == s, sum_mix, 0.0), 1)
     if SHIFTED and side == 0:
-        if s != S:
-            sum_shift = tl.sum(tl.where(score[None, :] == s, sum_mix, 0.0), 1)
-        tl.store(grad_shift + ((split * batch + b) * heads + h) * v + value, sum_shift, mask=value < v)
-    place += split * 2 * batch * heads
-    store(grad_weights + place * p * s, sum_weights, feature, score, s, p, s, S)
+        tl.store(grad_shift + part * v + value, sum_shift, mask=value < v)
+    store(grad_weights + (place + split * 2 * batch * heads) * p * s, sum_weights, feature, score, s, p, s, S)
 
 
 def forward(
