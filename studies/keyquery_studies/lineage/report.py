@@ -13,7 +13,18 @@ from keyquery_studies.lineage.study import Kinship
 def tables(reading: Kinship) -> list[Any]:
     """Unrelated pairs, and what is made of a base, by kind."""
     null = columns_table(
-        "config", "set", "test", "pairs", "mean", "sd", "largest", "KS", "p", "p by models", "p disjoint", "false alarms"
+        "config",
+        "set",
+        "test",
+        "pairs",
+        "mean",
+        "sd",
+        "largest",
+        "KS",
+        "p",
+        "p by models",
+        "p disjoint",
+        "false alarms",
     )
     for row in reading.nulls():
         figures = (f"{row[name]:.2f}" for name in ("mean", "sd", "largest", "ks"))
@@ -34,5 +45,5 @@ def tables(reading: Kinship) -> list[Any]:
         "",
         titles[1],
         kin,
-        "KS: distance of p-values to the uniform distribution; the last two p-values allow for pairs that share a model.",
+        "KS: distance of p-values to the uniform distribution; the last two p allow for pairs that share a model.",
     ]

@@ -109,7 +109,9 @@ def _entry(file: str, stamp: str, whole: Fingerprint) -> Entry:
     gaps, side = first.gaps.shape[-1], round(first.sketch.shape[-1] ** 0.5)
     row = Row(file, stamp, first.width, first.dim, gaps, side, whole.heads)
     parts = (torch.cat([getattr(layer, kind) for layer in whole.layers]) for kind in ("gaps", "sketch"))
-    rows, cells = (_short(part.flatten(1), *shape) for part, shape in zip(parts, ((4, gaps), (side, side)), strict=True))
+    rows, cells = (
+        _short(part.flatten(1), *shape) for part, shape in zip(parts, ((4, gaps), (side, side)), strict=True)
+    )
     return row, *((values * STEPS).round().clamp(-127, 127).to(torch.int8) for values in (rows, cells))
 
 

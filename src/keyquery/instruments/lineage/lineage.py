@@ -102,7 +102,9 @@ def lineage(ours: Any, theirs: Any, others: Sequence[Any] = (), progress: Progre
     tests = [test for test in (basis_free(mine, other), shared_basis(mine, other)) if test is not None]
     in_order = _in_order(tests, mine, other)
     moved = weight_change(first, second, progress) if in_order else None
-    merge = _merge([mine, *(fingerprint(model, progress=progress, linear=True) for model in rest)], other) if rest else []
+    merge = (
+        _merge([mine, *(fingerprint(model, progress=progress, linear=True) for model in rest)], other) if rest else []
+    )
     label, reasons = _label(mine, other, tests, merge, moved)
     return Lineage(
         ours=mine.name,
@@ -171,7 +173,8 @@ def _degree(
     typical = statistics.median(changed) if changed else 0.0
     if len(changed) < len(sizes):
         reasons.append(f"{len(sizes) - len(changed)} of {len(sizes)} heads have the same QK form")
-    reasons.append(f"median change of {'a head' if len(changed) == len(sizes) else 'the other heads'}: {typical:.2g} of ‖M‖, of Wq: {moved.size:.2g}")
+    which = "a head" if len(changed) == len(sizes) else "the other heads"
+    reasons.append(f"median change of {which}: {typical:.2g} of ‖M‖, of Wq: {moved.size:.2g}")
     if not changed and moved.size <= ROUNDING:
         return "identical", [*reasons, "equal weights, stored otherwise"]
     if moved.size > ROTATED * max(typical, ROUNDING):

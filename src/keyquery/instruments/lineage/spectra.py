@@ -53,9 +53,7 @@ def spectra_of(form: Form) -> Float[Tensor, "*heads 4 r"]:
 
 
 def _joined(values: Tensor, eigenvalues: Tensor, skew: Tensor, r: int) -> Float[Tensor, "*heads 4 r"]:
-    positive, negative = (
-        (sign * eigenvalues).clamp(min=0).sort(descending=True).values for sign in (1, -1)
-    )
+    positive, negative = ((sign * eigenvalues).clamp(min=0).sort(descending=True).values for sign in (1, -1))
     return torch.stack([_filled(row, r) for row in (values, positive, negative, skew)], -2)
 
 
