@@ -60,22 +60,17 @@ def model(seed: int) -> torch.nn.Module:
     return kq.Decoder(576, depth=30, heads=9)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--models", type=int, default=10_000)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = []
-    index = arguments.folder / "index"
+def search(folder: Path, models: int) -> None:
+    """Search an index of random fingerprints, and one relative."""
+    index = folder / "index"
     index.mkdir(parents=True, exist_ok=True)
-    for number in range(arguments.models):
+    for number in range(models):
         if not (path := index / f"{number}.safetensors").exists():
             path.write_bytes(packed(random_print(number)))
     sought = model(0)
     (index / "sought.safetensors").write_bytes(packed(fingerprint(kq.read(sought))))
     (index / NAME).unlink(missing_ok=True)
+    rows = []
     for what in ("the first search, which reads all of them", "a later search"):
         start, wall = time.process_time(), time.perf_counter()
         found = among(sought, index_files(index))
@@ -84,17 +79,35 @@ def main() -> None:
         print(f"  wall {time.perf_counter() - wall:.1f} s, first: {found.rows[0]['file']}", flush=True)
     related = [sum(r["related"] for r in found.rows)]
     rows.append(row("lineage: related models found in that search, one in it", related, "–", "1"))
-    if arguments.layers:
-        pair = [checkpoint(arguments.folder / f"{arguments.layers}-{i}", arguments.layers, 0.1 * i) for i in (0, 1)]
-        kq.lineage(kq.models.DECODER, kq.models.DECODER)  # warm
+    publish("lineage_search", rows, models=models)
+
+
+def files(folder: Path, layers: int, repeats: int) -> None:
+    """Compare two files of an 8B Llama's shape."""
+    pair = [checkpoint(folder / f"{layers}-{i}", layers, 0.1 * i) for i in (0, 1)]
+    kq.lineage(kq.models.DECODER, kq.models.DECODER)  # warm
+    samples = []
+    for _ in range(repeats):
         reading = reading_seconds(pair)
         start = time.process_time()
-        print(kq.lineage(*pair).label)
-        what = f"lineage: two files of an 8B Llama's shape, {arguments.layers} layers, beyond reading them"
-        rows.append(
-            row(what, [time.process_time() - start - reading], "CPU s", "≤ 60" if arguments.layers == 32 else "–")
-        )
-    publish("lineage_speed", rows, models=arguments.models, layers=arguments.layers)
+        print(kq.lineage(*pair).label, flush=True)
+        samples.append(time.process_time() - start - reading)
+    what = f"lineage: two files of an 8B Llama's shape, {layers} layers, beyond reading them"
+    publish("lineage_speed", [row(what, samples, "CPU s", "≤ 60" if layers == 32 else "–")], layers=layers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--layers", type=int, default=32, help="0 leaves the files out")
+    parser.add_argument("--models", type=int, default=10_000, help="0 leaves the search out")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.models:
+        search(arguments.folder, arguments.models)
+    if arguments.layers:
+        files(arguments.folder, arguments.layers, arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import keyquery as kq
 from keyquery.checkpoints import Heads
 from keyquery.instruments.lineage.evidence import basis_free, shared_basis
 from keyquery.instruments.lineage.fingerprint import PERMUTATIONS, fingerprint, in_halves
-from keyquery.instruments.lineage.lineage import LEVEL
+from keyquery.instruments.lineage.lineage import FEW, LEVEL
 from keyquery.support.files import write_all
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -95,7 +95,8 @@ def compared(models: dict[str, Heads]) -> list[dict[str, Any]]:
                 row[test.test] = {"statistic": round(test.statistic, 3), "p": test.p}
         related = any(test is not None and test.p < LEVEL for test in tests)
         row["label"] = kq.lineage(models[first], models[second]).label if related else "unrelated"
-        if not any(tests):
+        few = min(prints[first].heads, prints[second].heads) < FEW
+        if not related and (few or not any(tests)):
             row["label"] = "cannot tell"
         rows.append(row)
     return rows

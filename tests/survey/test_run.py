@@ -16,11 +16,11 @@ import pytest
 
 import keyquery as kq
 from keyquery import survey
+from keyquery.instruments.lineage.index import among, index_files
 from keyquery.support.files import writing
 from keyquery.survey import executors as crews
 from keyquery.survey import worker as work
 from keyquery.survey.executors import Cores, gather
-from keyquery.instruments.lineage.index import among, index_files
 from keyquery.survey.find_models import find_models
 from tests.survey.checkpoints import llama, results
 

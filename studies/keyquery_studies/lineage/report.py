@@ -45,5 +45,5 @@ def tables(reading: Kinship) -> list[Any]:
         "",
         titles[1],
         kin,
-        "KS: distance of p-values to the uniform distribution; the last two p-values allow for pairs that share a model.",
+        "KS: distance of p-values to the uniform distribution; the last two p allow for pairs that share a model.",
     ]

@@ -31,6 +31,8 @@ def nulls(rows: Rows) -> list[dict[str, Any]]:
     for (config, kind), own in _grouped(rows, ("config", "set")).items():
         for name, test in TESTS.items():
             tested = [row for row in own if name in row]
+            if len(tested) < 2:
+                continue
             values = [row[name] for row in tested]
             p = np.array([p_value(test, value) for value in values])
             figures = {"mean": statistics.mean(values), "sd": statistics.stdev(values), "largest": max(values)}

@@ -109,16 +109,17 @@ def _entry(file: str, stamp: str, whole: Fingerprint) -> Entry:
     gaps, side = first.gaps.shape[-1], round(first.sketch.shape[-1] ** 0.5)
     row = Row(file, stamp, first.width, first.dim, gaps, side, whole.heads)
     parts = (torch.cat([getattr(layer, kind) for layer in whole.layers]) for kind in ("gaps", "sketch"))
-    rows, cells = (
-        _short(part.flatten(1), *shape) for part, shape in zip(parts, ((4, gaps), (side, side)), strict=True)
-    )
-    return row, *((values * STEPS).round().clamp(-127, 127).to(torch.int8) for values in (rows, cells))
+    shapes = ((4, gaps), (side, side))
+    short = [_short(part.flatten(1), *shape) for part, shape in zip(parts, shapes, strict=True)]
+    of_gaps, of_sketch = ((rows * STEPS).round().clamp(-127, 127).to(torch.int8) for rows in short)
+    return row, of_gaps, of_sketch
 
 
 def _joined(entries: Sequence[Entry]) -> Catalogue:
     empty = torch.zeros(0, SHORT, dtype=torch.int8)
-    parts = (torch.cat([empty, *(entry[i] for entry in entries)]) for i in (1, 2))
-    return Catalogue([entry[0] for entry in entries], *parts)
+    gaps = torch.cat([empty, *(entry[1] for entry in entries)])
+    sketch = torch.cat([empty, *(entry[2] for entry in entries)])
+    return Catalogue([entry[0] for entry in entries], gaps, sketch)
 
 
 def _short(features: Float[Tensor, "heads features"], rows: int, columns: int) -> Float[Tensor, "heads short"]:

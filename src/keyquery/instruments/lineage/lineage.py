@@ -173,9 +173,8 @@ def _degree(
     typical = statistics.median(changed) if changed else 0.0
     if len(changed) < len(sizes):
         reasons.append(f"{len(sizes) - len(changed)} of {len(sizes)} heads have the same QK form")
-    reasons.append(
-        f"median change of {'a head' if len(changed) == len(sizes) else 'the other heads'}: {typical:.2g} of ‖M‖, of Wq: {moved.size:.2g}"
-    )
+    which = "a head" if len(changed) == len(sizes) else "the other heads"
+    reasons.append(f"median change of {which}: {typical:.2g} of ‖M‖, of Wq: {moved.size:.2g}")
     if not changed and moved.size <= ROUNDING:
         return "identical", [*reasons, "equal weights, stored otherwise"]
     if moved.size > ROTATED * max(typical, ROUNDING):

@@ -2,8 +2,8 @@
 
 The null has K replicates of the table of similarities in which one model's features were made unrelated. Every pair of
 layers is standardised by them, and the best path through the table is compared with the best paths of the replicates.
-What unrelated heads share in any case, such as the edges of a spectrum, shifts all cells of the observed table alike: the
-cells off the best path, heads of unrelated layers, measure it, and it is subtracted, in the replicates as well.
+What unrelated heads share in any case, such as the edges of a spectrum, shifts all cells of the observed table alike:
+the cells off the best path, heads of unrelated layers, measure it, and it is subtracted, in the replicates as well.
 The p-value is that of a gamma variable, since the best of many paths is skewed, with the tail of Student's t.
 """
 
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from keyquery.instruments.lineage.alignment import best_paths
 from keyquery.support.statistics import student_tail
 
-# Location, scale and skewness of the statistic over unrelated pairs, and the degrees of freedom of its tail. Basis-free:
+# Location, scale and skewness of the statistic over unrelated pairs, and degrees of freedom of its tail. Basis-free:
 # fitted to four configs together, see `keyquery study lineage --seed 0`. Shared basis: the null is exact, so that its
 # location and scale are 0 and 1, and there are 24 replicates; the skewness is that of the best path.
 UNRELATED = {"basis-free": (0.17, 1.0, 0.7, 20), "shared basis": (0.0, 1.0, 0.3, 22)}

@@ -16,8 +16,8 @@ from keyquery.support.printable import printable
 
 SHOWN = 10  # relatives
 CAVEAT = (
-    "A match is evidence of shared weights, not of who copied whom, or of whether that was allowed. No match is no proof of "
-    "independent work. Only queries and keys were compared."
+    "A match is evidence of shared weights, not of who copied whom, or of whether that was allowed. No match is no "
+    "proof of independent work. Only queries and keys were compared."
 )
 
 
