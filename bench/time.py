@@ -22,8 +22,8 @@ import torch
 from harness import RESULTS, publish, row, seconds
 
 import keyquery as kq
+from keyquery.estimators.events.losses import losses
 from keyquery.estimators.events.network import EventNetwork
-from keyquery.estimators.events.training import losses
 from keyquery.estimators.events.windows import Clock, cut
 from keyquery.estimators.inputs.event_streams import stream_of
 from keyquery.training.optimisers import make_optimiser

@@ -46,7 +46,6 @@ ELSEWHERE = {
     "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --depth 2": "bench/attribution.py",
     "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --without 16.0": "bench/attribution.py",
     "python bench/attribution.py smollm2.gguf --part circuit": "bench/attribution.py",
-    "python bench/appendix.py": "tests/test_appendices.py",
     TOGETHER: "tests/studies/test_together.py",
     "keyquery look model.gguf": "tests/checkpoints/formats/test_gguf.py",
     "keyquery look model.gguf --text reviews.txt": "tests/checkpoints/formats/test_gguf.py",

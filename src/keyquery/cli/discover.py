@@ -46,14 +46,9 @@ def discover(
         find_graph, "bootstrap"
     ),
     subsample: Annotated[
-        float | None,
-        typer.Option(
-            help="Fraction of the rows per resample, drawn without replacement. Default: all, with replacement."
-        ),
+        float | None, typer.Option(help="Fraction of the rows per resample, without replacement. Default: bootstrap.")
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of ICD iterations. Default: until it ends.")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Most iterations of ICD. Default: until it ends.")] = None,
     random_state: Annotated[int, typer.Option("--seed", help="Seed of the resamples.")] = default_of(
         find_graph, "random_state"
     ),

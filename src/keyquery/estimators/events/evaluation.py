@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int
 
+from keyquery.estimators.events.losses import judged
 from keyquery.estimators.events.mixture import Mixture
-from keyquery.estimators.events.training import judged
 from keyquery.estimators.inputs.event_streams import Stream
 from keyquery.reading import Reading, digests, provenance
 

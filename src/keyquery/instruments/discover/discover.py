@@ -213,10 +213,7 @@ def discover(
     watch = progress or silent
     if hasattr(X, "is_directed"):
         _no_data_options(test=test != "auto", names=names, discrete=discrete, lags=lags, bootstrap=bootstrap)
-        oracle = _oracle(X, latent, selected)
-        knowledge = Background.of(list(map(str, oracle.observed)), tiers, forbidden, required, None)
-        result = settings.search(oracle, knowledge.masks, watch)
-        return settings.reading(result, oracle, ORACLE, knowledge, name or "graph", None, [], 0)
+        return settings.of_graph(_oracle(X, latent, selected), (tiers, forbidden, required), name or "graph", watch)
     if latent or selected:
         raise ValueError("latent and selected name nodes of a networkx.DiGraph, and X is data: pass selection=True")
     name = name or (Path(X).name if isinstance(X, (str, Path)) else "table")
@@ -290,6 +287,12 @@ class _Settings:
         if kind == "kernel":
             return KernelTest(variables, self.alpha)
         return Contingency(variables, self.alpha, pearson=kind == "chi2")
+
+    def of_graph(self, oracle: DSeparation, known: tuple[Any, Any, Any], name: str, progress: Progress) -> Discovery:
+        """The search on a known graph, with background knowledge (tiers, forbidden, required)."""
+        knowledge = Background.of(list(map(str, oracle.observed)), *known, None)
+        result = self.search(oracle, knowledge.masks, progress)
+        return self.reading(result, oracle, ORACLE, knowledge, name, None, [], 0)
 
     def search(self, test: Test, knowledge: Knowledge, progress: Progress) -> Found:
         options: dict[str, Any] = {name: getattr(self, name) for name in ("order_free", "selection", "tails")}
