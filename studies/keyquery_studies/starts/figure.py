@@ -33,6 +33,7 @@ def curves(reading: Starts, pyplot: Any) -> Any:
         below.axvline(0, color="#d0d7de", linewidth=0.8, zorder=0)
         below.set_yticks(range(len(rows)), [row["factor"] for row in reversed(rows)], fontsize=7)
         below.set(xlabel="change of test loss, nats")
+        below.locator_params(axis="x", nbins=4)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
     return figure
