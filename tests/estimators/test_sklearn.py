@@ -52,7 +52,8 @@ def slopes(count, length=16, seed=0):
         (kq.ConvolutionRidgeClassifier(features=168, random_state=0, device="cpu"), NOT_FOR_RIDGE),
     ],
 )
-def test_series_pass_the_checks_of_scikit_learn(model, expected):
+def test_series_pass_the_checks_of_scikit_learn(model, expected, monkeypatch):
+    monkeypatch.setattr("keyquery.estimators.series.classifier.BATCHES", 1)
     found = check_estimator(model, expected_failed_checks=expected, on_fail=None)
     assert [(one["check_name"], one["exception"]) for one in found if one["status"] == "failed"] == []
     assert {one["check_name"] for one in found if one["status"] == "xfail"} <= set(expected)

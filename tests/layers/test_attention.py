@@ -44,6 +44,7 @@ def test_a_rotary_layer_keeps_its_promises_when_it_is_compiled():
 
 @pytest.mark.unchecked
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.few(2)
 def test_every_kernel_is_one_graph(kernel):
     layer, x = kq.Attention(12, heads=2, kernel=kernel, rope=ROPES["half"]), torch.randn(2, 5, 12)
     torch._dynamo.reset()  # graphs of other tests count against its limit
@@ -63,6 +64,7 @@ def test_grouped_queries(kernel):
 
 
 @pytest.mark.parametrize(("kernel", "dims"), PARTIAL)
+@pytest.mark.few(3)
 def test_partial_rotary_and_other_widths(kernel, dims):
     check_kernel(partial(kernel, dims), backend=None)
 

@@ -132,6 +132,7 @@ def test_a_zero_query_and_gradients_in_any_layout(last):
     ("batch", "masked", "dtype"),
     [*((1, False, dtype) for dtype in SHORT), *((3, True, dtype) for dtype in SHORT), (11, False, torch.float32)],
 )
+@pytest.mark.few(2)
 def test_projection_weights_by_kernels(batch, masked, dtype):
     """Against a sum over tokens in float64; samples with few tokens, none, and more of them than programs share."""
     heads, p, s = 2, 20, 7

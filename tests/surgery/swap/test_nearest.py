@@ -141,6 +141,7 @@ def factors(layer):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("kernel", "name"), cases())
+@pytest.mark.few(8)
 def test_nothing_else_of_the_structure_is_nearer(kernel, name):
     rope, weights = ROPES[name], head(heads=1)
     found = nearest(kernel, weights @ weights.mT, rope, SPLIT.get(name, 0))

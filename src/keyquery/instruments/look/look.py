@@ -153,8 +153,8 @@ def look(
         measured = list(
             watching(_in_turn(metrics.of, chosen, workers, checkpoint.device), "reading layers", len(chosen))
         )
-    label = {"name": name or Path(stored or "").name} if name or stored else {}
-    facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim, **label}
+        facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim}
+    facts |= {"name": name or Path(stored or "").name} if name or stored else {}
     return _whole(facts, measured, tensors, ran.facts, sample=ran.sample, corpus=embedded.facts)
 
 
