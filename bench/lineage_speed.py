@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 import keyquery as kq
+from keyquery.__main__ import set_environment
 from keyquery.instruments.lineage.catalogue import NAME
 from keyquery.instruments.lineage.fingerprint import Fingerprint, LayerPrint, fingerprint
 from keyquery.instruments.lineage.index import among, index_files, packed
@@ -111,4 +114,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "OPENBLAS_NUM_THREADS" not in os.environ:  # again, with the settings of the command line
+        set_environment()
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     main()

@@ -1,14 +1,20 @@
 """The study of lineage: its models are those of transformers, its changes are what they are called."""
 
 import itertools
+import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from keyquery_studies.lineage import changes
+from keyquery_studies.lineage.kin import DISGUISES, disguises
 from keyquery_studies.lineage.models import SIZES, as_model, batches, initial, logits, loss, together, trained
+from keyquery_studies.lineage.rows import write_facts
+from keyquery_studies.lineage.study import run
 from keyquery_studies.lineage.summary import kinds, nulls, uniformity
+from keyquery_studies.lineage.training import Plan
 
 gguf = pytest.importorskip("gguf")
 
@@ -103,7 +109,8 @@ def test_p_values_of_pairs_that_share_models():
     assert dependent["disjoint_p"] > 0.05
 
 
-def test_summaries_by_hand():
+def test_summaries_by_hand(monkeypatch):
+    monkeypatch.setattr("keyquery_studies.lineage.summary.MATCHINGS", 20)  # of p-values that are not read here
     names = [f"m{i}" for i in range(8)]
     null = [
         {"config": "c", "set": kind, "first": a, "second": b, "free": 0.1 * i, "shared": -1.0 * i}
@@ -116,3 +123,56 @@ def test_summaries_by_hand():
     assert row["shared_area"] == pytest.approx((6.5 + 0.5) / 14)
     assert {r["alarms"] for r in nulls(null)} == {0}
     assert nulls(null)[0]["mean"] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("kind", DISGUISES)
+def test_disguised_models_are_the_same_models(kind):
+    size = SIZES[0]
+    base = first(models(size))
+    other = disguises(size, base, 7)[kind]
+    tokens = torch.randint(256, (1, 3, 9), generator=torch.Generator().manual_seed(0))
+    before, after = (logits(size, {name: v[None] for name, v in w.items()}, tokens) for w in (base, other))
+    assert torch.allclose(before, after, atol=1e-4)
+    norms = [
+        weights["query"].unflatten(1, (size.groups, -1)).norm(dim=(2, 3)).sort(1).values
+        for weights in (changes.folded(base) if kind == "all but rescaling" else base, other)
+    ]
+    assert torch.allclose(*norms, rtol=1e-4) == (kind == "all but rescaling")
+
+
+def rows_in(folder, seed=1):
+    folder.mkdir()
+    plan = Plan(seed=seed)
+    write_facts(folder, plan, "cpu", {"llama": 3})
+    null = [
+        {"config": "llama", "set": "test", "first": f"base-{a}", "second": f"base-{b}", "free": 0.1 * a, "shared": b}
+        for a, b in itertools.combinations(range(12), 2)
+    ]
+    return plan, null
+
+
+def test_rows_are_joined_in_an_order_of_their_own(tmp_path):
+    readings = []
+    for number, turn in enumerate((1, -1)):
+        folder = tmp_path / str(number)
+        _, null = rows_in(folder)
+        (folder / "null.jsonl").write_text("".join(json.dumps(row) + "\n" for row in null[::turn]))
+        readings.append(run([], folder, part="rows"))
+    assert readings[0].null == readings[1].null == null
+    readings[0].save(tmp_path / "first.json")
+    with pytest.raises(ValueError, match="another seed"):
+        run([], tmp_path / "1", part="rows", calibration=tmp_path / "first.json")
+    rows_in(tmp_path / "other", seed=2)
+    later = run([], tmp_path / "other", part="rows", calibration=tmp_path / "first.json")
+    assert {row["set"] for row in later.null} == {"calibrate"}
+    assert len({row["first"] for row in later.null} & {row["first"] for row in null}) == 0  # they are other models
+
+
+def test_folders_of_other_settings_are_refused(tmp_path):
+    plan, _ = rows_in(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"steps 2000 \(now 5\)"):
+        run([], tmp_path / "run", replace(plan, steps=5), part="bases")
+    with pytest.raises(ValueError, match="part must be one of"):
+        run([], tmp_path / "run", part="some")
+    with pytest.raises(ValueError, match="holds no rows"):
+        run([], tmp_path / "none", part="rows")

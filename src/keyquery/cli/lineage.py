@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -60,7 +61,9 @@ def lineage(
             return
         reading: Reading
         if among is not None:
-            reading = search(models[0], _prints(among, progress), progress)
+            reading = relatives = search(models[0], _prints(among, progress), progress)
+            for why in relatives.skipped:
+                warnings.warn(f"left out: {why}", stacklevel=1)
         else:
             reading = compare_weights(models[0], models[1], other or (), progress=progress)
     output.deliver(reading)
@@ -92,4 +95,14 @@ def _prints(folder: Path, progress: Progress) -> Iterable[Path | Fingerprint]:
     """The files of an index, or the fingerprints of all models in a folder."""
     if files := index_files(folder):
         return files
-    return [fingerprint(read(entry.source), progress=progress) for entry in find_models([folder])]
+    prints, errors = list[Fingerprint](), list[str]()
+    for entry in find_models([folder]):
+        try:
+            prints.append(fingerprint(read(entry.source), progress=progress))
+        except (OSError, ValueError) as error:
+            errors.append(str(error))
+    if not prints:
+        raise ValueError(f"no model in {folder} can be compared: {errors[0]}")
+    for why in errors:
+        warnings.warn(f"left out: {why}", stacklevel=1)
+    return prints

@@ -24,6 +24,14 @@ def lineage(
         Path | None,
         typer.Option(metavar=PATH, help="Reading of an earlier run with another seed, on which constants were chosen."),
     ] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="Time limit of all trainings together.")] = 3600.0,
+    part: Annotated[
+        str,
+        typer.Option(
+            help="bases: train them and test their pairs; kin: make others from them and test those; all; or rows: "
+            "join the rows that --out holds, whatever their settings. A part that --out holds is not computed again."
+        ),
+    ] = "all",
     workers: Annotated[int, typer.Option(min=1, help="Number of processes that test pairs.")] = WORKERS,
     device: Annotated[str, typer.Option(help="Device of the trainings: cpu, cuda, or auto.")] = DEVICE,
     *,
@@ -36,5 +44,5 @@ def lineage(
     from keyquery_studies.lineage.study import run
     from keyquery_studies.lineage.training import Plan
 
-    plan = Plan(bases=bases, kin=kin, others=others, steps=steps, seed=seed)
-    output.deliver(run((corpus, other), out, plan, device, workers, calibration))
+    plan = Plan(bases=bases, kin=kin, others=others, steps=steps, seed=seed, seconds=seconds)
+    output.deliver(run((corpus, other), out, plan, device, workers, calibration, part))

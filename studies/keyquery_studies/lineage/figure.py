@@ -8,7 +8,14 @@ from keyquery.report.kit.colours import LIGHT
 from keyquery_studies.lineage.study import Kinship
 from keyquery_studies.lineage.summary import TESTS
 
-KINDS = {"tuned": "o", "continued": "s", "retrained": "^", "LoRA": "v", "noise": "x"}
+KINDS = {
+    "tuned": "o",
+    "continued": "s",
+    "retrained": "^",
+    "all but rescaling, retrained": "d",
+    "LoRA": "v",
+    "noise": "x",
+}
 
 
 def trail(reading: Kinship, pyplot: Any) -> Any:
@@ -16,7 +23,7 @@ def trail(reading: Kinship, pyplot: Any) -> Any:
     figure, axes = pyplot.subplots(1, 2, figsize=(7.2, 3.0), sharex=True, layout="constrained")
     for axis, (name, test), colour in zip(axes, TESTS.items(), LIGHT.values(), strict=False):
         for kind, marker in KINDS.items():
-            rows = [row for row in reading.kin if row["kind"].split()[0] == kind and row["change"]]
+            rows = [row for row in reading.kin if row["kind"].rpartition(" ")[0] == kind and row["change"]]
             points = [row["change"] for row in rows], [max(row[name], 0.5) for row in rows]
             axis.plot(*points, marker, color=colour, alpha=0.5, markersize=3, label=kind)
         axis.axhline(max(row[name] for row in reading.null), color="0.4", linewidth=0.8)

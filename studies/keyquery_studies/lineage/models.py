@@ -80,6 +80,7 @@ SIZES = (
     Size("grouped", heads=8, groups=2, head_width=16),
     Size("deep", width=96, depth=8, heads=4, groups=4, head_width=24, hidden=192),
     Size("normed", heads=4, groups=2, normed=True),
+    Size("tall", width=64, depth=16, heads=4, groups=4, head_width=16, hidden=128),
 )
 
 
@@ -199,7 +200,8 @@ def trained(
     """Models after the steps `kept` and after the last: Adam, warm-up over 50 steps, then a cosine to a tenth.
 
     A generator that takes one step at a time and returns the models; `together` runs one or several. With `lora`, only
-    low-rank updates of the attention are trained. When the clock is past `end`, the training is stopped.
+    low-rank updates of the attention are trained. When the clock is past `end`, the training is stopped; the cosine is
+    that of the share of steps or of time that has passed, whichever is larger.
     """
     start = {name: value.clone() for name, value in weights.items()}
     free = _adapters(start) if lora else start
@@ -218,8 +220,10 @@ def trained(
 
     step_once = _captured(update, optimiser) if on_gpu else update
     found: dict[int, Weights] = {}
+    begin = monotonic()
     for step in range(steps):
-        cosine = 0.55 + 0.45 * math.cos(math.pi * step / steps)
+        share = max(step / steps, min((monotonic() - begin) / max(end - begin, 1e-9), 1.0))
+        cosine = 0.55 + 0.45 * math.cos(math.pi * share)
         speed.fill_(rate * min((step + 1) / 50, 1.0) * cosine)
         tokens.copy_(draw(step))
         step_once()

@@ -34,8 +34,10 @@ def unrelated(folder: Path, pairs: Sequence[tuple[str, str]], facts: Mapping[str
     return rows
 
 
-def kin(folder: Path, source: str, derived: str, others: Sequence[str], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole analysis of one pair."""
+def kin(
+    folder: Path, source: str, derived: str, others: Sequence[str], start: str, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The whole analysis of one pair, and the change from the model `start` of the training."""
     torch.set_num_threads(1)
     pair = folder / source, folder / derived
     reading = kq.lineage(*pair, [folder / other for other in others])
@@ -43,7 +45,7 @@ def kin(folder: Path, source: str, derived: str, others: Sequence[str], facts: M
     for test in reading.tests:
         name = NAMES[test["test"]]
         found |= {name: round(test["statistic"], 4), f"{name}_path": test["path"]}
-    change = weight_change(kq.read(pair[0]), kq.read(pair[1]))  # also where no test finds the models related
+    change = weight_change(kq.read(folder / start), kq.read(pair[1]))  # also where no test finds the models related
     moved = [row["change"] for row in change.rows if row["change"] is not None] if change else []
     found |= {"change": round(statistics.median(moved), 6) if moved else None, "label": reading.label}
     return {**facts, **found, "merge": [round(row["weight"], 4) for row in reading.merge]}

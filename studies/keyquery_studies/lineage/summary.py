@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,12 @@ import numpy as np
 from jaxtyping import Float
 
 from keyquery.instruments.lineage.lineage import LEVEL
-from keyquery.instruments.lineage.significance import p_value
+from keyquery.instruments.lineage.significance import LAYERS, p_value
 from keyquery.support.extras import optional
+from keyquery_studies.lineage.models import SIZES
 
 TESTS = {"free": "basis-free", "shared": "shared basis"}
+DEPTHS = {size.name: size.depth for size in SIZES}
 MATCHINGS = 500  # random sets of pairs or models
 Rows = Sequence[Mapping[str, Any]]
 
@@ -25,7 +28,8 @@ def nulls(rows: Rows) -> list[dict[str, Any]]:
     `ks_p` is Kolmogorov and Smirnov's test over all pairs, as if they were independent; they are not, since each model
     is in many pairs. `models_p` draws models, not pairs, with replacement: how often the distance to the distribution
     observed is as large as that to the uniform one. `disjoint_p` is twice the median of the tests over `MATCHINGS` sets
-    of pairs that share no model, which is a valid p-value whatever the sets have in common; it has little power.
+    of pairs that share no model, which is a valid p-value whatever the sets have in common; it has little power. `low`
+    and `high` are the 95 % interval of the mean that so few pairs allow, by Student's t.
     """
     found = []
     for (config, kind), own in _grouped(rows, ("config", "set")).items():
@@ -34,11 +38,19 @@ def nulls(rows: Rows) -> list[dict[str, Any]]:
             if len(tested) < 2:
                 continue
             values = [row[name] for row in tested]
-            p = np.array([p_value(test, value) for value in values])
+            p = np.array([p_value(test, value, DEPTHS.get(config, LAYERS)) for value in values])
             figures = {"mean": statistics.mean(values), "sd": statistics.stdev(values), "largest": max(values)}
+            figures |= _interval(figures["mean"], figures["sd"], len(disjoint(tested, 1)[0]))
             figures |= {**uniformity(tested, p), "smallest_p": float(p.min()), "alarms": int((p < LEVEL).sum())}
             found.append({"config": config, "set": kind, "test": test, "pairs": len(values), **figures})
     return found
+
+
+def _interval(mean: float, sd: float, pairs: int) -> dict[str, float]:
+    if pairs < 2:
+        return {"low": -math.inf, "high": math.inf}
+    wide = float(optional("scipy.stats", "an interval").t.ppf(0.975, pairs - 1)) * sd / math.sqrt(pairs)
+    return {"low": mean - wide, "high": mean + wide}
 
 
 def uniformity(rows: Rows, p: Float[np.ndarray, " pairs"]) -> dict[str, float]:
@@ -50,7 +62,7 @@ def uniformity(rows: Rows, p: Float[np.ndarray, " pairs"]) -> dict[str, float]:
         "ks": float(ks.statistic),
         "ks_p": float(ks.pvalue),
         "models_p": _by_models(rows, p, float(ks.statistic)),
-        "disjoint_p": min(2 * statistics.median(apart), 1.0),
+        "disjoint_p": min(2 * float(np.median(apart)), 1.0),
     }
 
 
@@ -66,7 +78,7 @@ def _by_models(rows: Rows, p: Float[np.ndarray, " pairs"], distance: float) -> f
         counts = draw.multinomial(len(names), np.full(len(names), 1 / len(names)))
         weights = counts[pairs].prod(1)
         larger += np.abs(weights.cumsum() / max(weights.sum(), 1) - observed).max() >= distance
-    return larger / MATCHINGS
+    return float(larger) / MATCHINGS
 
 
 def disjoint(rows: Rows, times: int) -> list[list[int]]:
@@ -100,8 +112,8 @@ def kinds(kin: Rows, null: Rows) -> list[dict[str, Any]]:
         for name in TESTS:
             values = [r[name] for r in rows if name in r]
             row |= {f"{name}_area": area(values, unrelated[name]), f"{name}_median": statistics.median(values)}
-            row[f"{name}_found"] = sum(p_value(TESTS[name], value) < LEVEL for value in values)
-        row["found"] = sum(min(p_value(t, r[n]) for n, t in TESTS.items() if n in r) < LEVEL for r in rows)
+            row[f"{name}_found"] = sum(_found(r, name) for r in rows if name in r)
+        row["found"] = sum(any(_found(r, name) for name in TESTS if name in r) for r in rows)
         moved = [r["change"] for r in rows if r["change"] is not None]
         row |= {"change": statistics.median(moved) if moved else None}
         row |= {"loss": statistics.median(r["loss"] - r["base_loss"] for r in rows)}
@@ -109,6 +121,11 @@ def kinds(kin: Rows, null: Rows) -> list[dict[str, Any]]:
         row |= {"merge": [round(statistics.mean(w), 3) for w in zip(*(r["merge"] for r in rows), strict=True)]}
         found.append(row)
     return found
+
+
+def _found(row: Mapping[str, Any], name: str) -> bool:
+    layers = len(row.get(f"{name}_path", ())) or LAYERS
+    return p_value(TESTS[name], row[name], layers) < LEVEL
 
 
 def area(related: Sequence[float], unrelated: Sequence[float]) -> float:

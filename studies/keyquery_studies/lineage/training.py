@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 
 import torch
 from torch import Tensor
 
 from keyquery.data import read_corpus
+from keyquery_studies.lineage.kin import DISGUISES, disguises
 from keyquery_studies.lineage.models import (
     SIZES,
     Draw,
@@ -19,6 +19,7 @@ from keyquery_studies.lineage.models import (
     Weights,
     batches,
     initial,
+    joined,
     loss,
     picked,
     together,
@@ -27,6 +28,7 @@ from keyquery_studies.lineage.models import (
 
 HELD_OUT = 50_000  # bytes at the end of a text
 SEEDS = 100_000  # random seeds of a run of the study
+RETRAINED = DISGUISES[:2]
 OTHER_TEXT = 4  # one base in so many is trained on the other text
 
 
@@ -39,6 +41,7 @@ class Plan:
     others: int = 16  # bases of each other config
     steps: int = 2000
     tuned: tuple[int, ...] = (50, 200, 500, 1000, 2000)  # steps of further training after which models are kept
+    retrained: tuple[int, ...] = (50, 100, 200, 500, 1000, 2000, 3000)  # the same, at the rate of pre-training
     lora: tuple[int, ...] = (100, 400)
     batch: int = 16
     length: int = 64
@@ -77,10 +80,11 @@ class Texts:
         return [round(float(value), 4) for value in rows.mean(0)]
 
 
-def bases(plan: Plan, texts: Texts, device: str) -> tuple[dict[str, Weights], dict[str, int]]:
+def bases(plan: Plan, texts: Texts, device: str, end: float) -> tuple[dict[str, Weights], dict[str, int]]:
     """Bases of all configs by name, of the first also twins of some; and the steps that each config was trained for.
 
-    "same data": equal data with another seed; "same seed": equal initialisation with other data.
+    "same data": equal data with another seed; "same seed": equal initialisation with other data. When the clock is past
+    `end`, trainings are stopped.
     """
     first, parents = plan.sizes[0], plan.parents
     drawn = [*range(plan.bases), *(1000 + base for base in parents), *parents]
@@ -89,7 +93,6 @@ def bases(plan: Plan, texts: Texts, device: str) -> tuple[dict[str, Weights], di
     for size in plan.sizes[1:]:
         numbers = [*range(plan.others)]
         runs[size.name] = (size, [5000 + base for base in numbers], numbers, numbers)
-    end = monotonic() + 0.6 * plan.seconds
     trainings = {
         name: trained(
             size,
@@ -114,42 +117,67 @@ def _draw(plan: Plan, texts: Texts, spans: Sequence[tuple[int, int]], seeds: Seq
     return batches(texts.bytes, spans, own, steps, plan.batch, plan.length)
 
 
-def offspring(plan: Plan, texts: Texts, start: Weights, device: str) -> dict[str, Weights]:
-    """What is trained from the parents, by kind and steps.
+@dataclass(frozen=True)
+class Arm:
+    """One way in which all parents are trained further."""
+
+    start: Weights
+    spans: Sequence[tuple[int, int]]  # of text
+    rate: float
+    kept: tuple[int, ...]
+
+
+def arms(plan: Plan, texts: Texts, start: Weights, device: str) -> dict[str, Arm]:
+    """What is trained from the parents, by name.
 
     "tuned": on the other text; "continued": on the same text, in another order; "retrained": that at the rate of
-    pre-training; "LoRA": low-rank updates of the attention, on the other text; "distilled": students from another seed
-    that learn the predictions of their teachers alone.
+    pre-training; also from disguised parents.
     """
-    size, parents, last = plan.sizes[0], plan.parents, max(plan.tuned)
-    swapped, same = ([texts.span(base, swap) for base in parents] for swap in (True, False))
+    swapped, same = ([texts.span(base, swap) for base in plan.parents] for swap in (True, False))
+    disguised = [disguises(plan.sizes[0], single(start, i), base) for i, base in enumerate(plan.parents)]
+    starts = {
+        kind: {name: torch.stack([own[kind][name] for own in disguised]).to(device) for name in start}
+        for kind in DISGUISES
+    }
+    slow, fast = (plan.tuning_rate, plan.tuned), (plan.rate, plan.retrained)
+    return {
+        "tuned": Arm(start, swapped, *slow),
+        "continued": Arm(start, same, *slow),
+        "all disguises, tuned": Arm(starts["all disguises"], swapped, *slow),
+        "retrained": Arm(start, same, *fast),
+        **{f"{kind}, retrained": Arm(starts[kind], same, *fast) for kind in RETRAINED},
+    }
+
+
+def offspring(plan: Plan, texts: Texts, start: Weights, device: str, end: float) -> dict[str, Weights]:
+    """What is trained from the parents, by kind and steps: all `arms`, and two more.
+
+    "LoRA": low-rank updates of the attention, on the other text; "distilled": students from another seed that learn the
+    predictions of their teachers alone. Arms of equal rate are trained side by side.
+    """
+    size, parents = plan.sizes[0], plan.parents
+    ways = arms(plan, texts, start, device)
     seeds, students = ([number + base for base in parents] for number in (4000, 3000))
-    arms: Mapping[str, tuple[list[tuple[int, int]], float, tuple[int, ...]]] = {
-        "tuned": (swapped, plan.tuning_rate, plan.tuned),
-        "continued": (same, plan.tuning_rate, plan.tuned),
-        "retrained": (same, plan.rate, (*plan.tuned, 2 * last)),
-        "LoRA": (swapped, 3 * plan.tuning_rate, plan.lora),
-    }
-    end = monotonic() + 0.4 * plan.seconds
-    trainings = {
-        kind: trained(
-            size,
-            start,
-            _draw(plan, texts, spans, seeds, max(kept)),
-            rate,
-            max(kept),
-            kept=kept,
-            lora=kind == "LoRA",
-            end=end,
-        )
-        for kind, (spans, rate, kept) in arms.items()
-    }
+    sides = {rate: [name for name, arm in ways.items() if arm.rate == rate] for rate in (plan.tuning_rate, plan.rate)}
+    trainings = {}
+    for rate, names in sides.items():
+        kept, spans = ways[names[0]].kept, [span for name in names for span in ways[name].spans]
+        draw = _draw(plan, texts, spans, seeds * len(names), max(kept))
+        weights = joined([ways[name].start for name in names])
+        trainings[f"{rate}"] = trained(size, weights, draw, rate, max(kept), kept=kept, end=end)
+    draw = _draw(plan, texts, ways["tuned"].spans, seeds, max(plan.lora))
+    rate, kept = 3 * plan.tuning_rate, plan.lora
+    trainings["LoRA"] = trained(size, start, draw, rate, max(kept), kept=kept, lora=True, end=end)
     pupils = initial(size, [plan.seed * SEEDS + seed for seed in students], device)
-    draw = _draw(plan, texts, same, students, plan.steps)
+    draw = _draw(plan, texts, ways["continued"].spans, students, plan.steps)
     trainings["distilled"] = trained(size, pupils, draw, plan.rate, plan.steps, teacher=start, end=end)
     found = together(trainings)
     taught = found.pop("distilled")
-    kinds = {f"{kind} {step}": weights for kind, kept in found.items() for step, weights in kept.items()}
+    kinds = {f"LoRA {step}": weights for step, weights in found["LoRA"].items()}
+    for rate, names in sides.items():
+        for number, name in enumerate(names):
+            part = range(number * len(parents), (number + 1) * len(parents))
+            kinds |= {f"{name} {step}": picked(weights, part) for step, weights in found[f"{rate}"].items()}
     return {**kinds, "distilled": taught[max(taught)]}
 
 

@@ -34,7 +34,7 @@ def read(index, counted=None):
         counted is not None and counted.append(path.name)
         return unpacked(path)
 
-    return catalogue(index, index_files(index), unpack)
+    return catalogue(index, index_files(index), unpack)[0]
 
 
 def test_only_files_that_changed_are_read_again(index):

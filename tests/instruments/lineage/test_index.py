@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import keyquery as kq
@@ -64,6 +65,31 @@ def test_foreign_files_are_refused(tmp_path):
         unpacked(tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="is not a readable safetensors file"):
         index_files(tmp_path)
+
+
+def test_damaged_files_of_an_index_are_left_out(tmp_path):
+    for seed in range(3):
+        (tmp_path / f"{seed}.safetensors").write_bytes(packed(fingerprint(kq.read(decoder(seed)))))
+    (tmp_path / "0.safetensors").write_bytes(b"junk")
+    (tmp_path / "3.safetensors").write_bytes((tmp_path / "1.safetensors").read_bytes()[:900])
+    reading = among(decoder(2), index_files(tmp_path))
+    assert reading.searched == 2
+    assert [row["file"].endswith("2.safetensors") for row in reading.rows if row["related"]] == [True]
+    assert len(reading.skipped) == 2
+    assert all("is not a fingerprint" in why for why in reading.skipped)
+
+
+def test_models_that_cannot_be_read_are_left_out(tmp_path):
+    (tmp_path / "good").symlink_to(kq.models.DECODER)
+    (tmp_path / "bad").mkdir()
+    save_file({"fc.weight": torch.ones(4, 4)}, tmp_path / "bad" / "model.safetensors")
+    with pytest.warns(UserWarning, match="left out"):
+        run = CliRunner().invoke(app, ["lineage", str(kq.models.DECODER), "--among", str(tmp_path)])
+    assert run.exit_code == 0
+    assert "1 searched" in run.stdout
+    (tmp_path / "good").unlink()
+    run = CliRunner().invoke(app, ["lineage", str(kq.models.DECODER), "--among", str(tmp_path)])
+    assert "can be compared" in str(run.exception)
 
 
 def test_commands(tmp_path):

@@ -13,6 +13,7 @@ import keyquery as kq
 from keyquery.forms import Rope
 from keyquery.instruments.lineage.alignment import JUMP, best_path, matched
 from keyquery.instruments.lineage.fingerprint import gaps, in_halves
+from keyquery.instruments.lineage.significance import p_value
 from keyquery.instruments.lineage.spectra import spectra, spectra_of
 from keyquery.instruments.lineage.weight_change import inversions, weight_change
 from keyquery.instruments.look.difference import difference
@@ -272,3 +273,9 @@ def test_records_name_layers_as_the_checkpoint_does():
     moved = {labels[row["layer"]] for row in reading.records() if row["change"]}
     assert moved == {"decoder 1"}
     assert {labels[row["layer"]].split()[0] for row in reading.records()} == {"encoder", "decoder"}
+
+
+def test_the_null_of_spectra_grows_with_layers():
+    p = [p_value("basis-free", 3.0, layers) for layers in (3, 4, 8, 32)]
+    assert p[0] == p[1] < p[2] < p[3]
+    assert p_value("shared basis", 3.0, 32) == p_value("shared basis", 3.0)

@@ -81,24 +81,28 @@ def catalogue_of(prints: Iterable[Fingerprint]) -> Catalogue:
 
 def catalogue(
     folder: Path, files: Sequence[Path], unpack: Callable[[Path], Fingerprint], progress: Progress = silent
-) -> Catalogue:
-    """Of the fingerprints in a folder; kept there, if it can be written to.
+) -> tuple[Catalogue, list[str]]:
+    """Of the fingerprints in a folder, kept there if it can be written to; and why some could not be read.
 
     `unpack` reads a fingerprint.
     """
     kept = _kept(folder / NAME)
-    entries, changed = [], False
+    entries, skipped, changed = [], [], False
     for path in progress(files, "reading the index", len(files)):
         status = path.stat()
         stamp = f"{status.st_size} {status.st_mtime_ns}"
         known = kept.get(path.name)
         if known is None or known[0].stamp != stamp:
-            known, changed = _entry(path.name, stamp, unpack(path)), True
+            try:
+                known, changed = _entry(path.name, stamp, unpack(path)), True
+            except ValueError as error:
+                skipped.append(str(error))
+                continue
         entries.append(known)
     whole = _joined(entries)
     if changed or len(kept) != len(entries):
         _write(folder / NAME, whole)
-    return whole
+    return whole, skipped
 
 
 Entry = tuple[Row, Tensor, Tensor]

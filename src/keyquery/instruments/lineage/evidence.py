@@ -113,9 +113,8 @@ def _result(test: str, mine: Sequence[Tensor], other: Sequence[Tensor], null: It
     own_order = [float(pair[head % len(pair), head]) for pair in pairs for head in range(pair.shape[1])]
     reordered = np.mean(own_order) < IN_ORDER * np.mean([value for row in found for value in row])
     of_path = [float(table[source, layer]) for layer, source in enumerate(path)]
-    return Evidence(
-        test, statistic, p_value(test, statistic), path, of_path, heads, found, bool(reordered), table.tolist()
-    )
+    p = p_value(test, statistic, len(path))
+    return Evidence(test, statistic, p, path, of_path, heads, found, bool(reordered), table.tolist())
 
 
 def _similarity(mine: Sequence[Tensor], other: Sequence[Tensor]) -> Float[Tensor, "ours theirs"]:

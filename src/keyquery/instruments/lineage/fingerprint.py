@@ -23,6 +23,7 @@ from keyquery.support.progress import Progress, silent
 SKETCH = 16  # s: a sketch has s² numbers per head
 SMOOTH = 7  # neighbouring gaps whose mean is the local mean
 LARGEST = 3.0  # gaps are clipped there, relative to the local mean
+ROWS = 64  # of weights whose squares fit into a cache
 PERMUTATIONS = 24  # of the model's dimensions, for the null of shared-basis similarity
 
 
@@ -139,7 +140,11 @@ def _equalising(query: Tensor, key: Tensor) -> Float[Tensor, " d"]:
     Trained models have a few dimensions far larger than all others. Two unrelated ones may have one at the same place,
     which a null of few permutations does not see.
     """
-    size = torch.hypot(*(torch.linalg.vector_norm(rows.flatten(0, -2), dim=0) for rows in (query, key)))
+    squares = torch.zeros_like(query.flatten(0, -2)[0])
+    for rows in (query, key):
+        for block in rows.flatten(0, -2).split(ROWS):
+            squares += block.square().sum(0)
+    size = squares.sqrt()
     return size.mean() / size.clamp(min=1e-3 * float(size.mean()) + 1e-30)
 
 

@@ -42,6 +42,7 @@ class Relatives(Reading, kind="lineage search"):
     searched: int
     comparable: int  # models of the index with equal width of heads or of the residual stream
     rows: Sequence[Mapping[str, Any]]
+    skipped: Sequence[str] = ()  # why files of the index could not be read
 
     def records(self) -> list[dict[str, Any]]:
         """One row per model that was tested in full, the most similar first."""
@@ -103,15 +104,17 @@ def unpacked(path: str | Path) -> Fingerprint:
 
 
 def index_files(folder: Path) -> list[Path]:
-    """The fingerprints in a folder; none if it holds models."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        return []
-    try:
-        with safe_open(files[0], "pt") as file:
-            return files if _facts(file).get("format") == FORMAT else []
-    except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{files[0]} is not a readable safetensors file: {error}") from None
+    """The fingerprints in a folder; none if it holds models. Some of them may be damaged, but not all."""
+    files, why = sorted(folder.glob("*.safetensors")), ""
+    for path in files:
+        try:
+            with safe_open(path, "pt") as file:
+                return files if _facts(file).get("format") == FORMAT else []
+        except (SafetensorError, ValueError) as error:
+            why = why or f"{path} is not a readable safetensors file: {error}"
+    if why:
+        raise ValueError(why)
+    return []
 
 
 def _facts(file: Any) -> dict[str, Any]:
@@ -150,22 +153,25 @@ def among(model: Any, index: Iterable[Path | Fingerprint], progress: Progress | 
     Returns
     -------
     Relatives
-        p-values are adjusted by Bonferroni for the number of models that could be compared.
+        p-values are adjusted by Bonferroni for the number of models that could be compared. Damaged files of an index
+        are left out and named in `skipped`.
     """
     heads = model if isinstance(model, Heads) else read(model)
     whole = fingerprint(heads, PERMUTATIONS, progress)
-    entries = list(index)
+    entries, skipped = list(index), list[str]()
     files = [entry for entry in entries if isinstance(entry, Path)]
     watch = progress or silent
     if len(files) == len(entries) and len({file.parent for file in files}) == 1:
-        whole_index = catalogue(files[0].parent, files, unpacked, watch)
+        whole_index, skipped = catalogue(files[0].parent, files, unpacked, watch)
+        entries = [files[0].parent / row.file for row in whole_index.rows]
     else:
         whole_index = catalogue_of(entry if isinstance(entry, Fingerprint) else unpacked(entry) for entry in entries)
     nearest, comparable = whole_index.nearest(whole, FULL)
     rows = [_row(whole, entries[i], comparable) for i in watch(nearest, "testing the nearest", len(nearest))]
     rows.sort(key=lambda row: row["p"])
     facts = provenance(model=dict(heads.model), level=LEVEL)
-    return Relatives(model=whole.name, searched=len(entries), comparable=comparable, rows=rows, provenance=facts)
+    counts = {"searched": len(entries), "comparable": comparable, "skipped": skipped}
+    return Relatives(model=whole.name, rows=rows, **counts, provenance=facts)  # type: ignore[arg-type]
 
 
 def _row(whole: Fingerprint, file: Path | Fingerprint, compared: int) -> dict[str, Any]:

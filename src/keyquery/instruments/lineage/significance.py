@@ -18,9 +18,10 @@ from keyquery.instruments.lineage.alignment import best_paths
 from keyquery.support.statistics import student_tail
 
 # Location, scale and skewness of the statistic over unrelated pairs, and degrees of freedom of its tail. Basis-free:
-# fitted to four configs together, see `keyquery study lineage --seed 0`. Shared basis: the null is exact, so that its
-# location and scale are 0 and 1, and there are 24 replicates; the skewness is that of the best path.
+# fitted to five configs together, see `keyquery study lineage`. Shared basis: the null is exact, so that its location
+# and scale are 0 and 1, and there are 24 replicates; the skewness is that of the best path.
 UNRELATED = {"basis-free": (0.17, 1.0, 0.7, 20), "shared basis": (0.0, 1.0, 0.3, 22)}
+LAYERS = 4  # at which the location is the one above: layers of equal depth are a little alike, and it grows with them
 SHIFT = 0.25  # of a cell of unrelated models, in standard deviations, where no other layers measure it
 WEIGHT = 1.0  # of that, in cells
 
@@ -55,13 +56,14 @@ def path_statistic(
     return float((totals[0] - null.mean()) / spread), paths[0].tolist(), z[0]
 
 
-def p_value(test: str, statistic: float) -> float:
-    """The probability of so large a statistic between unrelated models.
+def p_value(test: str, statistic: float, layers: int = LAYERS) -> float:
+    """The probability of so large a statistic between unrelated models, the second of which has so many layers.
 
     >>> round(p_value("shared basis", 0.0), 2), p_value("shared basis", 6.0) < 1e-4
     (0.48, True)
     """
     location, scale, skewness, freedom = UNRELATED[test]
+    location *= max(layers / LAYERS, 1.0)
     return student_tail(_normal_score((statistic - location) / scale, skewness), freedom)
 
 

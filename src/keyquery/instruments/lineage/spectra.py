@@ -14,6 +14,7 @@ from torch import Tensor
 
 from keyquery.checkpoints import Layer
 from keyquery.forms import Form
+from keyquery.forms.core import eigenvalues, inner, symmetric_product
 
 TRUSTED = 1e-3  # smallest diagonal entry of the Cholesky factor of unit rows, at which float32 products keep 3 digits
 SMALLEST = 1e-8  # squared singular values relative to the largest, at which float64 squares keep 7 digits of them
@@ -35,7 +36,7 @@ def spectra(layer: Layer, form: Form) -> Spectra:
     torch.Size([2, 4, 4])
     """
     query, key = (factor.float() for factor in (form.query, form.key))
-    own, other = query @ query.mT, key @ key.mT
+    own, other = symmetric_product(query), symmetric_product(key)
     planes = _planes(layer, own, other)
     fast = fast_values(query, key, own, other) if 2 * form.rank <= form.dim else None
     if fast is None:
@@ -64,11 +65,25 @@ def _filled(row: Tensor, width: int) -> Tensor:
 def fast_values(query: Tensor, key: Tensor, own: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
     """Spectra and norms from the Gram matrix of [Q; K]; None where float32 products are not enough.
 
-    With the Cholesky factor [L₁ 0; L₂ L₃] of the Gram matrix, M is L₁ᵀ[L₂ L₃] in the basis of its first r rows, and 0
-    in the others.
+    A group of heads, or a head, at a time, since its matrices fit into a cache.
     """
-    r = query.shape[-2]
-    cross = across(query, key)
+    cross = inner(query, key)
+    groups = []
+    for three in zip(own, other, cross, strict=True):
+        if (group := _from_gram(*three)) is None:
+            return None
+        groups.append(group)
+    values, norms = zip(*groups, strict=True)
+    return torch.stack(values), torch.stack(norms)
+
+
+def _from_gram(own: Tensor, other: Tensor, cross: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Spectra and norms from QQᵀ, KKᵀ and QKᵀ.
+
+    With the Cholesky factor [L₁ 0; L₂ L₃] of the Gram matrix, M is L₁ᵀ[L₂ L₃] = [C D] in the basis of its first r rows,
+    and 0 in the others.
+    """
+    r = cross.shape[-1]
     gram = torch.empty(*cross.shape[:-2], 2 * r, 2 * r, dtype=torch.float64)
     gram[..., :r, :r], gram[..., r:, r:] = own, other
     gram[..., :r, r:], gram[..., r:, :r] = cross, cross.mT
@@ -76,26 +91,37 @@ def fast_values(query: Tensor, key: Tensor, own: Tensor, other: Tensor) -> tuple
     if not bool((size > 0).all()):
         return None
     gram /= size.unsqueeze(-1) * size.unsqueeze(-2)
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    if bool(failed.any()) or float(factor.diagonal(dim1=-2, dim2=-1).min()) < TRUSTED:
+    rows, failed = torch.linalg.cholesky_ex(gram)
+    if bool(failed.any()) or float(rows.diagonal(dim1=-2, dim2=-1).min()) < TRUSTED:
         return None
-    rows = factor * size.unsqueeze(-1)
+    rows *= size.unsqueeze(-1)
     matrix = rows[..., :r, :r].mT @ rows[..., r:, :]
-    square = torch.nn.functional.pad(matrix, (0, 0, 0, r))
-    skew = (square - square.mT) / 2
-    squares = [torch.linalg.eigvalsh(part @ part.mT).flip(-1) for part in (matrix, skew)]
+    squares = [eigenvalues(part).flip(-1) for part in (symmetric_product(matrix), _skew_square(matrix))]
     if any(bool((values[..., r - 1] < SMALLEST * values[..., 0]).any()) for values in squares):
         return None
     singular, turning = (values.clamp(min=0).sqrt() for values in squares)
-    eigenvalues = torch.linalg.eigvalsh(square + square.mT) / 2
-    return _joined(singular, eigenvalues, turning[..., ::2], r), torch.linalg.matrix_norm(matrix)
+    return _joined(singular, eigenvalues(_symmetric(matrix)), turning[..., ::2], r), torch.linalg.matrix_norm(matrix)
 
 
-def across(query: Float[Tensor, "*heads r d"], key: Float[Tensor, "*#heads n d"]) -> Float[Tensor, "*heads r n"]:
-    """Q Kᵀ of each head; with shared keys as one tall product per group, since matmul would copy the key."""
-    if query.ndim > 3 and key.ndim == query.ndim and key.shape[-3] == 1:
-        return (query.flatten(-3, -2) @ key.squeeze(-3).mT).unflatten(-2, query.shape[-3:-1])
-    return query @ key.mT
+def _symmetric(matrix: Float[Tensor, "*heads r n"]) -> Float[Tensor, "*heads n n"]:
+    """S of M = [C D; 0 0]: [C + Cᵀ, D; Dᵀ, 0]/2."""
+    r = matrix.shape[-2]
+    first, last = matrix[..., :r], matrix[..., r:] / 2
+    found = matrix.new_zeros(*matrix.shape[:-2], 2 * r, 2 * r)
+    found[..., :r, :r], found[..., :r, r:], found[..., r:, :r] = (first + first.mT) / 2, last, last.mT
+    return found
+
+
+def _skew_square(matrix: Float[Tensor, "*heads r n"]) -> Float[Tensor, "*heads n n"]:
+    """AAᵀ of M = [C D; 0 0]: with A = [E F; −Fᵀ 0], E = (C − Cᵀ)/2 and F = D/2, it is [EEᵀ + FFᵀ, −EF; FᵀE, FᵀF]."""
+    r = matrix.shape[-2]
+    first, last = matrix[..., :r], matrix[..., r:] / 2
+    both = torch.cat(((first - first.mT) / 2, last), -1)
+    corner = both[..., :r] @ last
+    found = matrix.new_empty(*matrix.shape[:-2], 2 * r, 2 * r)
+    found[..., :r, :r], found[..., r:, r:] = symmetric_product(both), symmetric_product(last.mT.contiguous())
+    found[..., :r, r:], found[..., r:, :r] = -corner, -corner.mT
+    return found
 
 
 def _planes(layer: Layer, own: Tensor, other: Tensor) -> Float[Tensor, "*heads planes"] | None:

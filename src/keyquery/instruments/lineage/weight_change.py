@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.checkpoints import Heads
+from keyquery.forms.core import inner, symmetric_product
 from keyquery.instruments.lineage.fingerprint import in_halves
-from keyquery.instruments.lineage.spectra import across
 from keyquery.support.progress import Progress, silent
 
 BLOCK = 16  # neighbouring weights that share a scale in every common format of quantisation
@@ -75,11 +75,12 @@ def _moved(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor) -> tuple[float, list[
     first, so that small changes keep their digits.
     """
     dq, dk = q2 - q1, k2 - k1
-    own, moved = q1 @ q1.mT, dq @ dq.mT
-    norm = _sum(own, k1 @ k1.mT)
-    total = _sum(moved, k2 @ k2.mT) + 2 * _sum(dq @ q1.mT, k2 @ dk.mT) + _sum(own, dk @ dk.mT)
+    own, moved = symmetric_product(q1), symmetric_product(dq)
+    norm = _sum(own, symmetric_product(k1))
+    total = _sum(moved, symmetric_product(k2)) + _sum(own, symmetric_product(dk))
+    total += 2 * _sum(dq @ q1.mT, k2 @ dk.mT)
     keys = torch.cat((k2, dk), -2)
-    (dq_k2, dq_dk), (q1_k2, q1_dk) = (across(query, keys).chunk(2, -1) for query in (dq, q1))
+    (dq_k2, dq_dk), (q1_k2, q1_dk) = (inner(query, keys).chunk(2, -1) for query in (dq, q1))
     turned = _sum(dq_k2, dq_k2.mT) + 2 * _sum(dq_dk, q1_k2.mT) + _sum(q1_dk, q1_dk.mT)
     parts = torch.stack((total, (total + turned) / 2, (total - turned) / 2), -1).clamp(min=0)
     traces = [float(gram.diagonal(dim1=-2, dim2=-1).double().sum()) for gram in (moved, own)]
