@@ -100,6 +100,7 @@ def test_edges_in_words_point_forwards():
     assert {kind_of(*marks) for marks in KINDS} == {"→", "o→", "↔", "o–o", "–"}
 
 
+@pytest.mark.few(1)  # those of a look are written in every format
 @pytest.mark.parametrize(("name", "start"), [("g.svg", b"<svg"), ("g.png", b"\x89PNG"), ("g.pdf", b"%PDF")])
 def test_pictures(decoder, name, start):
     assert report.picture_bytes(Path(name), decoder).startswith(start)

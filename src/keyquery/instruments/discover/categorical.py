@@ -32,6 +32,7 @@ class Contingency(ProbabilityTest):
         self.pearson = pearson
         self.codes = [variables.codes(column) for column in range(self.count)]
         self.strata, self.pairs = lru_cache(KEPT)(self._strata), lru_cache(KEPT)(self._pairs)
+        self.blocks = lru_cache(KEPT)(self._blocks)
 
     def _strata(self, given: int) -> tuple[Int[ndarray, " n"], int]:
         """The stratum of each row, and their number."""
@@ -44,15 +45,22 @@ class Contingency(ProbabilityTest):
                 count = len(occurring)
         return stratum, count
 
+    def _blocks(self, given: int, cells: int) -> tuple[Int[ndarray, " n"], int]:
+        """The first cell of the stratum of each row, and the number of strata."""
+        stratum, count = self.strata(given)
+        return stratum * cells, count
+
     def _pairs(self, x: int, y: int) -> Int[ndarray, " n"]:
         """The pair of categories of each row."""
         return self.codes[x] * self.variables.sizes[y] + self.codes[y]
 
     def counts(self, query: Query) -> Float[ndarray, "z x y"]:
         """The contingency table of each stratum."""
-        stratum, count = self.strata(query.given)
         wide, tall = self.variables.sizes[query.x], self.variables.sizes[query.y]
-        place = stratum * (wide * tall) + self.pairs(query.x, query.y) if query.given else self.pairs(query.x, query.y)
+        place, count = self.pairs(query.x, query.y), 1
+        if query.given:
+            block, count = self.blocks(query.given, wide * tall)
+            place = block + place
         return np.bincount(place, minlength=count * wide * tall).reshape(count, wide, tall).astype(np.float64)
 
     def probability(self, query: Query) -> float:
@@ -60,7 +68,8 @@ class Contingency(ProbabilityTest):
         table = self.counts(query)
         total = np.add.reduce
         of_x, of_y = total(table, 2), total(table, 1)
-        if full := bool(np.minimum.reduce(of_x, None) > 0 and np.minimum.reduce(of_y, None) > 0):  # the usual case
+        occurring = np.count_nonzero
+        if full := occurring(of_x) == of_x.size and occurring(of_y) == of_y.size:  # the usual case
             freedom = float(len(table) * (table.shape[1] - 1) * (table.shape[2] - 1))
             if table.shape[1] < 2 or table.shape[2] < 2:
                 return 1.0

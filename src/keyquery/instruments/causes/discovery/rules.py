@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from keyquery.instruments.causes.discovery.colliders import Decided
 from keyquery.instruments.causes.discovery.knowledge import Knowledge
 from keyquery.instruments.causes.discovery.pag import Pag, members
 
-Separations = Mapping[tuple[int, int], int]  # the mask that separates each pair i < j that is not adjacent
+Separations = Mapping[tuple[int, int], int]  # the mask that separates each pair i < j that is not adjacent, or Decided
 Proposal = tuple[int, int, str]  # at, other, mark
 Rule = Callable[[Pag, Separations], Iterator[Proposal]]
 
@@ -96,6 +97,11 @@ def _repeat(graph: Pag, separations: Separations, rules: Sequence[Rule]) -> None
                     changed = True
 
 
+def _unsure(separations: Separations) -> Mapping[tuple[int, int], int]:
+    """Nodes between two others that may be colliders or not: neither R0 nor R1 applies."""
+    return separations.unsure if isinstance(separations, Decided) else {}
+
+
 def _apart(graph: Pag, x: int, y: int) -> bool:
     return not graph.adjacent[x] >> y & 1
 
@@ -107,19 +113,22 @@ def _has_apart(graph: Pag, mask: int) -> bool:
 
 def _r0(graph: Pag, separations: Separations) -> Iterator[Proposal]:
     """A – B – C, A and C not adjacent, B not in their separating set: A *→ B ←* C."""
+    unsure = _unsure(separations)
     for (a, c), between in separations.items():
-        for b in members(graph.adjacent[a] & graph.adjacent[c] & ~between):
+        for b in members(graph.adjacent[a] & graph.adjacent[c] & ~between & ~unsure.get((a, c), 0)):
             yield b, a, "arrow"
             yield b, c, "arrow"
 
 
 def _r1(graph: Pag, separations: Separations) -> Iterator[Proposal]:
     """A *→ B o–* C, A and C not adjacent: B → C."""
+    unsure = _unsure(separations)
     for b in range(len(graph)):
         if not graph.arrows[b]:
             continue
         for c in members(graph.circles(b)):
-            if graph.arrows[b] & ~graph.adjacent[c]:
+            ends = graph.arrows[b] & ~graph.adjacent[c]
+            if any(not unsure.get((min(a, c), max(a, c)), 0) >> b & 1 for a in members(ends)):
                 yield b, c, "tail"
                 yield c, b, "arrow"
 

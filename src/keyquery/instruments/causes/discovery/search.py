@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
-from keyquery.instruments.causes.discovery.independence import Query, Test
+from keyquery.instruments.causes.discovery.independence import Test
 from keyquery.instruments.causes.discovery.knowledge import Knowledge, knowledge_of
 from keyquery.instruments.causes.discovery.pag import Pag, members
+from keyquery.instruments.causes.discovery.rounds import Candidates, Rounds, Sets
 from keyquery.instruments.causes.discovery.rules import arrowheads, finish, orient
 from keyquery.instruments.causes.discovery.trees import closed_sets, depths
 from keyquery.support.progress import Progress, silent
 
-# Candidate separating sets of a pair, each with its cost: cheaper ones are tried first.
-Candidates = list[tuple[int, int]]
-Sets = Callable[[Pag], Callable[[int, int], Candidates]]
-BATCH = 64  # pairs tested at once
-RECHECKED = 2  # neighbours that a cautious search conditions on in the end
+RECHECKED = 3  # neighbours that a cautious search conditions on in the end
 
 
 @dataclass(frozen=True)
@@ -29,23 +25,6 @@ class Found:
     rounds: int  # completed
     done: bool  # whether the search was completed
     separations: dict[tuple[int, int], int]  # by pair, the mask of a separating set
-
-
-class Separations(dict[tuple[int, int], int]):
-    """By pair, the mask of a separating set; `unions` has the union of those that the same round found.
-
-    With exact tests a node between two others is in all of their separating sets or in none. Tests that err disagree,
-    and a cautious search takes it for a collider only if it is in none.
-    """
-
-    def __init__(self, cautious: bool) -> None:
-        super().__init__()
-        self.cautious, self.unions = cautious, dict[tuple[int, int], int]()
-
-    @property
-    def decisive(self) -> dict[tuple[int, int], int]:
-        """The sets that decide on colliders."""
-        return self.unions if self.cautious else self
 
 
 def icd(
@@ -83,8 +62,8 @@ def icd(
     knowledge
         More background knowledge, of `knowledge_of`. Default: none.
     cautious
-        For tests that err: a node is a collider only if none of the separating sets of a round contains it, and
-        neighbours of a complete graph are tested once more, given up to two neighbours of either. Default: no.
+        For tests that err: colliders are decided by `decided`, and neighbours of a complete graph are tested once more,
+        given up to three neighbours of either. Default: no.
 
     Returns
     -------
@@ -100,10 +79,11 @@ def icd(
     >>> icd(DSeparation(networkx.DiGraph([(0, 1), (1, 2)]), range(3)), tiers=[0, 1, 2]).graph.edges()
     [(0, 1, 'circle', 'arrow'), (1, 2, 'tail', 'arrow')]
     """
-    for result in icd_rounds(test, order_free, selection, tails, tiers, progress, knowledge, cautious):
+    known = _known(test, tiers, knowledge, selection)
+    for result in _icd_rounds(test, known, order_free, cautious, progress):
         if result.done or result.rounds == rounds:
             break
-    return result
+    return result.finished(selection, tails, known)
 
 
 def icd_rounds(
@@ -140,8 +120,8 @@ def icd_rounds(
     knowledge
         More background knowledge, of `knowledge_of`. Default: none.
     cautious
-        For tests that err: a node is a collider only if none of the separating sets of a round contains it, and
-        neighbours of a complete graph are tested once more, given up to two neighbours of either. Default: no.
+        For tests that err: colliders are decided by `decided`, and neighbours of a complete graph are tested once more,
+        given up to three neighbours of either. Default: no.
 
     Returns
     -------
@@ -149,24 +129,38 @@ def icd_rounds(
         One per round.
     """
     known = _known(test, tiers, knowledge, selection)
-    graph = Pag.complete(test.count)
-    separations = Separations(cautious)
-    size = 0
-    while True:
+    for result in _icd_rounds(test, known, order_free, cautious, progress):
+        yield result.finished(selection, tails, known)
+
+
+@dataclass(frozen=True)
+class _Unfinished(Found):
+    """After a round: the graph with its arrowheads."""
+
+    colliders: Mapping[tuple[int, int], int]  # by pair, the mask of nodes that are none
+
+    def finished(self, selection: bool, tails: bool, known: Knowledge) -> Found:
+        graph = finish(self.graph, self.colliders, selection, tails, known)
+        return Found(graph, self.rounds, self.done, self.separations)
+
+
+def _icd_rounds(
+    test: Test, known: Knowledge, order_free: bool, cautious: bool, progress: Progress
+) -> Iterator[_Unfinished]:
+    graph, run, size, last = Pag.complete(test.count), Rounds(test, known, order_free, cautious, progress), 0, False
+    while not last:
         # From size 2 on, sets contain only possible ancestors, which are never later than both.
         sets = icd_sets(size) if size > 1 else _neighbours(size, known)
-        had_candidates = _round(graph, test, separations, sets, order_free, known, _watched(progress, size))
+        had_candidates = run(graph, sets, size)
         last = (size > 0 and not had_candidates) or size >= test.most
         if last and cautious:
             for few in range(1, min(RECHECKED, test.most) + 1):
-                _round(graph, test, separations, _neighbours(few, known), order_free, known, _watched(progress, few))
+                run(graph, _neighbours(few, known), few)
+        colliders = run.colliders(graph, last)
         if size < 2 or had_candidates or cautious:
-            graph = arrowheads(graph, separations.decisive, known)
-        whole = finish(graph, separations.decisive, selection, tails, known)
-        yield Found(whole, size + 1, last, dict(separations))
-        if last:
-            return
+            graph = arrowheads(graph, colliders, known)
         size += 1
+        yield _Unfinished(graph.copy(), size, last, dict(run.separations), colliders)
 
 
 def fci(
@@ -200,8 +194,8 @@ def fci(
     knowledge
         More background knowledge, of `knowledge_of`. Default: none.
     cautious
-        For tests that err: a node is a collider only if none of the separating sets of a round contains it, and
-        neighbours of a complete graph are tested once more, given up to two neighbours of either. Default: no.
+        For tests that err: colliders are decided by `decided`, and neighbours of a complete graph are tested once more,
+        given up to three neighbours of either. Default: no.
 
     Returns
     -------
@@ -216,21 +210,18 @@ def fci(
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     """
     known = _known(test, tiers, knowledge, selection)
-    graph = Pag.complete(test.count)
-    separations = Separations(cautious)
+    graph, run = Pag.complete(test.count), Rounds(test, known, order_free, cautious, progress)
     size = 0
     for size in range(test.most + 1):
-        if not _round(graph, test, separations, _neighbours(size, known), order_free, known, _watched(progress, size)):
+        if not run(graph, _neighbours(size, known), size):
             break
-    colliders = orient(graph, separations.decisive, tails=False, knowledge=known)
+    colliders = orient(graph, run.colliders(graph), tails=False, knowledge=known)
     reached = [sum(1 << x for x in depths(colliders, root)) for root in range(test.count)]
     for size in range(1, test.most + 1):
-        if not _round(
-            graph, test, separations, _subsets(reached, size, known), order_free, known, _watched(progress, size)
-        ):
+        if not run(graph, _subsets(reached, size, known), size):
             break
-    whole = orient(graph, separations.decisive, selection, tails, known)
-    return Found(whole, size + 1, True, dict(separations))
+    whole = orient(graph, run.colliders(graph, last=True), selection, tails, known)
+    return Found(whole, size + 1, True, dict(run.separations))
 
 
 def _known(test: Test, tiers: Sequence[int] | None, knowledge: Knowledge | None, selection: bool) -> Knowledge:
@@ -245,64 +236,6 @@ def _known(test: Test, tiers: Sequence[int] | None, knowledge: Knowledge | None,
     if len(known.barred) != test.count:
         raise ValueError(f"knowledge must be about the {test.count} nodes of the test, got {len(known.barred)}")
     return known
-
-
-def _watched(progress: Progress, size: int) -> Callable[[list[Any]], Iterable[Any]]:
-    """Iterates over the batches of a round, with progress."""
-    return lambda batches: progress(batches, f"sets of {size} token{'' if size == 1 else 's'}", len(batches))
-
-
-def _round(
-    graph: Pag,
-    test: Test,
-    separations: Separations,
-    sets: Sets,
-    order_free: bool,
-    known: Knowledge,
-    watched: Callable[[list[Any]], Iterable[Any]],
-) -> bool:
-    """Test every adjacent pair and delete edges of separated ones; returns whether there were candidates."""
-    pairs = [pair for pair in graph.pairs() if not known.keeps(*pair)]
-    tested = False
-    removed = []
-    of, step = sets(graph), BATCH if order_free else 1
-    for batch in watched([pairs[start : start + step] for start in range(0, len(pairs), step)]):
-        todo = [(x, y, of(x, y)) for x, y in batch]
-        test.prepare(Query(x, y, separating) for x, y, candidates in todo for _, separating in candidates)
-        for x, y, candidates in todo:
-            tested = tested or bool(candidates)
-            separating, union = _best(test, x, y, candidates) if order_free else _first(test, x, y, candidates)
-            if separating is None:
-                continue
-            separations[x, y], separations.unions[x, y] = separating, union
-            if order_free:
-                removed.append((x, y))
-            else:
-                graph.remove(x, y)
-                of = sets(graph)
-    for x, y in removed:
-        graph.remove(x, y)
-    return tested
-
-
-def _first(test: Test, x: int, y: int, candidates: Candidates) -> tuple[int | None, int]:
-    """The first separating set, cheapest first, twice."""
-    first = next((z for _, z in candidates if test.statistic(Query(x, y, z)) < test.threshold), None)
-    return first, first or 0
-
-
-def _best(test: Test, x: int, y: int, candidates: Candidates) -> tuple[int | None, int]:
-    """Of the cheapest separating sets, the one with the least remaining dependence, and the union of all of them."""
-    best, separating, price, union = test.threshold, None, None, 0
-    for cost, z in candidates:
-        if separating is not None and cost != price:
-            break
-        statistic = test.statistic(Query(x, y, z))
-        if statistic < test.threshold:
-            union |= z
-        if statistic < best:
-            best, separating, price = statistic, z, cost
-    return separating, union
 
 
 def _neighbours(size: int, known: Knowledge) -> Sets:
