@@ -84,7 +84,9 @@ PAIRS = {**VECTORS, "check_fit2d_1sample": "two items must share a label, and th
         (lambda: kq.KReciprocalReranker(device="cpu"), RECIPROCAL, 33),
         (lambda: kq.AlphaQueryExpansion(device="cpu"), VECTORS, 36),
         (lambda: kq.AffinityReranker(device="cpu"), VECTORS, 36),
-        (lambda: kq.Reranker(steps=2, device="cpu", random_state=0), PAIRS, 35),
+        pytest.param(
+            lambda: kq.Reranker(steps=2, device="cpu", random_state=0), PAIRS, 35, marks=pytest.mark.slow
+        ),  # dozens of trainings
     ],
     ids=["events", "images", "heads", "reciprocal", "expansion", "affinity", "reranker"],
 )
@@ -135,7 +137,7 @@ def test_weights_of_tables_decide_what_is_learned():
     """Every row is there twice, once with the opposite label: the heavier of the two decides."""
     X, y = table(30)
     both, labels = pd.concat([X, X]), np.concatenate([y, np.where(y == "yes", "no", "yes")])
-    model = kq.NPTClassifier(embedding=8, depth=2, heads=2, steps=60, random_state=0, device="cpu")
+    model = kq.NPTClassifier(embedding=8, depth=2, heads=2, steps=30, random_state=0, device="cpu")
     right = model.fit(both, labels, sample_weight=np.repeat([1.0, 0.0], 30))
     alone = kq.NPTClassifier(**model.get_params()).fit(X, y)
     assert np.array_equal(right.predict_proba(X), alone.predict_proba(X))  # rows of weight 0 are left out

@@ -5,11 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-from importlib import import_module
 from inspect import signature
 
 import numpy as np
 import pytest
+import torch
 from sklearn import config_context
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
@@ -20,7 +20,9 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import check_is_fitted
 
 import keyquery as kq
+from keyquery.estimators import training
 from keyquery.estimators.base import Estimator, seed_of
+from keyquery.training import train
 
 SMALL = {"width": 8, "heads": 2, "depth": 1, "device": "cpu"}
 # Checks that cannot hold of series, and why.
@@ -48,7 +50,11 @@ def slopes(count, length=16, seed=0):
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (kq.SeriesClassifier(**SMALL, epochs=6, batch_size=64, lr=0.02, random_state=0), NOT_FOR_SERIES),
+        pytest.param(
+            kq.SeriesClassifier(**SMALL, epochs=6, batch_size=64, lr=0.02, random_state=0),
+            NOT_FOR_SERIES,
+            marks=pytest.mark.slow,  # dozens of trainings
+        ),
         (kq.ConvolutionRidgeClassifier(features=168, random_state=0, device="cpu"), NOT_FOR_RIDGE),
     ],
 )
@@ -160,42 +166,90 @@ def test_seeds():
             seed_of(wrong)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        kq.TransportClassifier(epochs=50, random_state=0, device="cpu"),
-        kq.SeriesClassifier(**SMALL, epochs=50, random_state=0),
-    ],
-)
-def test_the_first_interrupt_keeps_the_best_weights_so_far(model, monkeypatch):
-    module = import_module(type(model).__module__)
-    fit_network, calls = module.fit_network, []
+def pairs(count=12):
+    """Dark and light images, and their texts."""
+    light = np.arange(count) % 2
+    return np.broadcast_to(light[:, None, None] * 0.8, (count, 8, 8)), [("dark", "light")[place] for place in light]
 
-    def interrupted(*arguments, validate=None, **options):
-        def third(network):
-            calls.append(1)
-            if len(calls) == 3:
+
+NPT = {"embedding": 4, "depth": 2, "heads": 2, "random_state": 0, "device": "cpu"}
+FITS = {  # an estimator, its training data, and a prediction
+    "transport": (kq.TransportClassifier(epochs=50, random_state=0, device="cpu"), slopes(12), "predict_proba"),
+    "series": (kq.SeriesClassifier(**SMALL, epochs=50, random_state=0), slopes(12), "predict_proba"),
+    "npt": (kq.NPTClassifier(**NPT, steps=120), (slopes(12)[0][:, :2], slopes(12)[1]), "predict_proba"),
+    "regressor": (kq.NPTRegressor(**NPT, steps=120), (np.eye(24)[:, :2], np.arange(24.0)), "predict"),
+    "parser": (kq.VisualParser(8, 4, 8, 1, 2, 1, batch_size=4, epochs=50, device="cpu"), pairs(), "match"),
+    "reranker": (
+        kq.Reranker(anchors=8, width=8, heads=2, steps=200, random_state=0, device="cpu"),
+        (np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) // 4),
+        "rerank",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("checks", [0, 2])
+def test_the_first_interrupt_keeps_the_best_weights_so_far(name, checks, monkeypatch):
+    model, data, use = FITS[name]
+    states = {}
+
+    def interrupted(network, draw, loss, recipe, **options):
+        def pressed(step, generator):
+            if step == checks * recipe.check_every + 1:
                 signal.raise_signal(signal.SIGINT)
-            return validate(network)
+            states[step] = {key: tensor.clone() for key, tensor in network.state_dict().items()}
+            return draw(step, generator)
 
-        return fit_network(*arguments, validate=third, **options)
+        return train(network, pressed, loss, recipe, **options)
 
-    monkeypatch.setattr(module, "fit_network", interrupted)
-    X, y = slopes(12)
-    with pytest.warns(UserWarning, match="training was interrupted after 3 validations: the best weights so far"):
-        model.fit(X, y)
-    assert len(model.history_) == 3
-    assert np.isfinite(model.predict_proba(X)).all()
+    monkeypatch.setattr(training, "train", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.warns(UserWarning, match=r"interrupted after step \d+ of \d+: the (best|last) weights") as seen:
+        model = clone(model).fit(*data)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert len(model.history_) == checks
+    message = str(seen[-1].message)
+    if best := re.search(r"so far, of step (\d+)", message):
+        assert checks, "there was no validation"
+        kept = model.network_.state_dict()
+        assert all(torch.equal(kept[key], tensor) for key, tensor in states[int(best[1])].items())
+    inputs = {"match": data, "rerank": (data[0][:3], data[0])}.get(use, data[:1])
+    predicted = getattr(model, use)(*inputs)
+    assert all(np.isfinite(part).all() for part in (predicted if use == "rerank" else [predicted]))
 
 
 def test_verbose_prints_lines_outside_a_terminal(capsys):
-    X, y = slopes(12)
-    kq.TransportClassifier(epochs=2, random_state=0, device="cpu", verbose=True).fit(X, y)
-    assert capsys.readouterr().err.startswith("validation 1: ")
-    kq.NPTClassifier(embedding=4, depth=2, heads=2, steps=2, device="cpu", verbose=True).fit(X[:, :2], y)
-    assert "validation 1: " in capsys.readouterr().err
-    kq.TransportClassifier(epochs=2, random_state=0, device="cpu").fit(X, y)
-    assert capsys.readouterr().err == ""
+    expected = dict.fromkeys(FITS, "validation 1: ") | {"series": "epoch 1: ", "parser": "step 3 of 6: loss "}
+    for name, (model, data, _) in FITS.items():
+        short = {"steps": 2} if "steps" in model.get_params() else {"epochs": 2}
+        clone(model).set_params(**short, verbose=True).fit(*data)
+        first = capsys.readouterr().err
+        assert first.startswith("step 1 of 2: loss " if name == "reranker" else expected[name]), name
+        clone(model).set_params(**short).fit(*data)
+        assert capsys.readouterr().err == ""
+
+
+def test_long_predictions_show_progress(monkeypatch, capsys):
+    monkeypatch.setattr("keyquery.support.progress.SECONDS", 0.0)
+    series, names = slopes(6)
+    frozen = clone(FITS["parser"][0]).set_params(frozen=True, epochs=1, verbose=True).fit(*pairs())
+    shown = capsys.readouterr().err
+    assert "features of images: 0 of 1" in shown
+    assert "training: 0 of 3" in shown
+    frozen.match(*pairs(), crossed=True)
+    assert "matching: 0 of 1" in capsys.readouterr().err
+    for model, text in (
+        (kq.SeriesClassifier(**SMALL, epochs=1, random_state=0), "predicting: 0 of "),
+        (kq.ConvolutionRidgeClassifier(features=336, random_state=0, device="cpu"), "convolutions: 0 of "),
+    ):
+        model.fit(series, names).set_params(verbose=True).predict(series)
+        assert text in capsys.readouterr().err
+    columns = np.array(list("abab") * 6), np.tile([0.0, 1.0, 3.0, 4.0], 6), np.repeat(np.arange(6), 4)
+    events = kq.EventModel(width=8, epochs=1, validation_fraction=0, device="cpu").fit(*columns)
+    events.set_params(verbose=True).evaluate(*columns)
+    assert "evaluating: 0 of 1" in capsys.readouterr().err
+    events.sample(*columns, n=2, random_state=0)
+    assert "sampling: 1 of 2" in capsys.readouterr().err
 
 
 def test_metadata_is_routed_through_pipelines():

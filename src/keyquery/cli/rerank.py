@@ -108,11 +108,12 @@ def rerank(
         reranker = _trained(fit, labels, device, {name: value for name, value in settings.items() if value is not None})
     else:
         reranker = _chosen(model, method, device, anchors)
-    top = min(top or reranker.top or TOP, available)
+    top, name = min(top or reranker.top or TOP, available), repr(reranker)
+    reranker.verbose = not quiet
     before, after, values = reranker.before_and_after(query_vectors, vectors, first_lists, top)
     others: dict[str, Callable[[], str | bytes]] = {"save": lambda: _saved(reranker)}
     others |= {name: partial(_written, files.get(name), part) for name, part in (("out", after), ("scores", values))}
-    output.deliver(reranking_of(repr(reranker), before, after, values, most, shown), others=others)
+    output.deliver(reranking_of(name, before, after, values, most, shown), others=others)
 
 
 def _check(model: Path | None, method: str | None, fit: Path | None, labels: Path | None, save: Path | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float64, Shaped
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -81,6 +81,28 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
 class Classifier(ClassifierMixin):  # type: ignore[misc]
     """A classifier of samples that may carry their labels."""
+
+    classes_: Shaped[np.ndarray, " classes"]
+
+    @abstractmethod
+    def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
+        """Probabilities (n, classes), in the order of `classes_`."""
+
+    def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
+        """Predicted class of each sample (n,): the most probable one.
+
+        Parameters
+        ----------
+        X
+            Samples, as in `fit`.
+
+        Returns
+        -------
+        ndarray
+            Predicted class of each sample (n,).
+        """
+        probabilities = self.predict_proba(X)  # raises if not fitted
+        return self.classes_[probabilities.argmax(1)]
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy. Default y: as in `fit`."""

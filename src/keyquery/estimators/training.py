@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from keyquery.support.interrupts import first_interrupt_stops
 from keyquery.support.progress import Progress
@@ -32,14 +32,19 @@ def fit_network(
     """`train`, except that the first Ctrl-C ends it with a warning and keeps the best weights.
 
     `interrupted` is then called with the message; `advice` ends the error of a loss that is not finite. `verbose`
-    prints validation losses where no progress bar is shown.
+    prints losses where no progress bar is shown: those of validation, if there is one.
 
     >>> draw = lambda step, generator: torch.randn(8, 2, generator=generator)
     >>> log = fit_network(nn.Linear(2, 1), draw, lambda model, x: model(x).square().mean(), Recipe(20, check_every=10))
     >>> len(log.rows)
     2
     """
-    losses = list[float]()
+    losses, last, recent = list[float](), 0, list[Tensor]()
+
+    def noted(model: nn.Module, batch: Any) -> Tensor:
+        value = loss(model, batch)
+        recent[:] = [value.detach()]
+        return value
 
     def checked(model: Any) -> float:
         assert validate is not None
@@ -48,22 +53,30 @@ def fit_network(
         return losses[-1]
 
     with first_interrupt_stops() as stopped:
+
+        def ends(step: int) -> bool:
+            nonlocal last
+            last = step
+            if verbose and validate is None and recent and step % recipe.check_every == 0:
+                report(verbose, f"step {step} of {recipe.steps}: loss {float(recent[0]):.4f}")
+            return stopped() or until(step)
+
         try:
             log = train(
                 network,
                 draw,
-                loss,
+                noted,
                 recipe,
                 validate=None if validate is None else checked,
-                until=lambda step: stopped() or until(step),
+                until=ends,
                 progress=progress,
                 **options,
             )
         except FloatingPointError as error:  # the loop suggests options that an estimator may not have
             raise FloatingPointError(f"{str(error).split(':')[0]}: {advice}") from None
         if stopped():
-            kept = "the best weights so far are kept" if log.best_step else "it is kept as it is"
-            interrupted(message := f"training was interrupted after {len(log.rows)} validations: {kept}")
+            kept = f"the best weights so far, of step {log.best_step}," if log.best_step else "the last weights"
+            interrupted(message := f"training was interrupted after step {last} of {recipe.steps}: {kept} are kept")
             warnings.warn(message, stacklevel=4)
     return log
 

@@ -131,13 +131,7 @@ def test_what_is_not_fitted():
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (kq.AlphaQueryExpansion(top=9, neighbours=97, device="cpu"), "neighbours is 97, but lists hold only 96 items"),
         (kq.AlphaQueryExpansion(alpha=-1.0, device="cpu"), "alpha must be at least 0, got -1.0"),
-        (
-            kq.KReciprocalReranker(top=9, neighbours=97, device="cpu"),
-            "neighbours is 97, but the database has only 96 items",
-        ),
-        (kq.KReciprocalReranker(top=9, neighbours=12, device="cpu"), "neighbours is 12, but lists hold only 9 items"),
         (kq.KReciprocalReranker(weight=2.0, device="cpu"), "weight must be from 0 to 1, got 2.0"),
         (kq.KReciprocalReranker(neighbours=3, device="cpu"), "smoothing must be at most neighbours, 3, got 6"),
         (kq.AffinityReranker(top=8, anchors=0, device="cpu"), "anchors must be at least 1, got 0"),

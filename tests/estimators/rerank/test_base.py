@@ -130,14 +130,15 @@ def reciprocal_by_sets(queries, database, lists, k, smoothing, weight):
         return {j: value / sum(row.values()) for j, value in row.items()}
 
     def mean(rows):
-        return {j: sum(row.get(j, 0.0) for row in rows) / smoothing for row in rows for j in row}
+        return {j: sum(row.get(j, 0.0) for row in rows) / len(rows) for row in rows for j in row}
 
     raw = [weights(taken_in(mutual(i, k)), database[i]) for i in range(n)]
     rows = [mean([raw[j] for j in near[i][:smoothing]]) for i in range(n)]
     scores = []
     for query, candidates in zip(queries, lists.tolist(), strict=True):
         own = {j for j in candidates[:k] if float(query @ database[j]) >= like[j, near[j][k - 1]] - 1e-6}
-        row = mean([weights(taken_in(own), query), *(raw[j] for j in candidates[: smoothing - 1])])
+        others = min(smoothing, len(candidates)) - 1
+        row = mean([weights(taken_in(own), query), *(raw[j] for j in candidates[:others])])
         line = []
         for j in candidates:
             shared = sum(min(value, rows[j].get(i, 0.0)) for i, value in row.items())
@@ -159,6 +160,39 @@ def test_neighbours_both_ways_are_those_of_sets(groups, k, smoothing, weight):
     )
     assert torch.allclose(back, scores, atol=1e-5)
     assert torch.equal(order, lists) == (weight == 1)  # then it is the first round
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 7, 11])
+def test_databases_smaller_than_the_neighbours(groups, count):
+    queries, database, _ = groups
+    few, k = database[:count], min(12, count)
+    lists = search(queries, few, count)
+    truth = reciprocal_by_sets(queries, few, lists, k, min(4, k), 0.3)
+    _, scores = kq.KReciprocalReranker(neighbours=12, smoothing=4, device="cpu").fit(few).rerank(queries)
+    assert torch.allclose(scores, truth.sort(1, descending=True).values, atol=1e-5)
+    order, _ = kq.AlphaQueryExpansion(neighbours=12, device="cpu").rerank(queries, few)
+    expanded = queries + ((queries @ few.T).clamp(min=0) ** 3) @ few  # all items are neighbours
+    assert torch.equal(order, (expanded @ few.T).argsort(1, descending=True))
+
+
+def test_neighbours_count_beyond_the_candidates(groups):
+    queries, database, _ = groups
+    model = kq.KReciprocalReranker(top=5, neighbours=12, smoothing=4, device="cpu")
+    truth = reciprocal_by_sets(queries, database, search(queries, database, 40), 12, 4, 0.3)[:, :5]
+    _, scores = model.rerank(queries, database)
+    assert scores.shape == (len(queries), 5)
+    assert torch.allclose(scores, truth.sort(1, descending=True).values, atol=1e-5)
+    _, scores = model.rerank_lists(queries, database, search(queries, database, 40))
+    assert torch.allclose(scores, truth.sort(1, descending=True).values, atol=1e-5)
+
+
+def test_lists_shorter_than_the_neighbours_are_all_the_neighbours_of_a_query(groups):
+    queries, database, _ = groups
+    lists = search(queries, database, 3)
+    model = kq.KReciprocalReranker(neighbours=12, smoothing=6, device="cpu")
+    truth = reciprocal_by_sets(queries, database, lists, 12, 6, 0.3)
+    _, scores = model.rerank_lists(queries, database, lists)
+    assert torch.allclose(scores, truth.sort(1, descending=True).values, atol=1e-5)
 
 
 def test_what_a_query_finds_does_not_depend_on_other_queries(groups):
@@ -255,3 +289,15 @@ def test_the_graph_of_a_fitted_database_is_computed_once(groups, monkeypatch):
     changed = model.set_params(neighbours=8).rerank(queries)[1]
     assert computed
     assert torch.equal(changed, kq.KReciprocalReranker(neighbours=8, device="cpu").rerank(queries, database)[1])
+
+
+@pytest.mark.parametrize("kind", [kq.AffinityReranker, kq.AlphaQueryExpansion, kq.KReciprocalReranker])
+def test_long_searches_show_progress(groups, kind, monkeypatch, capsys):
+    queries, database, _ = groups
+    monkeypatch.setattr("keyquery.support.progress.SECONDS", 0.0)
+    order, _ = kind(device="cpu", verbose=True).fit(database).rerank(queries)
+    shown = capsys.readouterr().err
+    assert "searching: 0 of 1, 0 s\n" in shown
+    assert "re-ranking: 0 of " in shown
+    assert torch.equal(order, kind(device="cpu").fit(database).rerank(queries)[0])
+    assert capsys.readouterr().err == ""

@@ -203,3 +203,24 @@ def test_probabilities_are_softened_where_the_validation_split_shows_them_too_su
     again = kq.SeriesClassifier.load(tmp_path / "model.safetensors", device="cpu")
     assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
     assert again.temperature_ == 3.0
+
+
+def test_channels_first_are_named_in_the_error():
+    series = [np.ones((2, 9)), np.ones((2, 7))]  # (dims, length) of two lengths, as in aeon
+    with pytest.raises(ValueError, match=r"series 1 has 7; if series are \(dims, length\), as in aeon, set axis=2"):
+        small().fit(series, ["a", "b"])
+    small(axis=2).fit(series, ["a", "b"])
+    with pytest.raises(ValueError, match=r"series 1 has 3$"):
+        small().fit([np.ones((5, 2)), np.ones((4, 3))], ["a", "b"])
+
+
+def test_frames_of_polars_are_series():
+    polars = pytest.importorskip("polars")
+    X, y = np.random.default_rng(0).normal(size=(12, 8)), ["a", "b"] * 6
+    expected = small(random_state=0).fit(X, y).predict_proba(X)
+    lists = polars.Series([row.tolist() for row in X])
+    frames = [polars.DataFrame({"x": row}) for row in X]
+    for same in (polars.DataFrame(X), lists, polars.DataFrame({"x": lists}), frames):
+        assert np.array_equal(small(random_state=0).fit(same, polars.Series(y)).predict_proba(same), expected)
+    with pytest.raises(TypeError, match=r"lazy frame, whose rows are not known yet: pass X.collect\(\)"):
+        small().fit(polars.DataFrame(X).lazy(), y)

@@ -14,6 +14,7 @@ from keyquery.estimators.events.losses import judged
 from keyquery.estimators.events.mixture import Mixture
 from keyquery.estimators.inputs.event_streams import Stream
 from keyquery.reading import Reading, digests, provenance
+from keyquery.support.progress import bars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,8 @@ def evaluated(model: Any, stream: Stream) -> EventEvaluation:
     windows = model._windows(stream, codes)
     network = model.network_.to(windows.starts.device)
     information, types = model.params_["information"], len(model.classes_)
-    metrics = judged(network, windows, 4 * model.batch_size, types)
+    with bars(model.verbose) as progress:
+        metrics = judged(network, windows, 4 * model.batch_size, types, progress)
     pairs = codes[:-1][stream.inside], codes[1:][stream.inside], stream.gaps / model.scale_
     known_next = pairs[1] >= 0
     weights = np.ones(len(known_next)) if stream.weights is None else stream.weights[1:][stream.inside]

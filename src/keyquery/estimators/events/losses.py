@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.estimators.events.windows import Batch, Windows
+from keyquery.support.progress import Progress, silent
 
 
 def predicted(batch: Batch) -> Tensor:
@@ -32,11 +33,13 @@ def losses(model: nn.Module, batch: Batch, types: int | None = None) -> tuple[Te
 
 
 @torch.no_grad()
-def judged(model: nn.Module, windows: Windows, size: int, types: int | None = None) -> dict[str, float]:
+def judged(
+    model: nn.Module, windows: Windows, size: int, types: int | None = None, progress: Progress = silent
+) -> dict[str, float]:
     """Weighted means over all predicted events: accuracy, and negative log-likelihoods of type and gap."""
     model.eval()
     sums, count = torch.zeros(3, dtype=torch.float64), 0.0
-    for batch in windows.batches(size):
+    for batch in progress(windows.batches(size), "evaluating", -(-len(windows.starts) // size)):
         kind, gap, right = losses(model, batch, types)
         weight = torch.ones_like(kind).double() if batch.weights is None else batch.weights[predicted(batch)]
         sums += (torch.stack((right, kind, gap)).double() * weight).sum(1).cpu()

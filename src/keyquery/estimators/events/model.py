@@ -18,6 +18,7 @@ from keyquery.estimators.events.sampling import Events, sampled
 from keyquery.estimators.events.windows import Clock, cut
 from keyquery.estimators.inputs.event_streams import learnable, seen, stream_of, unpacked, weights_of_events
 from keyquery.support.checks import check_count
+from keyquery.support.progress import bars
 
 
 class EventModel(EventPredictor):
@@ -272,7 +273,8 @@ class EventModel(EventPredictor):
         """
         check_count("n", n, least=1)
         stream = self._stream(events, times, groups, covariates, group_covariates)
-        return sampled(self, stream, n, seed_of(random_state))
+        with bars(self.verbose) as progress:
+            return sampled(self, stream, n, seed_of(random_state), progress)
 
     def interactions(
         self,

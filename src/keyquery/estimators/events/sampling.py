@@ -10,6 +10,7 @@ from jaxtyping import Shaped
 
 from keyquery.estimators.inputs.columns import in_clock
 from keyquery.estimators.inputs.event_streams import longer
+from keyquery.support.progress import Progress, silent
 
 
 class Events(NamedTuple):
@@ -20,7 +21,7 @@ class Events(NamedTuple):
     groups: Shaped[np.ndarray, " n"]
 
 
-def sampled(model: Any, stream: Any, n: int, seed: int) -> Events:
+def sampled(model: Any, stream: Any, n: int, seed: int, progress: Progress = silent) -> Events:
     """The next n events of each group of a stream: the time first, then the type at that time.
 
     Where the model knows ends, a group has fewer if its end is drawn. Covariates of drawn events are unknown.
@@ -29,7 +30,7 @@ def sampled(model: Any, stream: Any, n: int, seed: int) -> Events:
     codes = model._codes(stream)
     drawn_codes, drawn_times, alive = list[Any](), list[Any](), [np.ones(len(stream.groups), dtype=bool)]
     inputs = None if stream.inputs is None else model.described_.unknown(stream.inputs[stream.offsets[1:] - 1])
-    for _ in range(n):
+    for _ in progress(range(n), "sampling", n):
         logits, mixture = model._last(stream, stream.last, codes)
         when = stream.last + mixture.draw(generator).double().cpu().numpy() * model.scale_
         if model._targeted:

@@ -62,7 +62,7 @@ class InContextClassifier(Classifier, SavedEstimator):
     device
         Default: "auto", a GPU if there is one.
     verbose
-        Show progress bars. Default: False.
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     Raises
     ------
@@ -151,22 +151,6 @@ class InContextClassifier(Classifier, SavedEstimator):
             Probabilities (n, classes), in the order of `classes_`.
         """
         return self._logits(self._rows(X)).softmax(-1).numpy()
-
-    def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """Predicted class of each row (n,).
-
-        Parameters
-        ----------
-        X
-            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
-
-        Returns
-        -------
-        ndarray
-            Predicted class of each row (n,).
-        """
-        probabilities = self.predict_proba(X)  # raises if not fitted
-        return self.classes_[probabilities.argmax(1)]
 
     def explain(self, row: Any, rows: int = 5) -> InContextExplanation:
         """Which training rows and columns, and which parts of the scores, the prediction of one row depends on.

@@ -64,6 +64,8 @@ def series_of(X: Any, axis: int = 1) -> list[Float64[np.ndarray, "_ dims"]]:
     if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout not in (torch.strided, torch.jagged)):
         dense = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
         raise TypeError(f"X is a sparse matrix; dense data is required: use {dense}")
+    if type(X).__name__ == "LazyFrame":
+        raise TypeError("X is a lazy frame, whose rows are not known yet: pass X.collect()")
     if isinstance(X, Tensor) and X.is_nested:
         X = list(X.unbind())
     if not isinstance(X, (list, tuple)):
@@ -88,8 +90,10 @@ def series_of(X: Any, axis: int = 1) -> list[Float64[np.ndarray, "_ dims"]]:
     dims = series[0].shape[1]
     for number, values in enumerate(series):
         if values.shape[1] != dims:
+            swapped = axis == 1 and len({len(each) for each in series}) == 1
+            hint = "; if series are (dims, length), as in aeon, set axis=2" if swapped else ""
             raise ValueError(
-                f"all series of X must have the dims of the first, {dims}; series {number} has {values.shape[1]}"
+                f"all series of X must have the dims of the first, {dims}; series {number} has {values.shape[1]}{hint}"
             )
     return series
 

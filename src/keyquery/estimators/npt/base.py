@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
-from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from keyquery.estimators.inputs.targets import is_missing, kept_of, rows_of_weig
 from keyquery.estimators.npt.explanation import NPTExplanation, attribute
 from keyquery.estimators.npt.memory import require_room
 from keyquery.estimators.npt.network import TableNetwork
+from keyquery.estimators.npt.support_set import memories_of
 from keyquery.estimators.npt.training import Plan, Samples, answers, learn, seen_by, stratified
 from keyquery.layers.datapoints import ROWS, Memory
 from keyquery.layers.kernels import KERNELS
@@ -37,23 +37,6 @@ class Coded(NamedTuple):
     field: Field
     values: Float[np.ndarray, " n"]
     codes: Int[np.ndarray, " n"]
-
-
-class Read(NamedTuple):
-    """Cached keys and values of the support set, and the versions of the weights and rows they were computed from."""
-
-    device: torch.device
-    of: list[tuple[ReferenceType[Tensor], int]]
-    memories: list[Memory]
-
-    def holds(self, tensors: list[Tensor]) -> bool:
-        """Whether the cache is valid for these tensors in their current state."""
-        pairs = zip(self.of, tensors, strict=False)
-        same = all(reference() is tensor and count == tensor._version for (reference, count), tensor in pairs)
-        return same and len(self.of) == len(tensors)
-
-
-READ: WeakKeyDictionary[Datapoints, Read] = WeakKeyDictionary()  # kept outside, so that predict changes no estimator
 
 
 class Datapoints(SavedEstimator):
@@ -336,12 +319,7 @@ class Datapoints(SavedEstimator):
 
     def _memories(self, device: torch.device) -> list[Memory]:
         """Keys and values of the support set in every layer; cached until the weights change."""
-        network = self.network_.to(device).eval()
-        cached, tensors = READ.get(self), [*network.parameters(), *self.context_]
-        if cached is None or cached.device != device or not cached.holds(tensors):
-            memories = network.memories(self.context_.to(device).within())
-            cached = READ[self] = Read(device, [(ref(tensor), tensor._version) for tensor in tensors], memories)
-        return cached.memories
+        return memories_of(self, self.network_.to(device).eval(), self.context_, device)
 
     def _answers(self, X: Any) -> Float64[Tensor, "n k"]:
         data = self._rows(X)

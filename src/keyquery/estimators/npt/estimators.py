@@ -58,7 +58,7 @@ class NPTClassifier(Classifier, Datapoints):
     device
         Default: "auto", a GPU if there is one.
     verbose
-        Show progress bars. Default: False.
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     Raises
     ------
@@ -121,22 +121,6 @@ class NPTClassifier(Classifier, Datapoints):
             Probabilities (n, classes), in the order of `classes_`.
         """
         return self._answers(X).softmax(-1).numpy()
-
-    def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """Predicted class of each row (n,).
-
-        Parameters
-        ----------
-        X
-            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
-
-        Returns
-        -------
-        ndarray
-            Predicted class of each row (n,).
-        """
-        logits = self._answers(X)  # raises if not fitted
-        return self.classes_[logits.argmax(1).numpy()]
 
     def _targets(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         labels = labels_of(type(self).__name__, y, count)

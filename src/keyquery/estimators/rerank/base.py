@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from keyquery.estimators.rerank.network import PUBLISHED_ANCHORS, TOP, affinitie
 from keyquery.estimators.rerank.reading import Reranking, Shown, reranking_of
 from keyquery.estimators.rerank.search import search, search_index
 from keyquery.support.checks import check_count
+from keyquery.support.progress import bars
 
 ROWS = {"cpu": 8192, "cuda": 131_072}  # candidates per batch
 Own = TypeVar("Own", bound="ListReranker")
@@ -28,6 +29,7 @@ class ListReranker(Estimator, ABC):
 
     top: int | None
     device: Any
+    verbose: bool = False
     database_: Any  # of `fit`, as given; None without
 
     def fit(self: Own, features: Any = None, labels: Any = None) -> Own:
@@ -115,7 +117,7 @@ class ListReranker(Estimator, ABC):
     def _both(self, asked: Asked, lists: Any, top: int | None) -> tuple[Tensor, Tensor, Tensor]:
         if lists is None:
             top = self._top(top, len(asked.database), "the database has")
-            before = search(*asked, top)
+            before = search(*asked, top, verbose=self.verbose)
             after, scores = self._reranked(asked, top, None)
         else:
             before = lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
@@ -150,7 +152,7 @@ class ListReranker(Estimator, ABC):
 
     def _first(self, asked: Asked, top: int, index: Any) -> Int64[Tensor, "q top"]:
         if index is None:
-            return search(*asked, top)
+            return search(*asked, top, verbose=self.verbose)
         lists = search_index(index, asked.queries, len(asked.database), top)
         return lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
 
@@ -180,11 +182,13 @@ def by_score(
     return torch.cat((lists[:, :top].gather(1, order), lists[:, top:]), 1), scores.gather(1, order)
 
 
-def in_batches(asked: Asked, lists: Int64[Tensor, "q top"]) -> list[Int64[Tensor, " some"]]:
-    """Query indices in batches that fit into memory."""
+def in_batches(asked: Asked, lists: Int64[Tensor, "q top"], verbose: bool = False) -> Iterator[Int64[Tensor, " some"]]:
+    """Query indices in batches that fit into memory; `verbose` shows progress."""
     each = lists.shape[1] + 1
     size = max(ROWS[asked.queries.device.type] // each, 1)
-    return list(torch.arange(len(lists), device=lists.device).split(size))
+    batches = torch.arange(len(lists), device=lists.device).split(size)
+    with bars(verbose) as progress:
+        yield from progress(batches, "re-ranking", len(batches))
 
 
 def rows_of(
@@ -213,6 +217,8 @@ class AffinityReranker(ListReranker):
         Length of the affinity vectors. Default: 512, or all candidates if there are fewer.
     device
         Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     See Also
     --------
@@ -227,8 +233,14 @@ class AffinityReranker(ListReranker):
     (torch.Size([2, 10]), True)
     """
 
-    def __init__(self, top: int | None = None, anchors: int | None = None, device: str | torch.device = "auto") -> None:
-        self.top, self.anchors, self.device = top, anchors, device
+    def __init__(
+        self,
+        top: int | None = None,
+        anchors: int | None = None,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.top, self.anchors, self.device, self.verbose = top, anchors, device, verbose
 
     def _check(self) -> None:
         super()._check()
@@ -238,7 +250,8 @@ class AffinityReranker(ListReranker):
         anchors = min(PUBLISHED_ANCHORS, lists.shape[1] + 1) if self.anchors is None else self.anchors
         check_anchors(anchors, lists.shape[1])
         scores = [
-            cosines(affinities(rows_of(asked, lists, chosen), anchors))[:, 1:] for chosen in in_batches(asked, lists)
+            cosines(affinities(rows_of(asked, lists, chosen), anchors))[:, 1:]
+            for chosen in in_batches(asked, lists, self.verbose)
         ]
         return torch.cat(scores)
 
@@ -255,11 +268,13 @@ class AlphaQueryExpansion(ListReranker):
     top
         Candidates per query. Default: 1024, or all if there are fewer.
     neighbours
-        Neighbours in the sum. Default: 5.
+        Neighbours in the sum; all candidates, if there are fewer. Default: 5.
     alpha
         Exponent α. Default: 3.
     device
         Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     See Also
     --------
@@ -273,17 +288,21 @@ class AlphaQueryExpansion(ListReranker):
     """
 
     def __init__(
-        self, top: int | None = None, neighbours: int = 5, alpha: float = 3.0, device: str | torch.device = "auto"
+        self,
+        top: int | None = None,
+        neighbours: int = 5,
+        alpha: float = 3.0,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
     ) -> None:
-        self.top, self.neighbours, self.alpha, self.device = top, neighbours, alpha, device
+        self.top, self.neighbours, self.alpha = top, neighbours, alpha
+        self.device, self.verbose = device, verbose
 
     def _check(self) -> None:
         super()._check()
         check_sizes(self, ("neighbours",), alpha=float("inf"))
 
     def _expanded(self, asked: Asked, lists: Int64[Tensor, "q m"]) -> Float[Tensor, "q dim"]:
-        if lists.shape[1] < self.neighbours:
-            raise ValueError(f"neighbours is {self.neighbours}, but lists hold only {lists.shape[1]} items")
         near = asked.database[lists[:, : self.neighbours]]
         weight = (near @ asked.queries.unsqueeze(-1)).clamp(min=0) ** self.alpha
         return normalize(asked.queries + (weight * near).sum(1), dim=-1)
@@ -292,11 +311,11 @@ class AlphaQueryExpansion(ListReranker):
         first = self._first(asked, min(self.neighbours, len(asked.database)), index)
         again = Asked(self._expanded(asked, first), asked.database)
         lists = self._first(again, top, index)
-        return lists, _all_dots(again, lists)
+        return lists, _all_dots(again, lists, self.verbose)
 
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        return _all_dots(Asked(self._expanded(asked, lists), asked.database), lists)
+        return _all_dots(Asked(self._expanded(asked, lists), asked.database), lists, self.verbose)
 
 
-def _all_dots(asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-    return torch.cat([dots(asked, lists, chosen) for chosen in in_batches(asked, lists)])
+def _all_dots(asked: Asked, lists: Int64[Tensor, "q top"], verbose: bool) -> Float[Tensor, "q top"]:
+    return torch.cat([dots(asked, lists, chosen) for chosen in in_batches(asked, lists, verbose)])

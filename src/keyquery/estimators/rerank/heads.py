@@ -43,7 +43,7 @@ class HeadReranker(Estimator):
     device
         Default: "auto", a GPU if there is one.
     verbose
-        Show progress bars. Default: False.
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     See Also
     --------

@@ -11,7 +11,7 @@ from torch import Tensor
 from keyquery.capture.load import pick_device
 from keyquery.estimators.base import check_sizes
 from keyquery.estimators.inputs.vectors import Asked, vectors_of
-from keyquery.estimators.rerank.base import ListReranker, dots, in_batches
+from keyquery.estimators.rerank.base import ListReranker, by_score, dots, in_batches
 from keyquery.estimators.rerank.search import CHUNK, itself_first, mutual, search
 from keyquery.support.checks import check_number
 
@@ -77,13 +77,15 @@ class KReciprocalReranker(ListReranker):
     top
         Candidates per query that are re-ranked. Default: 1024, or all if there are fewer.
     neighbours
-        k. Default: 20.
+        k; all items if the database has fewer. Default: 20.
     smoothing
-        Neighbours that rows are averaged over. Default: 6.
+        Neighbours that rows are averaged over; at most k. Default: 6.
     weight
         Weight of the dot product, from 0 to 1. Default: 0.3.
     device
         Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     Notes
     -----
@@ -108,9 +110,10 @@ class KReciprocalReranker(ListReranker):
         smoothing: int = 6,
         weight: float = 0.3,
         device: str | torch.device = "auto",
+        verbose: bool = False,
     ) -> None:
         self.top, self.neighbours, self.smoothing = top, neighbours, smoothing
-        self.weight, self.device = weight, device
+        self.weight, self.device, self.verbose = weight, device, verbose
 
     def _check(self) -> None:
         super()._check()
@@ -143,11 +146,23 @@ class KReciprocalReranker(ListReranker):
             self.graph_ = Kept(vectors, (self.neighbours, self.smoothing), self.graph(vectors))
         return self
 
-    def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
+    def _reranked(self, asked: Asked, top: int, index: Any) -> tuple[Int64[Tensor, "q top"], Float[Tensor, "q top"]]:
+        most = max(top, min(self.neighbours, len(asked.database)))  # neighbours count beyond the candidates, too
+        order, scores = self._ordered(asked, self._first(asked, most, index), top)
+        return order[:, :top], scores
+
+    def _ordered(
+        self, asked: Asked, lists: Int64[Tensor, "q m"], top: int
+    ) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
+        return by_score(lists, self._scores(asked, lists[:, :top], lists))
+
+    def _scores(
+        self, asked: Asked, lists: Int64[Tensor, "q top"], near: Int64[Tensor, "q m"] | None = None
+    ) -> Float[Tensor, "q top"]:
         kept: Kept | None = getattr(self, "graph_", None)
-        if kept is not None and kept.holds(asked.database, (self.neighbours, self.smoothing)):
-            return self.by_graph(asked, lists, kept.graph)
-        return self.by_graph(asked, lists, self.graph(asked.database))
+        holds = kept is not None and kept.holds(asked.database, (self.neighbours, self.smoothing))
+        graph = kept.graph if kept is not None and holds else self.graph(asked.database)
+        return self.by_graph(asked, lists, graph, near)
 
     def graph(self, database: Float[Tensor, "n dim"]) -> Graph:
         """Neighbour graph of a database of unit vectors; it is independent of the queries.
@@ -162,16 +177,17 @@ class KReciprocalReranker(ListReranker):
         Graph
             Neighbours and their weights.
         """
-        k = self.neighbours
-        if k > len(database):
-            raise ValueError(f"neighbours is {k}, but the database has only {len(database)} items")
-        near = itself_first(search(database, database, k))
+        k = min(self.neighbours, len(database))
+        smoothing = min(self.smoothing, k)
+        near = itself_first(search(database, database, k, verbose=self.verbose))
         whole, half = (mutual(near[:, :size]) for size in (k, _half(k)))
         raw = _weights(database, database, near, whole, near, half)
         least = (database * database[near[:, -1]]).sum(1)
-        return Graph(near, least, half, raw, _smoothed(raw, near[:, : self.smoothing], self.smoothing, len(database)))
+        return Graph(near, least, half, raw, _smoothed(raw, near[:, :smoothing], smoothing, len(database)))
 
-    def by_graph(self, asked: Asked, lists: Int64[Tensor, "q top"], graph: Graph) -> Float[Tensor, "q top"]:
+    def by_graph(
+        self, asked: Asked, lists: Int64[Tensor, "q top"], graph: Graph, near: Int64[Tensor, "q m"] | None = None
+    ) -> Float[Tensor, "q top"]:
         """Scores of the candidates, given the graph of the database.
 
         Parameters
@@ -182,22 +198,22 @@ class KReciprocalReranker(ListReranker):
             Indices of their candidates (q, top).
         graph
             Of the database, as made by `graph`.
+        near
+            The nearest neighbours of the queries (q, m), of which the first k count. Default: the candidates.
 
         Returns
         -------
         Tensor
             Scores (q, top).
         """
-        k = self.neighbours
-        if lists.shape[1] < k:
-            raise ValueError(f"neighbours is {k}, but lists hold only {lists.shape[1]} items")
-        near = lists[:, :k]
+        near = (lists if near is None else near)[:, : self.neighbours]
+        smoothing = min(self.smoothing, near.shape[1])
         similar = dots(asked, near, torch.arange(len(near), device=near.device))
         both = similar >= graph.least[near] - ROUNDING
         own = _weights(asked.queries, asked.database, near, both, graph.near, graph.half)
-        smooth = _smoothed(graph.raw, near[:, : self.smoothing - 1], self.smoothing, len(asked.database), own)
+        smooth = _smoothed(graph.raw, near[:, : smoothing - 1], smoothing, len(asked.database), own)
         scores = []
-        for chosen in in_batches(asked, lists):
+        for chosen in in_batches(asked, lists, self.verbose):
             shared = _shared(smooth, graph.rows, chosen, lists[chosen], len(asked.database))
             scores.append((1 - self.weight) * shared / (2 - shared) + self.weight * dots(asked, lists, chosen))
         return torch.cat(scores)

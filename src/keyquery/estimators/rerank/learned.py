@@ -79,7 +79,7 @@ class Reranker(ListReranker, SavedEstimator):
     device
         Default: "auto", a GPU if there is one.
     verbose
-        Show progress bars. Default: False.
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     See Also
     --------
@@ -156,7 +156,8 @@ class Reranker(ListReranker, SavedEstimator):
         large = count >= LARGE
         anchors = min(PUBLISHED_ANCHORS if large else ANCHORS, count) if self.anchors is None else self.anchors
         width = (PUBLISHED_WIDTH if large else WIDTH) if self.width is None else self.width
-        lists = Lists(sets, torch.from_numpy(numbers).to(device), torch.from_numpy(queries), anchors)
+        indices = torch.from_numpy(numbers).to(device), torch.from_numpy(queries)
+        lists = Lists(sets, *indices, anchors, self.verbose)
         with seeded(seed, device):
             network = self._network(anchors, width).to(device)
             history = self._train(network, lists, seed)
@@ -199,7 +200,12 @@ class Reranker(ListReranker, SavedEstimator):
         )
         with bars(self.verbose) as progress:
             log = fit_network(
-                network, lambda step, g: lists.draw(plan.batch, g), rerank_loss, recipe, progress=progress
+                network,
+                lambda step, g: lists.draw(plan.batch, g),
+                rerank_loss,
+                recipe,
+                progress=progress,
+                verbose=self.verbose,
             )
         return [{"step": int(row["step"]), "loss": row["loss"]} for row in log.rows]
 
@@ -214,7 +220,7 @@ class Reranker(ListReranker, SavedEstimator):
         check_anchors(network.anchors, lists.shape[1])
         half_precision = device.type == "cuda" and asked.queries.dtype == torch.float32
         scores = []
-        for chosen in in_batches(asked, lists):
+        for chosen in in_batches(asked, lists, self.verbose):
             affinity = affinities(rows_of(asked, lists, chosen), network.anchors)
             with torch.autocast(device.type, torch.float16, enabled=half_precision):
                 refined = network(affinity)
@@ -226,10 +232,15 @@ class Lists:
     """Training lists: for each item and descriptor, the item and its nearest neighbours, `size` in all."""
 
     def __init__(
-        self, sets: list[Tensor], labels: Int64[Tensor, " n"], queries: Int64[Tensor, " queries"], size: int
+        self,
+        sets: list[Tensor],
+        labels: Int64[Tensor, " n"],
+        queries: Int64[Tensor, " queries"],
+        size: int,
+        verbose: bool = False,
     ) -> None:
         self.sets, self.labels, self.queries = sets, labels, queries
-        self.lists = [itself_first(search(vectors, vectors, size)) for vectors in sets]
+        self.lists = [itself_first(search(vectors, vectors, size, verbose=verbose)) for vectors in sets]
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Affinities (count, size, size) and positives (count, size) of random lists of one random descriptor.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
+from keyquery.support.progress import bars
 
 ENGINES = ("auto", "faiss", "torch")
 QUERIES, ITEMS = 1024, 65_536  # per batch of dot products
 CHUNK = 1024  # items per batch
+Nearest = Callable[[Tensor], tuple[Tensor, Tensor]]  # queries (q, dim) → scores and places (q, top)
 
 
 @runtime_checkable
@@ -27,12 +30,16 @@ class Index(Protocol):
 
 
 def search(
-    queries: Float[Tensor, "q dim"], database: Float[Tensor, "n dim"], top: int, engine: str = "auto"
+    queries: Float[Tensor, "q dim"],
+    database: Float[Tensor, "n dim"],
+    top: int,
+    engine: str = "auto",
+    verbose: bool = False,
 ) -> Int64[Tensor, "q top"]:
     """The `top` items of the database nearest to each query, by dot product, best first.
 
     Exact with either engine; ties are sorted by index, except among those at the end of the list. "auto" is faiss if it
-    is installed and vectors are on the CPU, else torch.
+    is installed and vectors are on the CPU, else torch. `verbose` shows progress.
 
     >>> search(torch.eye(2), torch.tensor([[0.6, 0.8], [0.8, 0.6], [0.0, 1.0]]), 2, engine="torch")
     tensor([[1, 0],
@@ -43,8 +50,10 @@ def search(
         engine = "faiss" if has_faiss() and not queries.is_cuda and queries.dtype == torch.float32 else "torch"
     if top > len(database):
         raise ValueError(f"top is {top}, but the database has only {len(database)} items")
-    scores, places = (_by_faiss if engine == "faiss" else _by_torch)(queries, database, top)
-    return _in_order(scores, places)
+    nearest = (_by_faiss if engine == "faiss" else _by_torch)(database, top)
+    chunks = queries.split(QUERIES)
+    with bars(verbose) as progress:
+        return torch.cat([_in_order(*nearest(chunk)) for chunk in progress(chunks, "searching", len(chunks))])
 
 
 def search_index(index: Any, queries: Float[Tensor, "q dim"], count: int, top: int) -> Int64[Tensor, "q top"]:
@@ -102,32 +111,34 @@ def has_faiss() -> bool:
     return True
 
 
-def _by_faiss(queries: Tensor, database: Tensor, top: int) -> tuple[Tensor, Tensor]:
+def _by_faiss(database: Tensor, top: int) -> Nearest:
     faiss = optional("faiss", "engine 'faiss'")
     index = faiss.IndexFlatIP(database.shape[1])
     index.add(database.float().cpu().contiguous().numpy())
-    results = index.search(queries.float().cpu().contiguous().numpy(), top)
-    scores, places = (torch.from_numpy(part).to(queries.device) for part in results)
-    return scores, places
+
+    def nearest(chunk: Tensor) -> tuple[Tensor, Tensor]:
+        scores, places = index.search(chunk.float().cpu().contiguous().numpy(), top)
+        return torch.from_numpy(scores).to(chunk.device), torch.from_numpy(places).to(chunk.device)
+
+    return nearest
 
 
-def _by_torch(queries: Tensor, database: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    results = []
-    for chunk in queries.split(QUERIES):
+def _by_torch(database: Tensor, top: int) -> Nearest:
+    def nearest(chunk: Tensor) -> tuple[Tensor, Tensor]:
         best: tuple[Tensor, Tensor] | None = None
         for start in range(0, len(database), ITEMS):
             scores = chunk @ database[start : start + ITEMS].mT
-            nearest = scores.topk(min(top, scores.shape[1]), dim=1)
-            pair = (nearest.values, nearest.indices + start)
+            highest = scores.topk(min(top, scores.shape[1]), dim=1)
+            pair = (highest.values, highest.indices + start)
             if best is not None:
                 both = [torch.cat(parts, 1) for parts in zip(best, pair, strict=True)]
                 kept = both[0].topk(min(top, both[0].shape[1]), dim=1).indices
                 pair = (both[0].gather(1, kept), both[1].gather(1, kept))
             best = pair
         assert best is not None
-        results.append(best)
-    scores, places = (torch.cat(parts) for parts in zip(*results, strict=True))
-    return scores, places
+        return best
+
+    return nearest
 
 
 def _in_order(scores: Tensor, places: Tensor) -> Tensor:

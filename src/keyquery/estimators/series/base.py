@@ -19,7 +19,7 @@ from keyquery.estimators.inputs.targets import labels_of, weights_of
 from keyquery.estimators.series.importance import Importance, occlude
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_count
-from keyquery.support.progress import bars
+from keyquery.support.progress import Progress, bars, silent
 
 
 class SeriesEstimator(Classifier, SavedEstimator):
@@ -47,23 +47,9 @@ class SeriesEstimator(Classifier, SavedEstimator):
         ndarray
             Probabilities (n, classes), in the order of `classes_`.
         """
-        return self._log_probabilities(self._padded(X)).exp().cpu().numpy()
-
-    def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """Predicted class of each series (n,).
-
-        Parameters
-        ----------
-        X
-            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
-
-        Returns
-        -------
-        ndarray
-            Predicted class of each series (n,).
-        """
-        data = self._padded(X)  # raises if not fitted
-        return self.classes_[self._log_probabilities(data).argmax(1).cpu().numpy()]
+        data = self._padded(X)
+        with bars(self.verbose) as progress:
+            return self._log_probabilities(data, progress).exp().cpu().numpy()
 
     def importance(self, X: Any, stretch: int | None = None) -> Importance:
         """Occlusion importance: which segments of each series support the predicted class.
@@ -128,7 +114,7 @@ class SeriesEstimator(Classifier, SavedEstimator):
         return self.importance([x], stretch).plot()
 
     @abstractmethod
-    def _log_probabilities(self, data: Padded) -> Float64[Tensor, "batch classes"]:
+    def _log_probabilities(self, data: Padded, progress: Progress = silent) -> Float64[Tensor, "batch classes"]:
         """Log-probabilities of standardised series."""
 
     def _samples(self, X: Any, y: Any, sample_weight: Any) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:

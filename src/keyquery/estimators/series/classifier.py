@@ -30,7 +30,7 @@ from keyquery.estimators.series.training import (
 )
 from keyquery.estimators.training import fit_network, report
 from keyquery.support.checks import check_choice, check_count, check_number
-from keyquery.support.progress import Progress, bars
+from keyquery.support.progress import Progress, bars, silent
 from keyquery.training import Recipe
 
 RANK = 20  # of primal layers, if heads are at least this wide
@@ -79,7 +79,7 @@ class SeriesClassifier(SeriesEstimator):
     device
         Default: "auto", a GPU if there is one.
     verbose
-        Show progress bars. Default: False.
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     See Also
     --------
@@ -261,10 +261,11 @@ class SeriesClassifier(SeriesEstimator):
         return rows, log.best_step // every, bool(interrupted)
 
     @torch.no_grad()
-    def _log_probabilities(self, data: Padded) -> Float64[Tensor, "batch classes"]:
+    def _log_probabilities(self, data: Padded, progress: Progress = silent) -> Float64[Tensor, "batch classes"]:
         network = self.network_.to(data.values.device).eval()
         groups = data.alike(4 * self.batch_size)
-        logits = torch.cat([network(*data.take(group)) for group in groups])[torch.cat(groups).argsort()]
+        watched = progress(groups, "predicting", len(groups))
+        logits = torch.cat([network(*data.take(group)) for group in watched])[torch.cat(groups).argsort()]
         if not logits.isfinite().all():
             most = float(data.values.abs().max())
             raise ValueError(f"X holds values too large: up to {most:.0e} standard deviations of the training data")

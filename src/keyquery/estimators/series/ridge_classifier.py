@@ -48,7 +48,7 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
     device
         Default: "auto", a GPU if there is one.
     verbose
-        Show progress bars. Default: False.
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     See Also
     --------
@@ -161,11 +161,11 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
         check_count("axis", self.axis, least=1, most=2)
 
     @torch.no_grad()
-    def _log_probabilities(self, data: Padded) -> Float64[Tensor, "batch classes"]:
+    def _log_probabilities(self, data: Padded, progress: Progress = silent) -> Float64[Tensor, "batch classes"]:
         network = self.network_.to(data.values.device)
         if not data.values.isfinite().all():
             raise ValueError("X holds values too large: they are infinite in float32 once standardised")
-        return (network(data) / self.temperature_).log_softmax(-1)
+        return (network(data, progress) / self.temperature_).log_softmax(-1)
 
 
 class Linear(nn.Module):
@@ -182,9 +182,9 @@ class Linear(nn.Module):
         """Features of both kinds of kernels."""
         return torch.cat((self.convolutions(series, progress), self.competing(series, progress)), 1)
 
-    def forward(self, series: Padded) -> Float64[Tensor, "batch classes"]:
+    def forward(self, series: Padded, progress: Progress = silent) -> Float64[Tensor, "batch classes"]:
         """Scores in float64."""
-        return self.features(series).double() @ self.weight + self.bias
+        return self.features(series, progress).double() @ self.weight + self.bias
 
 
 def interpolated(values: Float64[np.ndarray, "n dims"]) -> Float64[np.ndarray, "_ dims"]:

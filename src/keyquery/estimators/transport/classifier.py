@@ -77,7 +77,7 @@ class TransportClassifier(Classifier, SavedEstimator):
     device
         Default: "auto", a GPU if there is one.
     verbose
-        Show progress bars. Default: False.
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     See Also
     --------
@@ -180,22 +180,6 @@ class TransportClassifier(Classifier, SavedEstimator):
             Probabilities (n, classes), in the order of `classes_`.
         """
         return self._log_scores(X).softmax(-1).numpy()
-
-    def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """Predicted class of each sample (n,).
-
-        Parameters
-        ----------
-        X
-            Samples, as in `fit`.
-
-        Returns
-        -------
-        ndarray
-            Predicted class of each sample (n,).
-        """
-        scores = self._log_scores(X)  # raises if not fitted
-        return self.classes_[scores.argmax(1).numpy()]
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         names = getattr(self, "feature_names_in_", None)

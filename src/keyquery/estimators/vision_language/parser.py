@@ -24,7 +24,7 @@ from keyquery.layers.kernels import KERNELS
 from keyquery.layers.vision import VisionEncoder
 from keyquery.reading import plain
 from keyquery.support.checks import check_choice, check_count
-from keyquery.support.progress import bars
+from keyquery.support.progress import Progress, bars
 
 NO_BETTER = 0.97  # share of the loss at chance
 ENOUGH = 5  # epochs after which matching should be better than that
@@ -83,7 +83,7 @@ class VisualParser(SavedEstimator):
     device
         Default: "auto", a GPU if there is one.
     verbose
-        Show progress bars. Default: False.
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     See Also
     --------
@@ -169,7 +169,7 @@ class VisualParser(SavedEstimator):
             with bars(self.verbose) as progress:
                 history = learn(
                     network,
-                    self._pairs(network, pixels.to(device), ids.to(device)),
+                    self._pairs(network, pixels.to(device), ids.to(device), progress),
                     masking=self.masking,
                     masked=self.masked,
                     size=self.batch_size,
@@ -178,6 +178,7 @@ class VisualParser(SavedEstimator):
                     seed=seed,
                     progress=progress,
                     after=after,
+                    verbose=self.verbose,
                 )
         if len(history) >= ENOUGH and history[-1]["match"] > NO_BETTER * math.log(2):
             warnings.warn(
@@ -223,12 +224,15 @@ class VisualParser(SavedEstimator):
         network = self.network_.to(device).eval()
         ids, further = self._encoded(captions)
         ids, further = ids.to(device), None if further is None else further.to(device)
-        features = torch.cat([network.see(chunk.to(device)).features for chunk in pixels.split(PAIRS)])
         at, of = torch.arange(len(pixels)), torch.arange(len(captions))
         if crossed:
             at, of = (grid.flatten() for grid in torch.meshgrid(at, of, indexing="ij"))
-        steps = zip(at.split(PAIRS), of.split(PAIRS), strict=True)
-        logits = torch.cat([network.match(network(features[i], ids[j], further=further)) for i, j in steps])
+        chunks, steps = pixels.split(PAIRS), list(zip(at.split(PAIRS), of.split(PAIRS), strict=True))
+        with bars(self.verbose) as progress:
+            seen = progress(chunks, "features of images", len(chunks))
+            features = torch.cat([network.see(chunk.to(device)).features for chunk in seen])
+            pairs = progress(steps, "matching", len(steps))
+            logits = torch.cat([network.match(network(features[i], ids[j], further=further)) for i, j in pairs])
         probabilities = logits.double().sigmoid().cpu().numpy()
         return probabilities.reshape(len(pixels), len(captions)) if crossed else probabilities
 
@@ -345,13 +349,15 @@ class VisualParser(SavedEstimator):
             vision, words, longest, self.width, self.depth, self.heads, self.kernel, self.dropout, vectors
         )
 
-    def _pairs(self, network: VisionLanguageNetwork, pixels: UInt8[Tensor, "n 3 h w"], ids: Tensor) -> Pairs:
+    def _pairs(
+        self, network: VisionLanguageNetwork, pixels: UInt8[Tensor, "n 3 h w"], ids: Tensor, progress: Progress
+    ) -> Pairs:
         """The training data; the features of a frozen patch encoder are computed once."""
         network.vision.requires_grad_(not self._frozen)
         if not self._frozen:
             return Pairs(pixels, ids)
         network.eval()
-        return Pairs(watched(network, pixels, self.masking == "attention"), ids)
+        return Pairs(watched(network, pixels, self.masking == "attention", progress), ids)
 
 
 def _name(model: Any) -> str | None:

@@ -15,7 +15,7 @@ from keyquery.estimators.series.training import epochs_of
 from keyquery.estimators.training import fit_network
 from keyquery.estimators.vision_language.network import Seen, VisionLanguageNetwork
 from keyquery.layers.vision import together
-from keyquery.support.progress import Progress
+from keyquery.support.progress import Progress, silent
 from keyquery.training import Recipe
 
 MASKINGS = ("attention", "random")
@@ -119,6 +119,7 @@ def learn(
     seed: int,
     progress: Progress | None = None,
     after: Callable[[int, nn.Module], None] | None = None,
+    verbose: bool = False,
 ) -> list[dict[str, float]]:
     """Train in place, and return the history, one row per epoch; `after` is that of `train`."""
     words, device, tokens = len(network.table()), pairs.ids.device, network.vision.tokens
@@ -141,7 +142,7 @@ def learn(
         return torch.stack(list(parts.values())).sum()
 
     recipe = Recipe(epochs * every, lr=lr, warmup=min(2 * every, epochs * every // 10), seed=seed, check_every=every)
-    log = fit_network(network, draw, loss, recipe, after=after, progress=progress)
+    log = fit_network(network, draw, loss, recipe, after=after, progress=progress, verbose=verbose)
     rows = []
     for number, row in enumerate(log.rows):
         each = steps[number * every : (number + 1) * every]
@@ -151,8 +152,14 @@ def learn(
 
 
 @torch.no_grad()
-def watched(network: VisionLanguageNetwork, images: UInt8[Tensor, "n 3 size size"], attention: bool) -> Seen:
+def watched(
+    network: VisionLanguageNetwork,
+    images: UInt8[Tensor, "n 3 size size"],
+    attention: bool,
+    progress: Progress = silent,
+) -> Seen:
     """Features of all images by a frozen patch encoder, stored in half precision."""
-    outputs = [network.see(chunk, attention) for chunk in images.split(64)]
+    chunks = images.split(64)
+    outputs = [network.see(chunk, attention) for chunk in progress(chunks, "features of images", len(chunks))]
     maps = [output.attention for output in outputs if output.attention is not None]
     return Seen(torch.cat([output.features.half() for output in outputs]), torch.cat(maps).half() if maps else None)
