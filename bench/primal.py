@@ -20,6 +20,7 @@ import copy
 import json
 import shutil
 import statistics
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -67,16 +68,15 @@ def stepper(run, weights, device, outputs):
     return step
 
 
-def steps_at(n, tokens, device):
-    """What is measured at one length: steps by name."""
+def parts_at(n, tokens, device):
+    """What is measured at one length: functions with their inputs, what gradients are of, and shapes of outputs."""
     torch.manual_seed(SEED)
     short = SHORT if device == "cuda" else torch.float32
     shape = (tokens // n, n, WIDTH)
     x = torch.randn(shape, device=device, requires_grad=True)
     middle = torch.randn(shape, device=device).to(short).requires_grad_()
     layer, softmax = make(device), kq.Attention(WIDTH, HEADS, device=device)
-    whole, ends = [x, *layer.parameters()], [*layer.query_key.parameters(), *layer.output.parameters()]
-    outputs = [(shape, short), 1]
+    ends = [*layer.query_key.parameters(), *layer.output.parameters()]
 
     def primal(x):
         return layer(x), layer.regularizer()
@@ -84,23 +84,40 @@ def steps_at(n, tokens, device):
     def projections(x, middle):
         return layer.query_key(x), layer.output(middle)
 
+    def attention(x):
+        return (softmax(x),)
+
     double = [((*shape[:2], 2 * WIDTH), short), (shape, short)]
-    steps = {
-        "projections": stepper(lambda: projections(x, middle), [x, middle, *ends], device, double),
-        "primal": stepper(lambda: primal(x), whole, device, outputs),
-        "plain": stepper(lambda: plain(layer, x), whole, device, outputs),
+    parts = {
+        "projections": (projections, (x, middle), [x, middle, *ends], double),
+        "primal": (primal, (x,), [x, *layer.parameters()], [(shape, short), 1]),
+        "softmax": (attention, (x,), [x, *softmax.parameters()], [(shape, short)]),
     }
-    softmax_weights = [x, *softmax.parameters()]
-    steps["softmax"] = stepper(lambda: (softmax(x),), softmax_weights, device, outputs[:1])
+    return layer, x, parts
+
+
+def compiled_steps(layer, x, parts, mode="default"):
+    """Steps of the compiled functions, by name."""
+    steps = {}
+    for name, (function, given, weights, outputs) in parts.items():
+        fast = torch.compile(function, fullgraph=True, dynamic=False, mode=mode)
+        run = partial(fast, *given)
+        steps[f"{name} compiled"] = stepper(run, weights, "cuda", outputs)
+    return steps
+
+
+def steps_at(n, tokens, device):
+    """What is measured at one length: steps by name."""
+    layer, x, parts = parts_at(n, tokens, device)
+    steps = {
+        name: stepper(partial(function, *given), weights, device, outputs)
+        for name, (function, given, weights, outputs) in parts.items()
+    }
+    steps["plain"] = stepper(partial(plain, layer, x), parts["primal"][2], device, parts["primal"][3])
     if device != "cuda":
         return steps
     torch._dynamo.reset()
-    fast, floor, fused = (torch.compile(f, fullgraph=True, dynamic=False) for f in (primal, projections, softmax))
-    compiled = {
-        "projections compiled": stepper(lambda: floor(x, middle), [x, middle, *ends], device, double),
-        "primal compiled": stepper(lambda: fast(x), whole, device, outputs),
-        "softmax compiled": stepper(lambda: (fused(x),), softmax_weights, device, outputs[:1]),
-    }
+    compiled = compiled_steps(layer, x, parts)
     graphs = {name.replace("compiled", "graphed"): graphed(step) for name, step in compiled.items()}
     return {**steps, **compiled, **graphs}
 
@@ -120,22 +137,23 @@ def graphed(step):
 
 
 def automatic(rounds):
-    """Rows of the layer under torch.compile(mode="reduce-overhead"), which makes CUDA graphs by itself."""
-    rows = []
+    """Rows of steps under torch.compile(mode="reduce-overhead"), which makes CUDA graphs by itself."""
+    rows, how = [], 'compiled with mode="reduce-overhead"'
     for n in (1024, 65_536):
         torch._dynamo.reset()
-        shape = (TOKENS // n, n, WIDTH)
-        x = torch.randn(shape, device="cuda", requires_grad=True)
-        layer = make("cuda")
-
-        def primal(x, layer=layer):
-            return layer(x), layer.regularizer()
-
-        fast = torch.compile(primal, fullgraph=True, dynamic=False, mode="reduce-overhead")
-        step = stepper(lambda fast=fast, x=x: fast(x), [x, *layer.parameters()], "cuda", [(shape, SHORT), 1])
-        taken = rounds_of({"primal": step}, rounds, "cuda")["primal"]
-        what = f'primal layer, compiled with mode="reduce-overhead", {TOKENS:,} tokens, n = {n:,}, H200'
-        rows.append({**row(what, [1e3 * value for value in taken], "ms", "≤ 1.4 ms"), "n": n, "shown": True})
+        steps = compiled_steps(*parts_at(n, TOKENS, "cuda"), "reduce-overhead")
+        steps = {name.removesuffix(" compiled"): step for name, step in steps.items()}
+        if n > 4096:
+            del steps["softmax"]
+        taken = rounds_of(steps, rounds, "cuda")
+        where = f"{TOKENS:,} tokens, n = {n:,}, H200"
+        rows.append(row(f"primal layer, {how}, {where}", [1e3 * value for value in taken["primal"]], "ms", "≤ 1.4 ms"))
+        pairs = [("primal layer over its projections", "primal", "projections", "—")]
+        pairs += [("softmax attention over primal layer", "softmax", "primal", "≥ 1 ×")] if "softmax" in steps else []
+        for what, top, bottom, goal in pairs:
+            found = [a / b for a, b in zip(taken[top], taken[bottom], strict=True)]
+            rows.append(row(f"{what}, both {how}, {where}", found, "×", goal))
+        rows = [{"n": n, "shown": True, **found} for found in rows]
     return rows
 
 
@@ -315,10 +333,12 @@ def time_kernel(kernels, launches, name, given):
     """Milliseconds of one kernel with these sizes, started by a graph; None where it does not fit the GPU."""
     from triton.testing import do_bench_cudagraph
 
+    import keyquery.layers.primal.kernels.operators as operators
+
     before = kernels.LAUNCHES[2, False]
     kernels.LAUNCHES[2, False] = launches
     try:
-        return do_bench_cudagraph(lambda: getattr(kernels, name)(*given[name]), rep=8, return_mode="median")
+        return do_bench_cudagraph(lambda: getattr(operators, name)(*given[name]), rep=8, return_mode="median")
     except Exception as error:
         print(f"{name} {launches}: {type(error).__name__}", flush=True)
         return None
@@ -358,33 +378,40 @@ def main():
     if options.automatic:
         result = json.loads((RESULTS / "primal_cuda.json").read_text())
         new = automatic(15)
-        rows = [row for row in result["rows"] if row["what"] not in {other["what"] for other in new}]
-        return publish("primal_cuda", rows + new, **result["provenance"])
+        rows = [row for row in result["rows"] if "reduce-overhead" not in row["what"]]
+        return publish("primal_cuda", new + rows, **result["provenance"])
     check(device)
     if options.check:
         return None
     facts = {"seed": SEED, "width": WIDTH, "heads": HEADS, "rank": RANK}
     if device == "cuda":
-        rows, memory = measure(options.lengths, TOKENS, 15, device)
-        facts |= {"machine": torch.cuda.get_device_name(), "tokens": TOKENS, "peak_gib": memory}
+        facts |= {"machine": torch.cuda.get_device_name(), "tokens": TOKENS}
+        for n in options.lengths:
+            publish_length(n, facts)
     else:
         rows, _ = measure((256, 512, 1024, 4096, 16_384), None, 7, device)
         kept = {n: saved(n) for n in (512, 1024, 4096)}
         for n, value in kept.items():
             rows.append(row(f"numbers kept for backward, a token and dimension, n = {n:,}", [value], "", "≤ 4"))
-        facts["machine"] = "one CPU thread"
-    for found in rows:
-        few = (1024, 65_536) if device == "cuda" else (512, 16_384)
-        wanted = ("softmax", "primal layer over", f"primal layer, eager, {TOKENS:,}", "primal layer, compiled")
-        wanted = wanted if device == "cuda" else ("softmax",)
-        found["shown"] = found.get("n") in few and found["what"].startswith(wanted)
-    if device == "cuda" and len(options.lengths) < len(LENGTHS):
-        kept = json.loads((RESULTS / "primal_cuda.json").read_text())["rows"]
-        rows = [row for row in kept if row["n"] not in options.lengths] + rows
-    publish(f"primal_{device}", rows, **facts)
+        for found in rows:
+            found["shown"] = found.get("n") in (512, 16_384) and found["what"].startswith("softmax")
+        publish("primal_cpu", rows, **facts, machine="one CPU thread")
     if options.out is not None:
         shutil.copy(RESULTS / f"primal_{device}.json", options.out)
     return None
+
+
+def publish_length(n, facts):
+    """Measure one length on a GPU, and publish it beside the others."""
+    rows, memory = measure((n,), TOKENS, 15, "cuda")
+    wanted = ("softmax", "primal layer over", f"primal layer, eager, {TOKENS:,}", "primal layer, compiled")
+    for found in rows:
+        found["shown"] = n in (1024, 65_536) and found["what"].startswith(wanted)
+    old = json.loads((RESULTS / "primal_cuda.json").read_text())
+    memory = {**old["provenance"].get("peak_gib", {}), **{str(length): peaks for length, peaks in memory.items()}}
+    kept = [row for row in old["rows"] if row["n"] != n or "reduce-overhead" in row["what"]]
+    rows = sorted(kept + rows, key=lambda row: ("reduce-overhead" not in row["what"], row["n"]))
+    publish("primal_cuda", rows, **facts, peak_gib=memory)
 
 
 if __name__ == "__main__":

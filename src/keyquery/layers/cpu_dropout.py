@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import dropout
 
+from keyquery.layers.triton_support import no_kernels
+
 LEVELS = 2**16  # of a random number; four are drawn at once
 CELLS = 2**20  # scores per block, so that they fit into the cache
 SMALL = 2**14  # entries, below which torch's dropout is as fast
 FEW = 2**16  # scores per head, below which blocks do not pay off
+LARGE = 2**22  # likewise on a GPU, where they are started one by one
 
 
 class Dropout(nn.Dropout):
@@ -50,19 +53,29 @@ def drop_and_attend(
     scale: float,
     share: float,
 ) -> Float[Tensor, "*batch n v"]:
-    """dropout(softmax(scale·q kᵀ)) v; on a CPU, if n × m is large, in blocks of queries that are not stored.
+    """dropout(softmax(scale·q kᵀ)) v; if n × m is large, in blocks of queries that are not stored.
 
-    Backward then recomputes the scores with the same random numbers.
+    Backward then recomputes the scores with the same random numbers. On a GPU that is for float32 only.
 
     >>> query, key, value = torch.randn(3, 2, 100, 8).unbind()
     >>> drop_and_attend(query, key, value, 8**-0.5, 0.1).shape
     torch.Size([2, 100, 8])
     """
+    if large_in_float32(query, key):
+        from keyquery.layers.blockwise import attend  # imports triton, an optional dependency
+
+        return attend(query, key, value, scale, share)
     if query.is_cuda or query.shape[-2] * key.shape[-2] < FEW or share == 0:
         return _drop((query * scale @ key.mT).softmax(-1), share) @ value
     flat = [part.reshape(-1, *part.shape[-2:]) for part in (query, key, value)]
     out: Tensor = _Dropped.apply(*flat, scale, share)  # type: ignore[no-untyped-call]
     return out.view(*query.shape[:-1], value.shape[-1])
+
+
+def large_in_float32(query: Float[Tensor, "*batch n r"], key: Float[Tensor, "*batch m r"]) -> bool:
+    """Whether blocks of scores pay off on a GPU: in training in float32, for which fused kernels are slower."""
+    large = query.is_cuda and query.dtype == torch.float32 and query.shape[-2] * key.shape[-2] >= LARGE
+    return large and torch.is_grad_enabled() and query.requires_grad and no_kernels(query) is None
 
 
 class _Dropped(torch.autograd.Function):

@@ -60,8 +60,8 @@ class LanguageModel(nn.Module):
         self.config = shape
         rope = Rope(shape.head_dim or shape.width // shape.num_attention_heads) if shape.rope else None
         stack = Decoder if shape.causal else Encoder
-        self.tokens = nn.Embedding(shape.vocab_size, shape.width)
-        self.places = None if shape.rope else nn.Embedding(shape.length, shape.width)
+        self.tokens = _embedding(shape.vocab_size, shape.width)
+        self.places = None if shape.rope else _embedding(shape.length, shape.width)
         options: dict[str, Any] = {
             "kernel": shape.kernel,
             "rope": rope,
@@ -70,7 +70,7 @@ class LanguageModel(nn.Module):
         }
         self.body = stack(shape.width, shape.depth, shape.num_attention_heads, **options)
         for embedding in (self.tokens, self.places):
-            if embedding is not None:
+            if embedding is not None and not embedding.weight.is_meta:
                 nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(
@@ -124,6 +124,13 @@ class LanguageModel(nn.Module):
         model = cls(shape)
         model.load_state_dict({name: weight.float() for name, weight in weights.items()})
         return model.eval()
+
+
+def _embedding(count: int, width: int) -> nn.Embedding:
+    """An embedding; on the meta device without normal random numbers, which import torch's compiler there."""
+    if torch.get_default_device().type == "meta":
+        return nn.Embedding(count, width, _weight=torch.empty(count, width))
+    return nn.Embedding(count, width)
 
 
 def _shape_of(facts: dict[str, Any]) -> Shape:

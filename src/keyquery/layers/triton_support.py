@@ -35,7 +35,8 @@ def launch(
         function[grid](*tensors, *numbers, **_language(constants))
         return
     device = torch.cuda.current_device()
-    facts = (*[t.dtype for t in tensors], *[t.data_ptr() & 15 for t in tensors])
+    addresses = [t.data_ptr() for t in tensors]
+    facts = (*[t.dtype for t in tensors], *[address & 15 for address in addresses])
     key = (id(function), device, constants, numbers, facts)  # the function itself is slow to hash
     kept = _COMPILED.get(key)
     if kept is None:
@@ -48,7 +49,8 @@ def launch(
         return
     run, handle, metadata, last = kept
     stream = torch._C._cuda_getCurrentRawStream(device)
-    run(*grid, 1, stream, handle, metadata, None, None, None, *tensors, *numbers, *last)
+    # Addresses, since Triton asks the driver about every tensor.
+    run(*grid, 1, stream, handle, metadata, None, None, None, *addresses, *numbers, *last)
 
 
 def _language(constants: Constants) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from keyquery.layers.primal.dispatch import choose, fused
 
 pytest.importorskip("triton")
 kernels = pytest.importorskip("keyquery.layers.primal.kernels.scores")
+operators = pytest.importorskip("keyquery.layers.primal.kernels.operators")
 sample_kernels = pytest.importorskip("keyquery.layers.primal.kernels.sample")
 
 CUDA = torch.cuda.is_available()
@@ -51,8 +52,8 @@ def plain_all(given, feature, dtype):
 
 def ours_all(given, feature):
     qk, weights, mix, real, grads = given
-    found = kernels.forward(qk, weights, mix, real, feature, True)
-    gradients = kernels.backward(qk, weights, mix, real, feature, *grads)
+    found = operators.forward(qk, weights, mix, real, feature, True)
+    gradients = operators.backward(qk, weights, mix, real, feature, *grads)
     return [t.double() for t in (*found, *gradients)]
 
 
@@ -110,10 +111,10 @@ def test_a_head_of_several_programs(monkeypatch):
 def test_losses_that_are_not_used_are_left_out(left_out):
     *given, grads = draw(SHAPES[0], torch.float32)
     grads = [None if i in left_out else grad for i, grad in enumerate(grads)]
-    ours = kernels.backward(*given, "cosine", *grads)
+    ours = operators.backward(*given, "cosine", *grads)
     theirs = reference.backward(*given, "cosine", *grads)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, theirs, strict=True))
-    assert kernels.forward(*given, "cosine", False)[2] is None
+    assert operators.forward(*given, "cosine", False)[2] is None
 
 
 @pytest.mark.parametrize("last", [2, 3])

@@ -65,7 +65,7 @@ def _refusal(x: Tensor, dtype: torch.dtype, widest: int) -> str | None:
 def _module(impl: str) -> ModuleType:
     if impl == "reference":
         return reference
-    import keyquery.layers.primal.kernels.scores as kernels  # on use only
+    import keyquery.layers.primal.kernels.operators as kernels  # on use only
 
     return kernels
 

@@ -1,6 +1,6 @@
 """Reference implementation in plain torch: scores e = φ(q)W_e|X, r = φ(k)W_r|X, o = eCₑ + rCᵣ, and sums of them.
 
-`kernels.scores` has the same two functions with the same signatures. Sums are computed in at least float32.
+`kernels.operators` has the same two functions with the same signatures. Sums are computed in at least float32.
 """
 
 from __future__ import annotations

@@ -27,9 +27,10 @@ def at_once(layer: Any, x: Tensor) -> tuple[Tensor, Batch]:
     """The output, and the batch with its loss."""
     from keyquery.layers.primal.kernels.whole import Weights, attend  # imports triton, an optional dependency
 
-    maps = (layer.query_key, layer.concat, layer.output)
-    own = Weights(layer.directions, layer.log_lambda, *(t for part in maps for t in (part.weight, part.bias)))
+    directions, first, second, third = layer.directions, layer.query_key, layer.concat, layer.output
+    maps = first.weight, first.bias, second.weight, second.bias, third.weight, third.bias
+    own = Weights(directions, layer.log_lambda, *maps)
     eta = layer.eta or 1.0
     out, loss, energy, weights = attend(x, own, layer.feature, eta, working_dtype(x))
-    rows = min(layer.directions.shape[2], x.shape[1])
+    rows = min(directions.shape[2], x.shape[1])
     return out, Batch(x.shape[1], None, energy, weights, rows=rows, loss=loss, eta=eta)

@@ -107,7 +107,7 @@ class Gains:
             return query, key
         kept = self._kept
         if kept is None or kept[0] is not call.places or kept[1].dtype != call.keys.dtype:
-            query, key = (self._own(mean) for mean in self._means.at(call))
+            query, key = (self._own(mean).contiguous() for mean in self._means.at(call))
             kept = self._kept = call.places, query, key
         return kept[1:]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.layers.primal.kernels.prepare import BLOCK, shared, strides, tokens_at
-from keyquery.layers.primal.kernels.tiles import COLUMNS, column_sums, flags, load, small, store, turns
+from keyquery.layers.primal.kernels.prepare import BLOCK, constants_of, strides, tokens_at
+from keyquery.layers.primal.kernels.tiles import COLUMNS, column_sums, flags, load, products, small, store, turns
 from keyquery.layers.triton_support import Constants, blocks, kernel, launch
 
 SHARES = 8  # programs among which the samples of a batch are divided, when gradients of directions are summed
@@ -21,37 +23,38 @@ def _finish(
     x, grad_x, place, used, directions, grad_weights, log_lambda, energy, pull, gain, grad_directions, grad_lambda,
     mixes, biases, shifts, outs, grad_mix, grad_bias, grad_shift, grad_out,
     rows, heads, batch, tiles, n, x_b, x_n, place_b, d_side, d_h, d_row, out_b, out_n, total,
-    to_tokens, to_directions, of_mix, of_bias, of_shift, mix_rows, mix_columns, bias_rows, bias_columns, shift_rows, v,
+    of_mix, to_bias, to_shift, to_out, to_directions, mix_rows, mix_columns, bias_rows, bias_columns, shift_rows, v,
     out_rows, out_columns,
     p: tl.constexpr, s: tl.constexpr, P: tl.constexpr, S: tl.constexpr, BLOCK: tl.constexpr,
     USED: tl.constexpr, EVEN: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, SHARES: tl.constexpr,
     TURNS: tl.constexpr, LOSS: tl.constexpr, BATCHES: tl.constexpr,
     MIXES: tl.constexpr, BIASES: tl.constexpr, SHIFTS: tl.constexpr, OUTS: tl.constexpr,
 ):  # fmt: skip
-    """What is left of backward, each program with one task: gradients of sampled tokens, of directions, or sums."""
+    """What is left of backward, each program with one task: sums, gradients of directions, or of sampled tokens.
+
+    Long tasks begin first.
+    """
     program = tl.program_id(0)
-    if program < to_tokens:
-        _to_tokens(
-            program, grad_x, place, used, directions, grad_weights,
-            rows, heads, batch, n, out_b, out_n, place_b, d_side, d_h, d_row,
-            p, s, P, S, BLOCK, USED, EVEN, DOT, PRECISION,
-        )  # fmt: skip
-    elif program < to_tokens + to_directions:
+    if program < of_mix:
+        column_sums(mixes, grad_mix, program, mix_rows, mix_columns, MIXES)
+    elif program < to_bias:
+        column_sums(biases, grad_bias, program - of_mix, bias_rows, bias_columns, BIASES)
+    elif program < to_shift:
+        column_sums(shifts, grad_shift, program - to_bias, shift_rows, v, SHIFTS)
+    elif program < to_out:
+        column_sums(outs, grad_out, program - to_shift, out_rows, out_columns, OUTS)
+    elif program < to_directions:
         _to_directions(
-            program - to_tokens, x, place, used, grad_weights, directions, log_lambda, energy, pull, gain,
+            program - to_out, x, place, used, grad_weights, directions, log_lambda, energy, pull, gain,
             grad_directions, grad_lambda, rows, heads, batch, tiles, n, x_b, x_n, place_b, d_side, d_h, d_row, total,
             p, s, P, S, BLOCK, USED, EVEN, DOT, PRECISION, SHARES, TURNS, LOSS, BATCHES,
         )  # fmt: skip
     else:
-        program -= to_tokens + to_directions
-        if program < of_mix:
-            column_sums(mixes, grad_mix, program, mix_rows, mix_columns, MIXES)
-        elif program < of_mix + of_bias:
-            column_sums(biases, grad_bias, program - of_mix, bias_rows, bias_columns, BIASES)
-        elif program < of_mix + of_bias + of_shift:
-            column_sums(shifts, grad_shift, program - of_mix - of_bias, shift_rows, v, SHIFTS)
-        else:
-            column_sums(outs, grad_out, program - of_mix - of_bias - of_shift, out_rows, out_columns, OUTS)
+        _to_tokens(
+            program - to_directions, grad_x, place, used, directions, grad_weights,
+            rows, heads, batch, n, out_b, out_n, place_b, d_side, d_h, d_row,
+            p, s, P, S, BLOCK, USED, EVEN, DOT, PRECISION,
+        )  # fmt: skip
 
 
 @kernel
@@ -91,7 +94,7 @@ def _to_directions(
     feature, score, row = tl.arange(0, P), tl.arange(0, S), tile * BLOCK + tl.arange(0, BLOCK)
     left = tl.zeros((BLOCK, S), dtype=tl.float32)
     right = tl.zeros((BLOCK, S), dtype=tl.float32)
-    for turn in tl.range(0, TURNS):
+    for turn in tl.range(0, TURNS, num_stages=2):  # little shared memory, so that many programs fit
         b = (turn * SHARES + share).to(tl.int64)
         shown = tl.where(b < batch, rows, 0)
         places, within = tokens_at(
@@ -169,29 +172,64 @@ def launch_finish(
 
     The gradient of the sampled tokens is added to `grad_x`, with products in the dtype of x.
     """
-    _, heads, rows, s = directions.shape
-    batch, p = len(x), x.shape[-1] // heads
-    shares, tiles = max(1, min(batch, SHARES)), blocks(total, BLOCK)
-    grad_directions = torch.empty(shares, 2, heads, total, s, dtype=torch.float32, device=x.device)
+    _, heads, _, s = directions.shape
+    parts = () if sums is None else sums
+    plan = _plan(
+        x.shape, directions.shape, strides(x, place, directions), None if grad_x is None else grad_x.stride(), total,
+        tuple([part.shape for part in parts]), used is not None, place is None, loss is not None,
+        *products(x, x.dtype),
+    )  # fmt: skip
+    grad_directions = torch.empty(plan.shares, 2, heads, total, s, dtype=torch.float32, device=x.device)
     grad_lambda = torch.empty(heads, s, dtype=torch.float32, device=x.device)
-    parts: tuple[Tensor, ...] = (grad_lambda,) * 4 if sums is None else sums
-    totals = (
-        [grad_lambda] * 4 if sums is None else [part.new_empty(part.shape[1:] if len(part) else 0) for part in sums]
-    )
-    tasks = [0] * 4 if sums is None else [blocks(part.shape[1], COLUMNS) if len(part) else 0 for part in sums]
-    first = 0 if grad_x is None else batch * heads * blocks(rows, BLOCK)
-    out = x if grad_x is None else grad_x
+    totals = [torch.empty(size, dtype=torch.float32, device=x.device) for size in plan.sizes]
     tensors = (
-        x, out, x if place is None else place, flags(used, x), directions, grad_weights,
-        *((x,) * 4 if loss is None else loss), grad_directions, grad_lambda, *parts, *totals,
-    )  # fmt: skip
+        *(x, x if grad_x is None else grad_x, x if place is None else place, flags(used, x), directions, grad_weights),
+        *((x,) * 4 if loss is None else loss),
+        *(grad_directions, grad_lambda, *(parts or (grad_lambda,) * 4), *(totals or (grad_lambda,) * 4)),
+    )
+    launch(_finish, plan.grid, tensors, plan.numbers, plan.constants)
+    return grad_directions[0] if plan.shares == 1 else grad_directions.sum(0), grad_lambda, totals
+
+
+class Plan(NamedTuple):
+    """Grid, numbers and constants of a launch, programs that share samples, and columns of the totals."""
+
+    grid: tuple[int, int]
+    numbers: tuple[int, ...]
+    constants: Constants
+    shares: int
+    sizes: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def _plan(
+    shape: tuple[int, ...],
+    table: tuple[int, ...],
+    spacing: tuple[int, ...],
+    out: tuple[int, ...] | None,
+    total: int,
+    parts: tuple[tuple[int, ...], ...],
+    used: bool,
+    even: bool,
+    loss: bool,
+    *dots: Any,
+) -> Plan:
+    """For x, directions and partial sums of these shapes; `out` are strides of the gradient of x, if it is wanted."""
+    _, heads, rows, s = table
+    batch, n, d = shape
+    shares, tiles = max(1, min(batch, SHARES)), blocks(total, BLOCK)
+    tasks = [blocks(columns, COLUMNS) if count else 0 for count, columns in parts] or [0] * 4
+    first = 0 if out is None else batch * heads * blocks(rows, BLOCK)
     numbers = (
-        rows, heads, batch, tiles, x.shape[1], *strides(x, place, directions), *out.stride()[:2], total,
-        first, shares * tiles * heads, *tasks[:3], *(size for part in parts for size in part.shape),
-    )  # fmt: skip
-    facts: Constants = (("SHARES", shares), ("TURNS", blocks(batch, shares)), ("LOSS", loss is not None))
-    rounds = [turns(len(part), 32) for part in parts]
-    facts += (("BATCHES", turns(batch, 16)), *zip(("MIXES", "BIASES", "SHIFTS", "OUTS"), rounds, strict=True))
-    grid = first + shares * tiles * heads + sum(tasks)
-    launch(_finish, (grid, 1), tensors, numbers, shared(x, x.dtype, p, s, place, used) + facts)
-    return grad_directions[0] if shares == 1 else grad_directions.sum(0), grad_lambda, totals
+        *(rows, heads, batch, tiles, n, *spacing, *(spacing[:2] if out is None else out[:2]), total),
+        *accumulate((*tasks, shares * tiles * heads)),
+        *((size for part in parts for size in part) if parts else (0,) * 8),
+    )
+    rounds = [turns(count, 32) for count, _ in parts] or [1] * 4
+    constants = (
+        *constants_of(d // heads, s, used, even, *dots),
+        *(("SHARES", shares), ("TURNS", blocks(batch, shares)), ("LOSS", loss), ("BATCHES", turns(batch, 16))),
+        *zip(("MIXES", "BIASES", "SHIFTS", "OUTS"), rounds, strict=True),
+    )
+    sizes = tuple([columns if count else 0 for count, columns in parts])
+    return Plan((first + shares * tiles * heads + sum(tasks), 1), numbers, constants, shares, sizes)

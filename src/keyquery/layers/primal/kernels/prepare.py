@@ -3,8 +3,10 @@ tensors in another dtype."""
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -110,38 +112,61 @@ def launch_prepare(
     Tokens are evenly spaced if `place` is None. In place of tensors that are None or have the dtype already there are
     empty ones.
     """
-    _, heads, rows, s = directions.shape
-    batch, p = len(x), x.shape[-1] // heads
-    # Rows are padded to a multiple of 8, for aligned loads.
-    weights = torch.empty(2, batch, heads, p, -(-s // 8) * 8, dtype=dtype, device=x.device)[..., :s]
-    old = [x if t is None or t.dtype == dtype else t.contiguous() for t in (x, *maps)]
-    shapes = [0 if t is None or t.dtype == dtype else t.shape for t in (x, *maps)]
-    new = [torch.empty(shape, dtype=dtype, device=x.device) for shape in shapes]
-    ends, sizes = [0], [t.numel() for t in new]
-    for size in sizes:
-        ends.append(ends[-1] + blocks(size, CHUNK))
-    if not batch:
+    x = x if x.dtype == dtype else x.contiguous()
+    others = tuple([None if t is None or t.dtype == dtype else t.shape for t in (x, *maps)])
+    spacing = strides(x, place, directions)
+    plan = _plan(x.shape, directions.shape, others, spacing, used is not None, place is None, *products(x, dtype))
+    weights = torch.empty(plan.weights, dtype=dtype, device=x.device)[..., : directions.shape[3]]
+    new = [torch.empty(shape or 0, dtype=dtype, device=x.device) for shape in others]
+    if not plan.grid[0]:
         return weights, new
+    old = [x if t is None or shape is None else t.contiguous() for t, shape in zip(maps, others[1:], strict=True)]
     tensors = (
-        old[0], x if place is None else place, flags(used, x), directions, weights, new[0],
-        *(t for pair in zip(old[1:], new[1:], strict=True) for t in pair),
-    )  # fmt: skip
-    numbers = (
-        rows, heads, batch, x.shape[1], *strides(tensors[0], place, directions), *weights.stride()[:4], *sizes,
-        max(ends[5] // (2 * batch * heads), 1), *ends[1:5],
-    )  # fmt: skip
-    constants = (*shared(x, dtype, p, s, place, used), ("TILES", blocks(rows, BLOCK)), ("CHUNK", CHUNK))
-    launch(_prepare, (batch * heads + ends[5], 1), tensors, numbers, constants)
+        *(x, x if place is None else place, flags(used, x), directions, weights, new[0]),
+        *(t for pair in zip(old, new[1:], strict=True) for t in pair),
+    )
+    launch(_prepare, plan.grid, tensors, plan.numbers, plan.constants)
     return weights, new
 
 
-def shared(x: Tensor, dtype: torch.dtype, p: int, s: int, place: Tensor | None, used: Tensor | None) -> Constants:
-    """Compile-time constants of kernels that read sampled tokens, with products in `dtype`."""
-    return _constants(p, s, used is not None, place is None, *products(x, dtype))
+class Plan(NamedTuple):
+    """Grid, numbers and constants of a launch, and the shape of the projection weights."""
+
+    grid: tuple[int, int]
+    numbers: tuple[int, ...]
+    constants: Constants
+    weights: tuple[int, ...]
 
 
 @lru_cache(maxsize=256)
-def _constants(p: int, s: int, used: bool, even: bool, *dots: Any) -> Constants:
+def _plan(
+    shape: tuple[int, ...],
+    table: tuple[int, ...],
+    others: tuple[tuple[int, ...] | None, ...],
+    spacing: tuple[int, ...],
+    used: bool,
+    even: bool,
+    *dots: Any,
+) -> Plan:
+    """For x and directions of these shapes; `others` are the shapes of tensors to cast, x first."""
+    _, heads, rows, s = table
+    batch, n, d = shape
+    p = d // heads
+    # Rows are padded to a multiple of 8, for aligned loads.
+    weights = 2, batch, heads, p, -(-s // 8) * 8
+    sizes = [0 if other is None else math.prod(other) for other in others]
+    ends = [0, *accumulate(blocks(size, CHUNK) for size in sizes)]
+    numbers = (
+        *(rows, heads, batch, n, *spacing),
+        *(math.prod(weights[1:]), math.prod(weights[2:]), math.prod(weights[3:]), weights[4]),
+        *(*sizes, max(ends[5] // (2 * batch * heads), 1) if batch else 1, *ends[1:5]),
+    )
+    constants = (*constants_of(p, s, used, even, *dots), ("TILES", blocks(rows, BLOCK)), ("CHUNK", CHUNK))
+    return Plan((batch * heads + ends[5] if batch else 0, 1), numbers, constants, weights)
+
+
+def constants_of(p: int, s: int, used: bool, even: bool, *dots: Any) -> Constants:
+    """Compile-time constants of kernels that read sampled tokens; `dots` are those of `products`."""
     return tuple({**widths(p=p, s=s), **dict(dots), "BLOCK": BLOCK, "USED": used, "EVEN": even}.items())
 
 

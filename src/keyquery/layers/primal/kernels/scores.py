@@ -5,7 +5,7 @@ A program processes consecutive tokens of one head of one sample, tile by tile: 
 of q and k with float32 sums. Products of unnormalised queries are scaled by 1/‖q‖ afterwards, since they have fewer
 entries. In backward, queries and keys are processed by separate programs, each with half the accumulators, so that more
 programs fit on the GPU. Each program writes its partial sums over tokens to its own buffer; buffers are added up
-afterwards in a fixed order. Signatures are those of `reference`.
+afterwards in a fixed order.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from keyquery.layers.primal.features import FUSED
 from keyquery.layers.primal.kernels.tiles import flags, load, products, small, store, widths
-from keyquery.layers.primal.reference import Grams
 from keyquery.layers.triton_support import Constants, blocks, kernel, launch
 
 
@@ -36,7 +34,7 @@ class Launch(NamedTuple):
 
 # Forward and backward, by (bytes per number, whether heads are wider than 64); measured by bench/primal.py --tune.
 LAUNCHES = {
-    (2, False): (Launch(64, 4, 3, 4), Launch(64, 4, 3, 4)),
+    (2, False): (Launch(64, 4, 3, 8), Launch(64, 4, 3, 4)),
     (2, True): (Launch(32, 8, 2, 2), Launch(32, 8, 1, 2)),
     (4, False): (Launch(32, 8, 1, 4), Launch(16, 8, 1, 4)),
 }
@@ -211,46 +209,22 @@ def _backward(
     store(grad_weights + (place + split * 2 * batch * heads) * p * s, sum_weights, feature, score, s, p, s, S)
 
 
-def forward(
-    qk: Float[Tensor, "batch n 2 heads p"],
-    weights: Float[Tensor, "2 batch heads p s"],
-    mix: Float[Tensor, "2 s v"],
-    real: Bool[Tensor, "batch n"] | None,
-    feature: str,
-    gram: bool,
-) -> tuple[Float[Tensor, "batch n heads v"], Float[Tensor, "2 batch heads s"], Grams | None]:
-    """As `reference.forward`."""
-    run = _FORWARD if torch.compiler.is_compiling() else _run_forward
-    out, energy, grams = run(qk, weights, mix, real, feature, gram)
-    return out, energy, grams if gram else None
-
-
-def backward(
-    qk: Float[Tensor, "batch n 2 heads p"],
-    weights: Float[Tensor, "2 batch heads p s"],
-    mix: Float[Tensor, "2 s v"],
-    real: Bool[Tensor, "batch n"] | None,
-    feature: str,
-    grad: Float[Tensor, "batch n heads v"],
-    grad_energy: Float[Tensor, "2 batch heads s"] | None,
-    grad_grams: Float[Tensor, "2 batch heads p p"] | None,
-) -> tuple[Float[Tensor, "batch n 2 heads p"], Float[Tensor, "2 batch heads p s"], Float[Tensor, "2 s v"]]:
-    """As `reference.backward`."""
-    run = _BACKWARD if torch.compiler.is_compiling() else _run_backward
-    return run(qk, weights, mix, real, feature, grad, grad_energy, grad_grams)
-
-
 def launch_forward(
     qk: Tensor, weights: Tensor, mix: Tensor, bias: Tensor | None, real: Tensor | None, feature: str, gram: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """o + bias, and the programs' partial sums of energies and Gram matrices, (splits, 2, batch, heads, ...)."""
+    """o + bias, and the programs' partial sums of energies and, with `gram`, Gram matrices.
+
+    Both are (splits, 2, batch, heads, ...).
+    """
     batch, n, _, heads, p = qk.shape
     s, v = mix.shape[1:]
     sizes = _launches(qk, s, v)[0]
     tiles, splits = _runs(qk, sizes)
     out = torch.empty(batch, n, heads, v, dtype=qk.dtype, device=qk.device)
     energy = torch.empty(splits, 2, batch, heads, s, dtype=torch.float32, device=qk.device)
-    grams = torch.empty(splits, 2, batch, heads, *((p, p) if gram else (0, 0)), dtype=torch.float32, device=qk.device)
+    grams = energy
+    if gram:
+        grams = torch.empty(splits, 2, batch, heads, p, p, dtype=torch.float32, device=qk.device)
     if splits and batch:
         tensors = (qk, _lined(weights), mix, qk if bias is None else bias, flags(real, qk), out, energy, grams)
         numbers = (n, splits, heads, batch, *_strides(_lined(qk)), *_strides(weights), *mix.stride())
@@ -307,29 +281,6 @@ def launch_backward(
     return grad_qk, grad_weights, grad_mix, grad_bias, grad_shift
 
 
-def _run_forward(
-    qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, feature: str, gram: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    out, energy, grams = launch_forward(qk, weights, mix, None, real, feature, gram)
-    return out, added(energy), added(grams)
-
-
-def _run_backward(
-    qk: Tensor,
-    weights: Tensor,
-    mix: Tensor,
-    real: Tensor | None,
-    feature: str,
-    grad: Tensor,
-    grad_energy: Tensor | None,
-    grad_grams: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    bend = None if grad_energy is None else (2 * grad_energy).float().contiguous()
-    curve = None if grad_grams is None else (grad_grams + grad_grams.mT).contiguous()
-    grads = launch_backward(qk, weights, mix, real, feature, grad, bend, None, curve, False, False)
-    return grads[0], added(grads[1]), grads[2].sum(0).view(-1, 2, mix.shape[1]).permute(1, 2, 0)
-
-
 def _shared(qk: Tensor, s: int, v: int, feature: str, real: Tensor | None, sizes: Launch, tiles: int) -> Constants:
     """Compile-time constants of a kernel, and options of its launch."""
     return _constants(qk.shape[-1], s, v, feature, real is not None, sizes, tiles, *products(qk, qk.dtype))
@@ -374,44 +325,3 @@ def _lined(tensor: Tensor) -> Tensor:
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
     return tensor.stride()[:-1]
-
-
-_FORWARD: Any = torch.library.custom_op(
-    "keyquery::primal_forward",
-    _run_forward,
-    mutates_args=(),
-    schema="(Tensor qk, Tensor weights, Tensor mix, Tensor? real, str feature, bool gram) -> (Tensor, Tensor, Tensor)",
-)
-_BACKWARD: Any = torch.library.custom_op(
-    "keyquery::primal_backward",
-    _run_backward,
-    mutates_args=(),
-    schema="(Tensor qk, Tensor weights, Tensor mix, Tensor? real, str feature, Tensor grad, Tensor? grad_energy,"
-    " Tensor? grad_grams) -> (Tensor, Tensor, Tensor)",
-)
-
-
-@_FORWARD.register_fake
-def _shape_forward(
-    qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, feature: str, gram: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    batch, n, _, heads, p = qk.shape
-    energy = qk.new_empty(2, batch, heads, weights.shape[-1], dtype=torch.float32)
-    grams = qk.new_empty(2, batch, heads, *((p, p) if gram else (0, 0)), dtype=torch.float32)
-    return qk.new_empty(batch, n, heads, mix.shape[-1]), energy, grams
-
-
-@_BACKWARD.register_fake
-def _shape_backward(
-    qk: Tensor,
-    weights: Tensor,
-    mix: Tensor,
-    real: Tensor | None,
-    feature: str,
-    grad: Tensor,
-    grad_energy: Tensor | None,
-    grad_grams: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_weights = weights.new_empty(weights.shape, dtype=torch.float32)
-    s, v = mix.shape[1:]
-    return qk.new_empty(qk.shape), grad_weights, mix.new_empty(v, 2, s, dtype=torch.float32).permute(1, 2, 0)

@@ -59,20 +59,21 @@ def column_sums(parts, out, number, rows, columns, TURNS: tl.constexpr):
 @kernel
 def _part_sums(x, parts, rows, columns, row_stride, column_stride, TURNS: tl.constexpr):
     column = tl.program_id(1) * 128 + tl.arange(0, 128)
-    total = tl.zeros((64, 128), dtype=tl.float32)
+    total = tl.zeros((32, 128), dtype=tl.float32)
     for turn in tl.range(0, TURNS):
-        row = (tl.program_id(0) * TURNS + turn) * 64 + tl.arange(0, 64)
-        within = (row[:, None] < rows) & (column[None, :] < columns)
-        at = row[:, None].to(tl.int64) * row_stride + column[None, :] * column_stride
-        total += tl.load(x + at, mask=within, other=0.0)
+        for part in tl.static_range(4):  # loads of several tiles at once
+            row = ((tl.program_id(0) * TURNS + turn) * 4 + part) * 32 + tl.arange(0, 32)
+            within = (row[:, None] < rows) & (column[None, :] < columns)
+            at = row[:, None].to(tl.int64) * row_stride + column[None, :] * column_stride
+            total += tl.load(x + at, mask=within, other=0.0)
     tl.store(parts + tl.program_id(0) * columns + column, tl.sum(total, 0), mask=column < columns)
 
 
 def part_sums(x: Float[Tensor, "rows columns"]) -> Float[Tensor, "parts columns"]:
     """Sums over some rows each, for `column_sums`; torch's own are several times slower for tall matrices."""
     rows, columns = x.shape
-    count = min(turns(rows, 64), 4)
-    parts = torch.empty(blocks(rows, 64 * count), columns, dtype=torch.float32, device=x.device)
+    count = min(turns(rows, 128), 2)
+    parts = torch.empty(blocks(rows, 128 * count), columns, dtype=torch.float32, device=x.device)
     grid = len(parts), blocks(columns, COLUMNS)
     launch(_part_sums, grid, (x, parts), (rows, columns, *x.stride()), (("TURNS", count),))
     return parts

@@ -48,16 +48,22 @@ def attend(
     return out
 
 
-def _either(cast: Tensor, own: Tensor) -> Tensor:
-    """The tensor in the dtype of `launch_prepare`."""
-    return own if cast.numel() == 0 else cast
+def _in_dtype(own: Any, cast: Tensor, dtype: torch.dtype) -> Any:
+    """A tensor, or None, as it is if it has the dtype, otherwise the cast one of `launch_prepare`."""
+    return own if own is None or own.dtype == dtype else cast
+
+
+def _rows(directions: Tensor, n: int) -> Tensor:
+    """Those of the directions that n tokens use."""
+    return directions if directions.shape[2] <= n else directions[:, :, :n]
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """ab in `dtype`, without rounding to that of a and b in between."""
     if WIDENING and a.is_cuda and dtype == torch.float32 != a.dtype:
         return torch.mm(a, b, out_dtype=dtype)
-    return torch.mm(a, b).to(dtype)
+    out = torch.mm(a, b)
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 class _Whole(torch.autograd.Function):
@@ -86,9 +92,9 @@ class _Whole(torch.autograd.Function):
         out, loss, energy, weights, *kept = run(x, directions, log_lambda, *maps, feature, eta, dtype)
         biased = [bias is not None for bias in (query_key_bias, concat_bias, output_bias)]
         ctx.options = feature, x.dtype, to_x, biased
-        x, query_key, output = (_either(*pair) for pair in zip(kept[:3], (x, query_key, output), strict=True))
-        qk, joined, pull, bend = kept[3:]
-        small = energy, pull, bend, directions, log_lambda, query_key, output
+        new_x, new_map, new_output, qk, joined, pull, bend = kept
+        x, query_key = _in_dtype(x, new_x, dtype), _in_dtype(query_key, new_map, dtype)
+        small = energy, pull, bend, directions, log_lambda, query_key, _in_dtype(output, new_output, dtype)
         ctx.save_for_backward(x, qk, weights, concat, joined, *small)
         ctx.mark_non_differentiable(energy, weights)
         return out, loss, energy, weights
@@ -113,7 +119,7 @@ class _Whole(torch.autograd.Function):
 
 def _mix(concat: Tensor) -> Tensor:
     """Cₑ and Cᵣ (2, s, v) of the map of [e; r]."""
-    return concat.view(len(concat), 2, -1).permute(1, 2, 0)
+    return concat.view(concat.shape[0], 2, -1).permute(1, 2, 0)
 
 
 def _run_forward(
@@ -135,18 +141,15 @@ def _run_forward(
     That is x and two maps, cast, q and k, the heads' outputs, and derivatives of the loss by J and by scores.
     """
     batch, n, _ = x.shape
-    maps = query_key, output, query_key_bias, output_bias
-    weights, casts = launch_prepare(x, None, directions[:, :, :n], None, dtype, maps)
-    x, query_key, output = (_either(*pair) for pair in zip(casts, (x, query_key, output), strict=False))
-    biases = (
-        None if b is None else _either(c, b) for c, b in zip(casts[3:], (query_key_bias, output_bias), strict=True)
-    )
-    qk = linear(x, query_key, next(biases))
-    wide = qk.view(batch, n, 2, len(log_lambda), -1)
+    maps, rows = (query_key, output, query_key_bias, output_bias), _rows(directions, n)
+    weights, casts = launch_prepare(x, None, rows, None, dtype, maps)
+    bias = _in_dtype(query_key_bias, casts[3], dtype)
+    qk = linear(_in_dtype(x, casts[0], dtype), _in_dtype(query_key, casts[1], dtype), bias)
+    wide = qk.view(batch, n, 2, log_lambda.shape[0], -1)
     joined, parts, _ = launch_forward(wide, weights, _mix(concat), concat_bias, None, feature, False)
-    losses, energy, pull, bend = objective(parts, directions[:, :, :n], log_lambda, n, eta)
+    losses, energy, pull, bend = objective(parts, rows, log_lambda, n, eta)
     joined = joined.view(batch, n, -1)
-    out = linear(joined, output, next(biases))
+    out = linear(joined, _in_dtype(output, casts[2], dtype), _in_dtype(output_bias, casts[4], dtype))
     return out, losses.sum(), energy, weights, *casts[:3], qk, joined, pull, bend
 
 
@@ -172,7 +175,7 @@ def _run_backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of x, in `dtype`, directions, log Λ, and weights and biases of the three maps."""
     batch, n, _ = x.shape
-    exact, heads = concat.dtype, len(log_lambda)
+    exact, heads = concat.dtype, log_lambda.shape[0]
     flat = (torch.zeros_like(x) if grad is None else grad.to(x.dtype)).flatten(0, 1)
     inner = torch.mm(flat, output).view(batch, n, heads, -1)
     grad_qk, parts, mixes, biases, shifts = launch_backward(
@@ -183,15 +186,23 @@ def _run_backward(
     grad_x = _product(back, query_key, dtype).view(x.shape) if to_x else None
     loss = None if gain is None else Loss(log_lambda, energy, pull, gain)
     sums = Sums(mixes, biases, shifts, part_sums(flat) if biased[2] else parts.new_empty(0, flat.shape[1]))
-    grad_directions, grad_lambda, totals = launch_finish(
-        x, None, directions[:, :, :n], None, added(parts), directions.shape[2], grad_x, loss, sums
+    grad_directions, grad_lambda, (of_mix, of_bias, of_shift, of_output_bias) = launch_finish(
+        x, None, _rows(directions, n), None, added(parts), directions.shape[2], grad_x, loss, sums
     )
+    small: tuple[Tensor, ...] = (
+        grad_directions,
+        grad_lambda,
+        of_bias,
+        of_mix.view(concat.shape),
+        of_shift,
+        of_output_bias,
+    )
+    if exact != torch.float32:
+        small = tuple([t.to(exact) for t in small])
     return (
         x.new_empty(0, dtype=dtype) if grad_x is None else grad_x,
-        *(grad_directions.to(exact), grad_lambda.to(exact)),
-        *(_product(back.mT, x.flatten(0, 1), exact), totals[1].to(exact)),
-        *(totals[0].view(concat.shape).to(exact), totals[2].to(exact)),
-        *(_product(flat.mT, joined.flatten(0, 1), exact), totals[3].to(exact)),
+        *(*small[:2], _product(back.mT, x.flatten(0, 1), exact), *small[2:5]),
+        *(_product(flat.mT, joined.view(batch * n, -1), exact), small[5]),
     )
 
 
