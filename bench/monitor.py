@@ -1,14 +1,13 @@
 """What a monitor costs: a training step with it over one without, its maxima against float64, and its memory by length.
 
 On a GPU: a RoPE language model of 125 million parameters, sequences of 4,096 tokens, bfloat16 autocast; on the CPU a
-small one in float32. Blocks of steps (on the CPU single steps) with and without the monitor alternate in one run.
+small one in float32. Steps with and without a record alternate in one run.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
 
 import torch
 from harness import publish, row, seconds
@@ -19,9 +18,8 @@ from keyquery.layers import LanguageModel, Shape
 
 LARGE = {"vocab_size": 50304, "width": 768, "depth": 12, "num_attention_heads": 12}
 SMALL = {"vocab_size": 1024, "width": 128, "depth": 4, "num_attention_heads": 4}
-BLOCK = 50  # steps
-WARM = 50  # steps before any is timed
-UNRESOLVED = " (not resolved: steps vary by more)"  # a cost cannot be below 0
+CYCLE = 4  # steps between records while they are timed
+WARM = 20  # steps before any is timed
 RANK, HEADS = 64, 12
 
 
@@ -44,65 +42,40 @@ def trainer(device: str, batch: int, length: int):
     return model, step
 
 
-def overheads(device: str, batch: int, length: int, rounds: int, block: int, seconds_left: float):
-    """Share of a step that the monitor adds, by `every`: each block with it stands between two without.
+def overheads(device: str, batch: int, length: int, rounds: int, cycles: int):
+    """Share of a step that the monitor adds, in %, by `every`; seconds of a step, of a record and of its structure.
 
-    Ranks and shares, which every tenth record measures, are timed apart; a tenth of their cost is added to a record.
+    Host jitter moves whole blocks of steps by more than a record costs, so steps are timed one by one, in cycles of
+    four: a record, the step at which its figures reach the host, and two that the monitor leaves alone. A record costs
+    what the medians of the first three exceed that of the last by. A tenth of what ranks and shares cost is added.
     """
     model, step = trainer(device, batch, length)
+    plain, whole = (kq.Monitor(model, every=CYCLE, structure=n, strict=True, on_alarm=ignore) for n in (10**9, 1))
     for _ in range(WARM):
         step()
-    until = time.perf_counter() + seconds_left
-    plain, whole = (kq.Monitor(model, every=1, structure=n, strict=True, on_alarm=ignore) for n in (10**9, 1))
     for monitor in (plain, whole):
         with monitor:
-            for _ in range(2):
+            for _ in range(2 * CYCLE):
                 step()  # compiles kernels
-    extra = max(_step(whole, step, device) - _step(plain, step, device), 0.0) / 10
-    watching = {
-        every: kq.Monitor(model, every=every, structure=10**9, strict=True, on_alarm=ignore) for every in (10, 50)
-    }
-    found: dict[int, list[float]] = {every: [] for every in watching}
-    before = seconds(step, block, device)
-    for at in range(rounds):
-        for every, shares in found.items():
-            with watching[every]:
-                with_it = seconds(step, block, device) + extra / every
-            after = seconds(step, block, device)
-            shares.append(100 * (2 * with_it / (before + after) - 1))
-            before = after
-        if time.perf_counter() > until and at >= 2:
-            break
-    return found, before, extra
-
-
-def cpu_overheads(batch: int, length: int, rounds: int):
-    """The same on a CPU, where whole blocks vary by more than a record costs: of steps recorded and not, in turn.
-
-    A record's cost is the difference of the medians, and is spread over `every` steps.
-    """
-    model, step = trainer("cpu", batch, length)
-    monitor = kq.Monitor(model, every=2, structure=10**9, strict=True, on_alarm=ignore)
-    whole = kq.Monitor(model, every=2, structure=1, strict=True, on_alarm=ignore)
-    found: dict[int, list[float]] = {10: [], 50: []}
-    plain, extra = 0.0, 0.0
+    shares: dict[int, list[float]] = {10: [], 50: []}
+    steps, records, structures = [], [], []
     for _ in range(rounds):
-        medians = []
-        for watching in (monitor, whole):
-            with watching:
-                times = [seconds(step, 1, "cpu") for _ in range(40)]
-            medians.append([statistics.median(times[first::2]) for first in (0, 1)])
-        (recorded, plain), (with_ranks, beside) = medians
-        extra = max((with_ranks - beside) - (recorded - plain), 0.0) / 10
-        for every, shares in found.items():
-            shares.append(100 * (recorded - plain + extra) / (every * plain))
-    return found, plain, extra
+        (unrecorded, record), (_, with_ranks) = (record_cost(each, step, device, cycles) for each in (plain, whole))
+        structure = max(with_ranks - record, 0.0) / 10
+        steps.append(unrecorded)
+        records.append(record)
+        structures.append(structure)
+        for every, samples in shares.items():
+            samples.append(100 * (record + structure) / (every * unrecorded))
+    return shares, statistics.median(steps), statistics.median(records), statistics.median(structures)
 
 
-def _step(monitor: kq.Monitor, step, device: str) -> float:
-    """Seconds of a step that is recorded, the median of several."""
+def record_cost(monitor: kq.Monitor, step, device: str, cycles: int) -> tuple[float, float]:
+    """Seconds of a step without a record, and of a record."""
     with monitor:
-        return statistics.median(seconds(step, 1, device) for _ in range(5))
+        times = [seconds(step, 1, device) for _ in range(CYCLE * cycles)]
+    *touched, unrecorded = (statistics.median(times[place::CYCLE]) for place in range(CYCLE))
+    return unrecorded, sum(touched) - len(touched) * unrecorded
 
 
 def ignore(alarm) -> None:
@@ -139,8 +112,7 @@ def memory(n: int):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--block", type=int, default=BLOCK)
-    parser.add_argument("--seconds", type=float, default=15, help="after which no round is begun, of each size")
+    parser.add_argument("--cycles", type=int, default=40, help="of four steps, per round")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     where, name = ("H200", torch.cuda.get_device_name()) if device == "cuda" else ("CPU", "cpu")
@@ -149,21 +121,17 @@ def main():
         short, long = memory(4096), memory(32768)
         rows.append(row("memory of logit statistics, 32,768 over 4,096 tokens, H200", [long / short], "times", "8"))
         rows.append(row("memory of logit statistics, 12 heads, 32,768 tokens, H200", [long / 2**20], "MiB", "–"))
-    for batch, length in ((1, 4096), (4, 4096)) if device == "cuda" else ((8, 128),):
-        if device == "cuda":
-            found, step, extra = overheads(device, batch, length, options.rounds, options.block, options.seconds)
-        else:
-            found, step, extra = cpu_overheads(batch, length, options.rounds)
-        print(
-            f"step of {batch} × {length} tokens: {1e3 * step:.1f} ms; ranks and shares: {1e4 * extra:.1f} ms",
-            flush=True,
-        )
-        size = f"{batch} × {length:,} tokens, {where}"
-        for every, goal in ((50, "1"), (10, "5")):
-            what = f"monitor at every={every} over a training step, {size}"
-            what += UNRESOLVED if min(found[every]) < -float(goal) else ""
-            rows.append(row(what, found[every], "% more", goal))
-        publish(f"monitor_{device}", rows, device=name)
+    batch, length = (1, 4096) if device == "cuda" else (8, 128)
+    shares, step, record, structure = overheads(device, batch, length, options.rounds, options.cycles)
+    print(
+        f"step of {batch} × {length} tokens: {1e3 * step:.2f} ms; a record: {1e3 * record:.2f} ms;"
+        f" a tenth of ranks and shares: {1e3 * structure:.2f} ms",
+        flush=True,
+    )
+    size = f"{batch} × {length:,} tokens, {where}"
+    for every, goal in ((50, "1"), (10, "5")):
+        rows.append(row(f"monitor at every={every} over a training step, {size}", shares[every], "% more", goal))
+    publish(f"monitor_{device}", rows, device=name)
 
 
 if __name__ == "__main__":

@@ -46,4 +46,4 @@ def monitor(
 
 
 def _largest(record: dict[str, dict[str, list[float | None]]]) -> float:
-    return max((value for value in record["values"]["largest"] if value is not None), default=float("nan"))
+    return max((value for value in record["values"].get("largest", []) if value is not None), default=float("nan"))

@@ -1,6 +1,7 @@
 """The monitor in training: bit-identical, exact, resumable, and harmless when it fails."""
 
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -145,6 +146,33 @@ def test_a_run_is_resumed_and_watched_from_its_file(tmp_path):
     other = kq.Monitor(model, every=2, on_alarm=lambda alarm: None)
     other.load_state_dict(state)
     assert (other.count, other.reading().steps) == (again.count, again.reading().steps)
+
+
+def test_a_run_is_followed_while_it_trains_and_beyond_nan(tmp_path, monkeypatch):
+    model = make("kq")
+    monitor = kq.Monitor(model, every=1, folder=tmp_path, on_alarm=lambda alarm: None)
+    train(model, monitor, steps=1)
+    monitor.reading()  # writes what is on its way from the device
+    looks = []
+
+    def train_on(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+        if len(looks) == 2:
+            for weight in model.parameters():
+                weight.data.fill_(torch.nan)
+        train(model, monitor, steps=1, first=len(looks))
+        monitor.reading()
+
+    monkeypatch.setattr("time.sleep", train_on)
+    done = CliRunner().invoke(app, ["monitor", str(tmp_path), "--follow", "--seconds", "7"])
+    assert done.exit_code == 0, done.output
+    assert looks == [7.0] * 3
+    first, *rest = [line for line in done.output.splitlines() if line.startswith("step ")]
+    assert re.match(r"step 1: largest logit \d", first)
+    assert rest[0] == "step 2: largest logit nan"
+    assert any("NaN or infinite" in line for line in rest)
 
 
 def test_a_resumed_run_continues_its_curves_in_tensorboard(tmp_path):

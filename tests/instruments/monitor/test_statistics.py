@@ -82,6 +82,15 @@ def test_a_nan_is_not_taken_for_a_masked_key():
     assert not found[:2, 1].isfinite().any()
 
 
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_entropy_of_huge_logits_does_not_cancel(impl):
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 2, 20, 8) * 3e4
+    key[:, :, 5] = key[:, :, 6]  # two equal logits: an entropy of up to log 2
+    found = logit_statistics(query, key, 1.0, impl=impl)
+    assert torch.allclose(found[2:4].double(), brute(logits_of(query, key, 1.0, None, False))[2:4], atol=1e-5)
+
+
 def test_memory_does_not_grow_with_the_square(monkeypatch):
     sizes = []
     block = statistics._block
@@ -137,3 +146,10 @@ def test_norms_by_squaring_are_those_of_the_singular_values():
     assert torch.allclose(product_norm(query, key), torch.linalg.matrix_norm(query.mT @ key, 2), rtol=1e-9)
     gram = query @ query.mT
     assert torch.allclose(_by_squaring(gram), torch.linalg.eigvalsh(gram)[:, -1], rtol=1e-6)
+
+
+def test_norms_of_weights_that_are_not_finite_are_nan():
+    query, key = torch.ones(2, 3, 4, 6, dtype=torch.float64)
+    query[1, 2, 3] = torch.nan
+    key[2] = torch.inf
+    assert product_norm(query, key).isnan().tolist() == [False, True, True]

@@ -19,6 +19,7 @@ from torch import Tensor
 from keyquery.checkpoints.layer import LatentLayer, Layer, Norm
 
 SQUARINGS = 24  # λ₁ ≤ tr(Aᵖ)^(1/p) ≤ λ₁·r^(1/p), p = 2²⁴
+AT_ONCE = 6  # squarings between two scalings: each is a kernel launch
 POSITIONS = ("none", "rope", "alibi", "scaled alibi")  # whose terms are rotations, or at most 0
 
 
@@ -145,7 +146,7 @@ def product_norm(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch
 def product_core(query: Tensor, key: Tensor) -> Tensor:
     """LᵀKKᵀL, r × r, with LLᵀ = QQᵀ: its eigenvalues are the squared singular values of QᵀK. NaN if there is no L."""
     gram, other = query @ query.mT, key @ key.mT
-    size = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    size = _trace(gram)[..., None, None]
     shift = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device) * (size * 1e-13 + 1e-300)
     factor, failed = torch.linalg.cholesky_ex(gram + shift)
     factor = torch.where((failed == 0)[..., None, None], factor, torch.nan)
@@ -169,14 +170,23 @@ def largest_eigenvalue(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*b
 
     Batched eigenvalue solvers run matrix by matrix there, which takes a hundred times as long.
     """
-    return _by_squaring(matrix) if matrix.is_cuda else torch.linalg.eigvalsh(matrix.nan_to_num())[..., -1]
+    if matrix.is_cuda:
+        return _by_squaring(matrix)
+    broken = ~matrix.isfinite().all(-1).all(-1)  # the solver raises on these
+    return torch.linalg.eigvalsh(matrix.nan_to_num(0.0, 0.0, 0.0))[..., -1].masked_fill(broken, torch.nan)
 
 
 def _by_squaring(matrix: Tensor) -> Tensor:
-    traces = []
-    for _ in range(SQUARINGS + 1):
-        traces.append(matrix.diagonal(dim1=-2, dim2=-1).sum(-1))
+    """λ₁ ≈ tr(Aᵖ)^(1/p). Scaled to a trace of 1, λ₁ is at least 1/r, and 2⁶ powers of it are far from underflow."""
+    traces = [_trace(matrix)]
+    for _ in range(SQUARINGS // AT_ONCE):
         matrix = matrix / traces[-1].clamp(min=1e-300)[..., None, None]
-        matrix = matrix @ matrix
-    powers = 0.5 ** torch.arange(SQUARINGS + 1, dtype=matrix.dtype, device=matrix.device)
+        for _ in range(AT_ONCE):
+            matrix = matrix @ matrix
+        traces.append(_trace(matrix))
+    powers = 0.5 ** (1 * torch.arange(len(traces), dtype=matrix.dtype, device=matrix.device))
     return (torch.stack(traces, -1).log() @ powers).exp()
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -7,7 +7,7 @@ attention, whichever module calls them; hooks name the module. The kernel itself
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from keyquery.instruments.monitor.statistics import logit_statistics, merged, statistics_of_logits
+from keyquery.instruments.monitor.statistics import statistics_by_tile, statistics_of_logits
 
 SOFTMAX = (functional.softmax, torch.softmax, Tensor.softmax)
 HEARD = {functional.multi_head_attention_forward, functional.scaled_dot_product_attention, *SOFTMAX}
@@ -29,7 +29,7 @@ SAMPLE = 1024  # tokens of a module's input that are kept for its shares
 class Seen:
     """What was seen of one attention module."""
 
-    statistics: list[Tensor] = field(default_factory=list)  # (6, heads) per call
+    statistics: list[Tensor] = field(default_factory=list)  # (tiles, 6, heads) per call
     entries: list[Tensor] = field(default_factory=list)  # largest |entry| of queries and keys per call, (heads,)
     norms: list[Tensor] = field(default_factory=list)  # largest ‖x‖ of the module's input per call
     tokens: Tensor | None = None  # a sample of its input, (n, d)
@@ -37,10 +37,6 @@ class Seen:
     causal: bool = False
     dtype: torch.dtype = torch.float32
     scale: float = 1.0
-
-    def merged(self) -> Tensor:
-        """Statistics of all calls as one."""
-        return merged(self.statistics)
 
 
 class Interception(TorchFunctionMode):
@@ -53,8 +49,8 @@ class Interception(TorchFunctionMode):
     >>> layer = torch.nn.MultiheadAttention(8, 2, batch_first=True)
     >>> with Interception(layer, {"": 2}) as interception:
     ...     _ = layer(*[torch.randn(1, 5, 8)] * 3)
-    >>> interception.seen[""].merged().shape
-    torch.Size([6, 2])
+    >>> interception.seen[""].statistics[0].shape
+    torch.Size([1, 6, 2])
     """
 
     def __init__(self, model: nn.Module, heads: Mapping[str, int], keep_tokens: bool = False) -> None:
@@ -68,13 +64,20 @@ class Interception(TorchFunctionMode):
 
     def __enter__(self) -> Interception:
         self._hooks = ExitStack()
-        for name, module in self.model.named_modules():
-            if name in self.heads or (not self.heads and looks_like_attention(module)):
-                begin = module.register_forward_pre_hook(partial(self.begin, name), with_kwargs=True, prepend=True)
-                end = module.register_forward_hook(self._end, always_call=True)
-                self._hooks.callback(begin.remove)
-                self._hooks.callback(end.remove)
+        for name, module in self._modules():
+            begin = module.register_forward_pre_hook(partial(self.begin, name), with_kwargs=True, prepend=True)
+            end = module.register_forward_hook(self._end, always_call=True)
+            self._hooks.callback(begin.remove)
+            self._hooks.callback(end.remove)
         return self
+
+    def _modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The attention modules. Known names are looked up: walking a large model takes milliseconds."""
+        if not self.heads:
+            yield from ((name, each) for name, each in self.model.named_modules() if looks_like_attention(each))
+        for name in self.heads:
+            with suppress(AttributeError):
+                yield name, self.model.get_submodule(name)
 
     def __exit__(self, *error: Any) -> None:
         while self._running:
@@ -83,9 +86,9 @@ class Interception(TorchFunctionMode):
             self._hooks.close()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in HEARD or self._inside:  # first: some hundred calls per forward end here
+            return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
-        if self._inside or func not in HEARD:
-            return func(*args, **kwargs)
         if func is functional.multi_head_attention_forward:
             with self._inner_calls():
                 return func(*args, **kwargs)
@@ -141,7 +144,7 @@ class Interception(TorchFunctionMode):
             attn_mask = attn_mask._materialize(query.device)  # torch's lazy causal masks
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
         with torch.autocast(device, enabled=False):
-            found = logit_statistics(query, key, scale, attn_mask, is_causal)
+            found = statistics_by_tile(query, key, scale, attn_mask, is_causal)
             entries, of_keys = (torch.linalg.vector_norm(each, torch.inf, (0, 2, 3)) for each in (query, key))
             shared = query.shape[1] // key.shape[1]
             entries = torch.maximum(entries, of_keys.repeat_interleave(shared) if shared > 1 else of_keys)
@@ -161,7 +164,7 @@ class Interception(TorchFunctionMode):
         elif heads is not None and logits.shape[1] != heads:
             return
         with torch.autocast(logits.device.type, enabled=False):
-            found = statistics_of_logits(logits)
+            found = statistics_of_logits(logits).unsqueeze(0)
         self._note(found, None, logits.dtype, 1.0, True, logits.shape[-1])
 
     def _note(

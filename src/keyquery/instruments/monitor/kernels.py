@@ -18,13 +18,13 @@ NONE, BOOLEAN, ADDED = range(3)  # kinds of masks
 def triton_statistics(
     query: Tensor, key: Tensor, scale: float, mask: Tensor | None, causal: bool, first: Tensor | None
 ) -> Tensor:
-    """`logit_statistics` on a GPU; `first` as of `first_visible`."""
+    """`statistics_by_tile` on a GPU; `first` as of `first_visible`."""
     from keyquery.instruments.monitor.statistics import hidden_below
 
     batch, heads, n, rank = query.shape
     m = key.shape[-2]
     tiles = triton.cdiv(n, ROWS)
-    out = torch.empty(batch * heads, tiles, 6, dtype=torch.float32, device=query.device)
+    out = torch.empty(batch, tiles, 6, heads, dtype=torch.float32, device=query.device)
     kind = NONE if mask is None else BOOLEAN if mask.dtype == torch.bool else ADDED
     shown = None if mask is None else mask.expand(batch, heads, n, m)
     shown = shown.view(torch.uint8) if shown is not None and kind == BOOLEAN else shown
@@ -37,12 +37,7 @@ def triton_statistics(
         ROWS=ROWS, COLUMNS=COLUMNS, STATIC=0 if query.is_cuda else triton.cdiv(m, COLUMNS),
         num_warps=8 if rank > 64 else 4,
     )  # fmt: skip
-    by_head = out.unflatten(0, (batch, heads)).permute(0, 2, 3, 1).flatten(0, 1)  # (batch·tiles, 6, heads)
-    return _merged(by_head)
-
-
-def _merged(parts: Tensor) -> Tensor:
-    return torch.cat((parts[:, :1].amax(0), parts[:, 1:2].amin(0), parts[:, 2:].sum(0)))
+    return out.view(batch * tiles, 6, heads)
 
 
 _KERNEL: list[Any] = []
@@ -108,10 +103,10 @@ def _statistics(
         largest = top
     some = count > 0
     safe = tl.where(some, total, 1.0)
-    spot = out + (flat.to(tl.int64) * tl.num_programs(0) + tile) * 6
+    spot = out + (sequence * tl.num_programs(0) + tile) * 6 * heads + head
     tl.store(spot, tl.max(largest, 0))
-    tl.store(spot + 1, tl.min(smallest, 0))
-    tl.store(spot + 2, tl.sum(tl.where(some, tl.log(safe) - weighted / safe, 0.0), 0))
-    tl.store(spot + 3, tl.sum(tl.where(some, tl.exp(sink - tl.where(some, largest, 0.0)) / safe, 0.0), 0))
-    tl.store(spot + 4, tl.sum(tl.where(some, tl.log(tl.maximum(count, 1.0)), 0.0), 0))
-    tl.store(spot + 5, tl.sum(some.to(tl.float32), 0))
+    tl.store(spot + heads, tl.min(smallest, 0))
+    tl.store(spot + 2 * heads, tl.sum(tl.where(some, tl.log(safe) - weighted / safe, 0.0), 0))
+    tl.store(spot + 3 * heads, tl.sum(tl.where(some, tl.exp(sink - tl.where(some, largest, 0.0)) / safe, 0.0), 0))
+    tl.store(spot + 4 * heads, tl.sum(tl.where(some, tl.log(tl.maximum(count, 1.0)), 0.0), 0))
+    tl.store(spot + 5 * heads, tl.sum(some.to(tl.float32), 0))

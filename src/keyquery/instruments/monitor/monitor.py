@@ -320,8 +320,8 @@ def _shared(model: nn.Module) -> bool:
 
 
 def _compiled(model: nn.Module) -> bool:
-    return any(
-        getattr(module, "_orig_mod", None) is not None or getattr(module, "_compiled_call_impl", None) is not None
+    return any(  # by its dicts: nn.Module's own lookup of what is missing is slow
+        "_orig_mod" in module._modules or vars(module).get("_compiled_call_impl") is not None
         for module in model.modules()
     )
 

@@ -12,54 +12,77 @@ from torch import Tensor
 from torch.distributed import ReduceOp, all_reduce, get_backend, get_world_size
 
 from keyquery.instruments.monitor.reading import METRICS
-from keyquery.instruments.monitor.statistics import ENTROPY, LARGEST, QUERIES, SINK, SMALLEST, UNIFORM
+from keyquery.instruments.monitor.statistics import merge_statistics
 
-SUMS = ("entropy_sum", "sink_sum", "uniform_sum", "queries")
+STATISTICS = ("largest", "smallest", "entropy_sum", "sink_sum", "uniform_sum", "queries")  # rows of logit_statistics
+SUMS = STATISTICS[2:]
 MEANS = ("symmetric", "skew", "popularity", "position")  # shares of a whole: their largest would not add up to 1
 Measured = Mapping[str, Tensor]  # by metric, one value per head
 
 
-def merged(forwards: Sequence[Measured]) -> dict[str, Tensor]:
-    """Measurements of several forwards of one step: sums are added, of shares the mean is taken, else the largest.
-
-    The smallest logit is held negated, so that this holds for it, too.
-    """
-    found: dict[str, Tensor] = {}
-    for name in dict.fromkeys(key for part in forwards for key in part):
-        parts = [part[name] for part in forwards if name in part]
-        stack = torch.stack(parts) if len(parts) > 1 else parts[0].unsqueeze(0)
-        if name != "statistics":
-            found[name] = stack[0] if len(parts) == 1 else stack.mean(0) if name in MEANS else stack.amax(0)
-            continue
-        found["largest"], found["smallest"] = stack[:, LARGEST].amax(0), (-stack[:, SMALLEST]).amax(0)
-        sums = stack[:, ENTROPY:].sum(0)
-        for metric, row in zip(SUMS, (ENTROPY, SINK, UNIFORM, QUERIES), strict=True):
-            found[metric] = sums[row - ENTROPY]
+def merge_forwards(layers: Mapping[str, Sequence[Measured]]) -> dict[str, dict[str, Tensor]]:
+    """Measurements of all forwards of one step, by module: the mean of shares, the largest of other metrics."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for module, forwards in layers.items():
+        found[module] = {}
+        for name in dict.fromkeys(key for part in forwards for key in part):
+            parts = [part[name] for part in forwards if name in part]
+            if name == "statistics":
+                found[module][name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+            elif len(parts) == 1:
+                found[module][name] = parts[0]
+            else:
+                stack = torch.stack(parts)
+                found[module][name] = stack.mean(0) if name in MEANS else stack.amax(0)
+    groups: dict[Any, list[str]] = {}
+    for module, values in found.items():
+        groups.setdefault((values["statistics"].shape, values["statistics"].device), []).append(module)
+    for modules in groups.values():  # layers alike as one, to save kernel launches
+        joined = merge_statistics(torch.stack([found[module]["statistics"] for module in modules]))
+        for module, statistics in zip(modules, joined, strict=True):
+            found[module]["statistics"] = statistics
     return found
 
 
 class Packed:
     """The measurements of all layers as one tensor on its way to the CPU; with `shared`, those of all processes.
 
-    >>> packed = Packed({"attention": {"largest": torch.ones(2), "queries": torch.ones(2)}})
-    >>> packed.columns()["largest"].tolist()
-    [1.0, 1.0]
+    Parameters
+    ----------
+    layers
+        By module: `statistics`, (6, heads), and other metrics, (heads,).
+    scales
+        Factor of the scores, by module.
+    dtype
+        Of queries and keys.
+    shared
+        Whether processes train one model. Default: False.
+
+    Examples
+    --------
+    >>> packed = Packed({"attention": {"statistics": torch.ones(6, 2)}}, {"attention": 0.5}, "float32")
+    >>> packed.columns()["largest"].tolist(), packed.columns()["unscaled"].tolist()
+    ([1.0, 1.0], [2.0, 2.0])
     """
 
-    def __init__(self, layers: Mapping[str, Measured], shared: bool = False) -> None:
-        self.heads = [(name, len(next(iter(values.values())))) for name, values in layers.items()]
-        self.metrics = list(dict.fromkeys(metric for values in layers.values() for metric in values))
-        device = next(iter(next(iter(layers.values())).values())).device
-        lines = []
-        for metric in self.metrics:
+    def __init__(
+        self, layers: Mapping[str, Measured], scales: Mapping[str, float], dtype: str, shared: bool = False
+    ) -> None:
+        self.heads = [(name, values["statistics"].shape[1]) for name, values in layers.items()]
+        self._scale = np.concatenate([np.full(count, scales[name]) for name, count in self.heads])
+        self._eps = torch.finfo(getattr(torch, dtype)).eps
+        device = next(iter(layers.values()))["statistics"].device
+        metrics = list(dict.fromkeys(metric for values in layers.values() for metric in values))
+        metrics.remove("statistics")
+        lines = [torch.cat([values["statistics"].to(device) for values in layers.values()], 1)]
+        for metric in metrics:
             parts = [
-                values[metric].to(device, torch.float64)
-                if metric in values
-                else torch.full((count,), math.nan, dtype=torch.float64, device=device)
+                values[metric].to(device) if metric in values else torch.full((count,), math.nan, device=device)
                 for (_, count), values in zip(self.heads, layers.values(), strict=True)
             ]
-            lines.append(torch.cat(parts))
-        table = torch.stack(lines)
+            lines.append(torch.cat(parts).unsqueeze(0))
+        table = torch.cat(lines).double()  # float32 only if all are
+        self.metrics = [*STATISTICS, *metrics]
         self._table = _reduced(table, self.metrics) if shared else table
         self._event: Any = None
         if self._table.is_cuda:
@@ -72,24 +95,27 @@ class Packed:
         if self._event is not None:
             self._event.synchronize()
         found = dict(zip(self.metrics, self._table.numpy(), strict=True))
-        if "smallest" in found:
-            found["smallest"] = -found["smallest"]
-        if "entropy_sum" in found:
-            sums = [found.pop(metric) for metric in SUMS]
-            queries = np.maximum(sums[3], 1.0)
-            found |= {"entropy": sums[0] / queries, "sink": sums[1] / queries}
-            found["relative_entropy"] = sums[0] / np.maximum(sums[2], 1e-9)
-        finite = np.isfinite(found["largest"]) & np.isfinite(found.get("smallest", found["largest"]))
+        largest, smallest = found["largest"], found["smallest"]
+        queries = np.maximum(found["queries"], 1.0)
+        found["entropy"], found["sink"] = found["entropy_sum"] / queries, found["sink_sum"] / queries
+        found["relative_entropy"] = found["entropy_sum"] / np.maximum(found["uniform_sum"], 1e-9)
+        found["unscaled"] = np.maximum(np.abs(largest), np.abs(smallest)) / self._scale
+        if "bound" in found:
+            # A bound below the logits would be one of other inputs than the layer's own: it is not shown.
+            wrong = largest > found["bound"] * (1 + 16 * self._eps) + 1e-6
+            found["bound"] = np.where(wrong, np.nan, found["bound"])
+        finite = np.isfinite(largest) & np.isfinite(smallest)
         return {name: column for name, column in found.items() if name in METRICS} | {"finite": finite.astype(float)}
 
 
 def _reduced(table: Tensor, metrics: Sequence[str]) -> Tensor:
-    """Over all processes: sums, means of shares, maxima of the other lines."""
+    """Over all processes: sums, means of shares, the smallest logit, maxima of the other lines."""
     home = table.device
     table = table if get_backend() == "nccl" else table.cpu()
     shares = torch.tensor([metric in MEANS for metric in metrics], device=table.device)
     added = shares | torch.tensor([metric in SUMS for metric in metrics], device=table.device)
-    for mask, how in ((added, ReduceOp.SUM), (~added, ReduceOp.MAX)):
+    least = torch.tensor([metric == "smallest" for metric in metrics], device=table.device)
+    for mask, how in ((added, ReduceOp.SUM), (least, ReduceOp.MIN), (~(added | least), ReduceOp.MAX)):
         lines = table[mask].contiguous()
         all_reduce(lines, how)
         table[mask] = lines
@@ -102,5 +128,13 @@ def plain(column: np.ndarray) -> list[float | None]:
 
     >>> plain(np.array([1 / 3, np.nan]))
     [0.3333333, None]
+    >>> plain(np.array([1234567890.0, -1e-12, 0.0]))
+    [1234568000.0, -1e-12, 0.0]
     """
-    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in column.tolist()]
+    finite = np.isfinite(column)
+    safe = np.where(finite & (column != 0), column, 1.0)
+    digits = 6 - np.floor(np.log10(np.abs(safe))).astype(int)
+    up, down = 10.0 ** np.clip(digits, 0, 300), 10.0 ** np.clip(-digits, 0, 300)
+    rounded = np.where(finite & (column != 0), np.rint(safe * up / down) * down / up, column)
+    values = rounded.tolist()
+    return values if finite.all() else [value if known else None for value, known in zip(values, finite, strict=True)]

@@ -17,9 +17,8 @@ from keyquery.checkpoints import Heads
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.clip import clip_heads
 from keyquery.instruments.monitor.interception import Seen
-from keyquery.instruments.monitor.packing import Packed, merged, plain
+from keyquery.instruments.monitor.packing import Packed, merge_forwards, plain
 from keyquery.instruments.monitor.reading import METRICS, Monitored
-from keyquery.instruments.monitor.statistics import LARGEST, SMALLEST
 from keyquery.instruments.monitor.structure import Ranks
 from keyquery.instruments.monitor.weights import Layers, module_of
 from keyquery.reading import provenance
@@ -50,6 +49,7 @@ class Recorder:
         self.path = None if folder is None else Path(folder) / FILE
         self.board, self._curves = None if board is None else Board(board, name), board
         self.dtype = "float32"
+        self._scales: dict[str, float] = {}  # of the scores, by module
         self._records: list[dict[str, Any]] = []  # {step, values: {metric: [per head]}, alarms, clips}
         self._columns: list[dict[str, np.ndarray]] = []  # the same values, for alarms
         self._open: dict[str, list[dict[str, Tensor]]] = {}  # by module: measurements of every forward
@@ -72,13 +72,13 @@ class Recorder:
         seen = {name: each for name, each in seen.items() if each.statistics}
         measured: dict[str, dict[str, Tensor]] = {}
         for name, each in seen.items():
-            statistics = each.merged()
-            values = {"statistics": statistics, "unscaled": _size(statistics) / each.scale}
+            values = {"statistics": torch.cat(each.statistics) if len(each.statistics) > 1 else each.statistics[0]}
+            self._scales[name] = each.scale
             if each.entries:
                 values["entry"] = torch.stack(each.entries).amax(0) if len(each.entries) > 1 else each.entries[0]
             if each.norms:
                 norm = torch.stack(each.norms).max() if len(each.norms) > 1 else each.norms[0]
-                values["input_norm"] = norm.expand(statistics.shape[1])
+                values["input_norm"] = norm.expand(values["statistics"].shape[-1])
             measured[name] = values
             self.dtype = str(each.dtype).removeprefix("torch.")
         for name, values in measured.items():  # before weights are read, which fails where they are NaN
@@ -91,7 +91,7 @@ class Recorder:
     def add_gradients(self, norms: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Gradient norms of queries and keys, by module, into the open record."""
         for name, (query, key) in norms.items():
-            if name in self._open and len(query) == self._open[name][0]["statistics"].shape[1]:
+            if name in self._open and len(query) == self._open[name][0]["statistics"].shape[-1]:
                 self._open[name][0] |= {"query_gradient": query, "key_gradient": key}
 
     def finish(self, step: int) -> None:
@@ -102,7 +102,7 @@ class Recorder:
         if self.shared:
             whole = _everywhere(whole)
         if whole:
-            self._coming = step, Packed({name: merged(parts) for name, parts in opened.items()}, self.shared), ranks
+            self._coming = step, Packed(merge_forwards(opened), self._scales, self.dtype, self.shared), ranks
             self.count += 1
 
     def settle(self, wait: bool = True) -> None:
@@ -288,10 +288,6 @@ def reading_of(state: Mapping[str, Any], facts: Mapping[str, Any]) -> Monitored:
         clips=[clip for record in records for clip in record.get("clips", [])],
         provenance=provenance(**facts),
     )
-
-
-def _size(statistics: Tensor) -> Tensor:
-    return torch.maximum(statistics[LARGEST].abs(), statistics[SMALLEST].abs())
 
 
 def _everywhere(whole: bool) -> bool:

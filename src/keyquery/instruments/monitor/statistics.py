@@ -54,6 +54,18 @@ def logit_statistics(
     >>> logit_statistics(x, x, 1.0, causal=True)[:2].flatten().tolist()
     [1.0, 0.0]
     """
+    return merge_statistics(statistics_by_tile(query, key, scale, mask, causal, impl))
+
+
+def statistics_by_tile(
+    query: Float[Tensor, "batch heads n r"],
+    key: Float[Tensor, "batch kv m r"],
+    scale: float,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    impl: str = "auto",
+) -> Float[Tensor, "tiles 6 heads"]:
+    """`logit_statistics` of tiles of queries; `merge_statistics` can then join those of many layers at once."""
     check_choice("impl", impl, IMPLS)
     reason = no_kernels(query)
     if impl == "triton" and reason:
@@ -62,19 +74,19 @@ def logit_statistics(
         from keyquery.instruments.monitor.kernels import triton_statistics
 
         return triton_statistics(query, key, scale, mask, causal, first_visible(query, mask))
-    return _reference(query, key, scale, mask, causal)
+    return _reference(query, key, scale, mask, causal).unsqueeze(0)
 
 
-def merged(parts: list[Float[Tensor, "6 heads"]]) -> Float[Tensor, "6 heads"]:
+def merge_statistics(parts: Float[Tensor, "*layers parts 6 heads"]) -> Float[Tensor, "*layers 6 heads"]:
     """Statistics of several batches as one.
 
-    >>> merged([torch.tensor([[2.0], [0], [1], [0], [1], [1]]), torch.tensor([[1.0], [-1], [1], [0], [1], [1]])])[:, 0]
+    >>> merge_statistics(torch.tensor([[[2.0], [0], [1], [0], [1], [1]], [[1.0], [-1], [1], [0], [1], [1]]]))[:, 0]
     tensor([ 2., -1.,  2.,  0.,  2.,  2.])
     """
-    if len(parts) == 1:
-        return parts[0]
-    stack = torch.stack(parts)
-    return torch.cat((stack[:, :1].amax(0), stack[:, 1:2].amin(0), stack[:, 2:].sum(0)))
+    if parts.shape[-3] == 1:
+        return parts.squeeze(-3)
+    largest, smallest, sums = parts.split((1, 1, 4), -2)
+    return torch.cat((largest.amax(-3), smallest.amin(-3), sums.sum(-3)), -2)
 
 
 def hidden_below(dtype: torch.dtype, scale: float) -> float:
@@ -136,16 +148,19 @@ def _blocks(count: int, n: int, m: int) -> Iterator[tuple[slice, slice]]:
 def _block(logits: Float[Tensor, "c rows m"], low: float, first: Tensor) -> Float[Tensor, "6 c"]:
     visible = logits > low
     visible |= logits.isnan()  # a NaN must not be taken for a masked key
-    shown = logits.masked_fill(~visible, -torch.inf)
+    hidden = ~visible
     any_visible = visible.any(-1)
-    total = shown.logsumexp(-1)
-    weights = (shown - total.unsqueeze(-1)).exp().masked_fill(~visible, 0.0)
-    entropy = total - (weights * logits.masked_fill(~visible, 0.0)).sum(-1)
-    sink = weights.gather(-1, first[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(-1)
+    shown = logits.masked_fill(hidden, -torch.inf)
+    top = shown.amax(-1, keepdim=True)
+    apart = shown.sub_(top)  # of the logits themselves, large ones would cancel in the entropy
+    weights = apart.exp()
+    total = weights.sum(-1)
+    entropy = total.log() - (weights * apart.masked_fill_(hidden, 0.0)).sum(-1) / total
+    sink = weights.gather(-1, first[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(-1) / total
     uniform = visible.sum(-1).clamp(min=1).to(logits.dtype).log()
     sums = [each.masked_fill(~any_visible, 0.0).sum(-1) for each in (entropy, sink, uniform)]
-    smallest = logits.masked_fill(~visible, torch.inf)
-    return torch.stack([shown.amax((-2, -1)), smallest.amin((-2, -1)), *sums, any_visible.sum(-1).to(logits.dtype)])
+    smallest = logits.masked_fill(hidden, torch.inf)
+    return torch.stack([top.amax((-2, -1)), smallest.amin((-2, -1)), *sums, any_visible.sum(-1).to(logits.dtype)])
 
 
 def _joined(parts: list[Tensor], blocks: list[tuple[slice, slice]], heads: int) -> Tensor:
@@ -153,5 +168,5 @@ def _joined(parts: list[Tensor], blocks: list[tuple[slice, slice]], heads: int) 
     by_rows: dict[int, list[Tensor]] = {}
     for part, (rows, _) in zip(parts, blocks, strict=True):
         by_rows.setdefault(rows.start, []).append(part)
-    flat = torch.cat([merged(each) for each in by_rows.values()], -1)
-    return merged(list(flat.unflatten(-1, (-1, heads)).unbind(1)))
+    flat = torch.cat([merge_statistics(torch.stack(each)) for each in by_rows.values()], -1)
+    return merge_statistics(flat.unflatten(-1, (-1, heads)).transpose(0, 1))

@@ -78,10 +78,17 @@ class Ranks:
     @torch.no_grad()
     def __init__(self, layers: Mapping[str, Layer]) -> None:
         self._future: Future[dict[str, np.ndarray]] | None = None
-        weights = {name: layer.weights for name, layer in layers.items()}
-        self._cores = {name: product_core(own.query.double(), own.key.double()) for name, own in weights.items()}
-        if any(core.is_cuda for core in self._cores.values()):
-            self._cores = {name: core.to("cpu", non_blocking=True) for name, core in self._cores.items()}
+        self._cores: list[tuple[list[str], Tensor]] = []  # names of layers alike, and their cores, (layers, …, r, r)
+        groups: dict[Any, list[str]] = {}
+        for name, layer in layers.items():
+            query, key = layer.weights.query, layer.weights.key
+            groups.setdefault((query.shape, key.shape, query.device), []).append(name)
+        for names in groups.values():  # as one, to save kernel launches
+            query = torch.stack([layers[name].weights.query for name in names]).double()
+            key = torch.stack([layers[name].weights.key for name in names]).double()
+            self._cores.append((names, product_core(query, key)))
+        if any(core.is_cuda for _, core in self._cores):
+            self._cores = [(names, core.to("cpu", non_blocking=True)) for names, core in self._cores]
             copied = torch.cuda.Event()
             copied.record()
             if not _WORKER:
@@ -101,9 +108,10 @@ class Ranks:
     def _computed(self, copied: Any = None) -> dict[str, np.ndarray]:
         if copied is not None:
             copied.synchronize()
-        ranks = {}
-        for name, core in self._cores.items():
-            values = torch.linalg.eigvalsh(core.nan_to_num()).clamp(min=0).sqrt()
+        ranks: dict[str, np.ndarray] = {}
+        for names, cores in self._cores:
+            values = torch.linalg.eigvalsh(cores.nan_to_num()).clamp(min=0).sqrt()
             rank = entropy_rank(values, values.sum(-1) == 0)
-            ranks[name] = rank.masked_fill(~core.isfinite().all(-1).all(-1), torch.nan).flatten().numpy()
+            rank = rank.masked_fill(~cores.isfinite().all(-1).all(-1), torch.nan)
+            ranks |= zip(names, rank.flatten(1).numpy(), strict=True)
         return ranks

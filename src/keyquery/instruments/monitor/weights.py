@@ -17,7 +17,6 @@ from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.layer import LatentLayer, Norm, Projections
 from keyquery.instruments.monitor.bound import latent_bound, logit_bound
 from keyquery.instruments.monitor.interception import Seen
-from keyquery.instruments.monitor.statistics import LARGEST
 from keyquery.instruments.monitor.structure import Ranks, part_shares
 
 
@@ -46,9 +45,10 @@ class Layers:
 
     def now(self, names: Iterable[str]) -> dict[str, Layer]:
         """Layers with their current weights, by module."""
-        places = {_place(weight) for weight in self._model.parameters() if not hasattr(weight, "placements")}
-        for index in (known := {name: self.index[name] for name in names if name in self.index}).values():
-            if not self._live(self._kept[index], places):
+        known = {name: self.index[name] for name in names if name in self.index}
+        for name, index in known.items():
+            own = _parameters(self._model.get_submodule(name))
+            if not self._live(self._kept[index], {_place(each) for each in own if not hasattr(each, "placements")}):
                 self._kept[index] = self._read(index)
         return {name: self._kept[index] for name, index in known.items()}
 
@@ -70,7 +70,7 @@ class Layers:
         self, seen: Mapping[str, Seen], measured: Mapping[str, Mapping[str, Tensor]], whole: bool
     ) -> dict[str, dict[str, Tensor]]:
         """σ₁, bounds, and, if `whole`, shares, by module; effective ranks are then computed into `ranks`."""
-        layers = {n: layer for n, layer in self.now(seen).items() if layer.heads == measured[n]["statistics"].shape[1]}
+        layers = {n: layer for n, layer in self.now(seen).items() if layer.heads == measured[n]["statistics"].shape[-1]}
         unknown = torch.full((1,), math.nan)
         norms = {layer.name: measured[name].get("input_norm", unknown)[0] for name, layer in layers.items()}
         found = bounds([self._plain(layer) for layer in layers.values()], norms) if layers else {}
@@ -82,10 +82,7 @@ class Layers:
                 bound = latent_bound([each for each in kernels if isinstance(each, LatentLayer)], norms[layer.name])
             elif _has_table(layer):
                 bound = bound + self._table(layer).amax(0).to(bound)
-            largest = measured[name]["statistics"][LARGEST].to(bound.device)
-            # A bound below the logits would be one of other inputs than the layer's own: it is not shown.
-            wrong = largest > bound * (1 + 16 * torch.finfo(seen[name].dtype).eps) + 1e-6
-            results[name] = {"sigma": sigma, "bound": bound.masked_fill(wrong, math.nan)}
+            results[name] = {"sigma": sigma, "bound": bound}
         if whole:
             for name, parts in part_shares(layers, seen).items():
                 results[name] |= parts
@@ -105,8 +102,9 @@ class Layers:
 
     def gradient_norms(self) -> dict[str, tuple[Tensor, Tensor]]:
         """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head, by module."""
-        norms = gradient_norms(self.heads, self._model, [layer.name for layer in self._kept])
-        return {self._modules[layer.index]: norms[layer.name] for layer in reversed(self._kept) if layer.name in norms}
+        modules = {layer.name: self._modules[layer.index] for layer in reversed(self._kept)}
+        norms = gradient_norms(self.heads, self._model, modules)
+        return {module: norms[name] for name, module in modules.items() if name in norms}
 
 
 def _has_table(layer: Layer) -> bool:
@@ -118,6 +116,14 @@ def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def _parameters(module: nn.Module) -> Iterator[Tensor]:
+    """As `module.parameters()`, without its names and its search for repeats, which cost milliseconds per record."""
+    yield from (weight for weight in module._parameters.values() if weight is not None)
+    for child in module._modules.values():
+        if child is not None:
+            yield from _parameters(child)
+
+
 def bounds(layers: Sequence[Layer], norms: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """σ₁(M) and the bound of every head, by layer name; layers alike are computed as one, to save kernel launches."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
@@ -125,10 +131,8 @@ def bounds(layers: Sequence[Layer], norms: Mapping[str, Tensor]) -> dict[str, tu
     for layer in layers:
         groups.setdefault(_likeness(layer), []).append(layer)
     for alike in groups.values():
-        size = torch.stack([norms[layer.name].double() for layer in alike])
-        counts = [layer.weights.query.shape[0] for layer in alike]
-        sizes = size.repeat_interleave(torch.tensor(counts, device=size.device))[:, None]
-        joined = logit_bound(_joined(alike), sizes.to(alike[0].weights.query.device))
+        sizes = torch.cat([norms[layer.name].expand(layer.weights.query.shape[0], 1) for layer in alike])
+        joined = logit_bound(_joined(alike), sizes.to(alike[0].weights.query.device, torch.float64))
         splits = [layer.heads for layer in alike]
         for layer, sigma, bound in zip(alike, joined.sigma.split(splits), joined.bound.split(splits), strict=True):
             found[layer.name] = sigma, bound
@@ -158,7 +162,7 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 
     def cat(name: str) -> Any:
         parts = [getattr(layer.weights, name) for layer in layers]
-        return None if parts[0] is None else torch.cat([part.double() for part in parts])
+        return None if parts[0] is None else torch.cat(parts).double()
 
     def norm(name: str) -> Norm | None:
         norms = [getattr(layer, name) for layer in layers]
@@ -219,36 +223,52 @@ def gathered(module: nn.Module) -> Iterator[None]:
             owner._parameters[name] = weight
 
 
-def gradient_norms(heads: Heads, model: nn.Module, names: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
+def gradient_norms(heads: Heads, model: nn.Module, modules: Mapping[str, str]) -> dict[str, tuple[Tensor, Tensor]]:
     """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head, by layer name; empty if no weight has a gradient.
 
-    Heads that share keys have the gradient of the shared ones.
+    `modules` has the module of every layer. Heads that share keys have the gradient of the shared ones.
     """
     if isinstance(heads, MixedHeads) or all(weight.grad is None for weight in model.parameters()):
         return {}
     if isinstance(heads, FormedHeads):
-        modules = dict(model.named_modules())
-        return {name: _own_gradients(modules[module_of(name, modules)]) for name in names}
-    shown = copy.copy(heads)
-    shown.source = Gradients(heads.source, model)
+        gradients = {name: _own_gradients(model.get_submodule(module)) for name, module in modules.items()}
+    else:
+        shown = copy.copy(heads)
+        shown.source = Gradients(heads.source, model)
+        gradients = {layer.name: (layer.weights.query, layer.weights.key) for layer in shown}
+    norms = iter(_norms([gradient for pair in gradients.values() for gradient in pair]))
     found = {}
-    for layer in shown:
-        weights = layer.weights
-        shape = weights.query.shape[:2]
-        query, key = (torch.linalg.vector_norm(w.float(), dim=(-2, -1)) for w in (weights.query, weights.key))
-        found[layer.name] = query.flatten(), key.expand(shape).flatten()
+    for name in gradients:
+        query, key = next(norms), next(norms)
+        shape = torch.broadcast_shapes(query.shape, key.shape)
+        found[name] = query.expand(shape).flatten(), key.expand(shape).flatten()
     return found
+
+
+def _norms(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Norms over the last two dimensions; tensors alike are computed as one, to save kernel launches."""
+    groups: dict[Any, list[int]] = {}
+    for at, gradient in enumerate(gradients):
+        groups.setdefault((gradient.shape, gradient.dtype, gradient.device), []).append(at)
+    norms: dict[int, Tensor] = {}
+    for places in groups.values():
+        stack = torch.stack([gradients[at] for at in places])
+        norms |= zip(places, torch.linalg.vector_norm(stack, dim=(-2, -1), dtype=torch.float32), strict=True)
+    return [norms[at] for at in range(len(gradients))]
 
 
 def _own_gradients(module: Any) -> tuple[Tensor, Tensor]:
     """Of `kq.Attention`, whose structured kernels have no query weights of their own: those of the shared ones."""
 
-    def norms(projection: Any) -> Tensor:
-        gradient = None if projection is None else projection.weight.grad
-        if gradient is None:
-            return torch.zeros(module.heads)
-        per_head = whole(gradient).float().unflatten(0, (-1, module.head_dim))
-        return torch.linalg.vector_norm(per_head, dim=(-2, -1)).repeat_interleave(module.heads // len(per_head))
+    def gradient(projection: Any) -> Tensor:
+        own = None if projection is None else projection.weight.grad
+        if own is None:
+            return torch.zeros(module.heads, 1, 1, 1)
+        by_head = whole(own).unflatten(0, (-1, module.head_dim))
+        return by_head.unsqueeze(1)  # (key heads, 1, r, d)
 
-    key, query = norms(getattr(module, "key", None)), getattr(module, "query", None)
-    return (key if query is None else norms(query)), key
+    key, query = gradient(getattr(module, "key", None)), getattr(module, "query", None)
+    if query is None:
+        shared = key.expand(-1, module.heads // len(key), -1, -1)
+        return shared, shared
+    return gradient(query).unflatten(0, (len(key), -1)).squeeze(2), key
