@@ -7,9 +7,14 @@ import signal
 import sys
 
 
+def set_environment() -> None:
+    """Settings of NumPy that are read when it is imported."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see forms.kernels.blas
+
+
 def main() -> None:
     """Import the command line and run it."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy is imported; see forms.kernels.blas
+    set_environment()
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:  # not where interrupts are ignored, as under nohup
         signal.signal(signal.SIGINT, _leave)  # some of what is imported swallows exceptions, interrupts among them

@@ -1,12 +1,14 @@
 """Configs that leave out what is a default of their type, and models of several towers."""
 
 import json
+import tomllib
+from importlib.resources import files
 
 import pytest
 import torch
 
 import keyquery as kq
-from keyquery.checkpoints.configs.defaults import completed, defaults
+from keyquery.checkpoints.configs.defaults import completed, defaults, lines
 from keyquery.checkpoints.configs.towers import towers
 
 
@@ -51,7 +53,14 @@ def test_defaults_are_those_of_transformers(name):
             assert ours["rope_theta"] == rope["rope_theta"]
 
     check(completed({"model_type": name}), config)
-    assert name in defaults()
+    assert defaults(name)
+
+
+def test_each_type_has_one_line():
+    text = files("keyquery.checkpoints.configs").joinpath("defaults.toml").read_text(encoding="utf-8")
+    whole = tomllib.loads(text)
+    assert list(lines()) == list(whole)
+    assert all(defaults(name) == value for name, value in whole.items())
 
 
 def test_a_sparse_file_is_read_like_a_full_one(tmp_path):

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from importlib import import_module
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.support import files
+from tests.processes import keyquery
 
 run = CliRunner().invoke
 
@@ -55,32 +58,26 @@ def test_an_interrupt_is_told_in_words_at_any_time(delay):
     assert (process.returncode, err) == (130, "keyquery: interrupted\n")
 
 
-def test_an_interrupt_inside_a_command_is_told_in_words():
-    code = (
-        "import keyquery.cli, keyquery.__main__ as start, sys\n"
-        "def stop(*args, **options): raise KeyboardInterrupt\n"
-        "sys.modules['keyquery.cli.look'].look_at = stop\n"
-        "sys.argv = ['keyquery', 'look', '-q']\n"
-        "start.main()"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (out.returncode, out.stdout, out.stderr) == (130, "", "keyquery: interrupted\n")
+def test_an_interrupt_inside_a_command_is_told_in_words(monkeypatch):
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module("keyquery.cli.look"), "look_at", stop)
+    done = keyquery("look", "-q")
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"keyquery: interrupted\n")
 
 
-def test_a_warning_is_one_line_without_code():
-    code = "import warnings, keyquery.cli as cli; cli.app = lambda: warnings.warn('few sequences'); cli.main()"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (out.returncode, out.stderr) == (0, "keyquery: warning: few sequences\n")
+def test_a_warning_is_one_line_without_code(monkeypatch):
+    monkeypatch.setattr(cli, "app", lambda: warnings.warn("few sequences", stacklevel=1))
+    done = keyquery()
+    assert (done.returncode, done.stderr) == (0, b"keyquery: warning: few sequences\n")
 
 
-def test_studies_that_are_not_installed_are_named():
-    code = (
-        "import sys, keyquery.support.plugins as plugins; plugins.commands = dict\n"
-        "import keyquery.cli as cli; sys.argv = ['keyquery', 'study', 'dial', '--by', 'all']; cli.main()"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert out.returncode == 2
-    assert "pip install keyquery-studies" in out.stderr
+def test_studies_that_are_not_installed_are_named(monkeypatch):
+    monkeypatch.setattr("keyquery.cli.commands.commands", dict)
+    done = keyquery("study", "dial", "--by", "all")
+    assert done.returncode == 2
+    assert b"pip install keyquery-studies" in done.stderr
 
 
 def test_importing_the_command_needs_no_torch():
@@ -94,7 +91,7 @@ def test_an_error_that_nobody_foresaw_is_one_line(error, main, monkeypatch):
     def fail(*args, **options):
         raise error
 
-    monkeypatch.setattr(sys.modules["keyquery.cli.look"], "look_at", fail)
+    monkeypatch.setattr(import_module("keyquery.cli.look"), "look_at", fail)
     code, err = main("look", "-q")
     assert code == 2
     assert err.startswith(f"keyquery: {type(error).__name__}: ")

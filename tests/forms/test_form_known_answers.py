@@ -15,7 +15,7 @@ from tests.forms.strategies import forms
 
 @pytest.mark.parametrize(("dim", "rank", "sd"), [(32, 8, 0.046), (128, 64, 0.0099)])
 def test_random_factors_have_mean_symmetry_one_over_d(dim, rank, sd):
-    symmetry = kq.Form(*torch.randn(2, 400, rank, dim)).symmetry
+    symmetry = kq.Form(*torch.randn(2, 200, rank, dim)).symmetry
     assert abs(symmetry.mean() - 1 / dim) < 3 * sd / math.sqrt(len(symmetry))
     assert symmetry.std() == pytest.approx(sd, rel=0.25)
 

@@ -1,9 +1,6 @@
 """Texts from files in a terminal: shown, never obeyed, and no longer than a line has room for."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +8,7 @@ from safetensors.torch import save_file
 
 import keyquery as kq
 from keyquery.support.printable import message, printable, printable_data
+from tests.processes import keyquery
 
 # A window title, the clipboard, a cleared screen, C1 forms of the same, text that runs backwards, a broken file name.
 HOSTILE = "[/b][bold]:smile:\x1b]0;owned\x07\x1b]52;c;b3duZWQ=\x07\x1b[2J\x9b2J\x9d0;owned\x9c\u202egpj\u2066\r\x00"
@@ -41,13 +39,6 @@ def test_long_texts_keep_both_ends():
     assert said.endswith("end': give another")
     assert len(message("word " * 5000)) <= 2000
     assert printable_data([{name: name}], 50) == [{printable(name, 50): printable(name, 50)}]
-
-
-def keyquery(*arguments, **environment):
-    """The command in a process of its own, and what it writes, as bytes."""
-    env = {**os.environ, "COLUMNS": "100", **environment}
-    command = [sys.executable, "-m", "keyquery", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, env=env, timeout=100)
 
 
 @pytest.fixture
@@ -111,7 +102,7 @@ def test_arguments_that_are_wrong_are_told_without_their_controls():
 def test_a_terminal_without_utf_8_is_given_ascii(encoding, tmp_path):
     path = tmp_path / "m.pt"
     torch.save({f"blocks.{i}.attn.qkv.weight": torch.randn(48, 16) for i in range(2)}, path)
-    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": encoding}
+    plain = {"encoding": encoding}
     done = keyquery("look", path, "--heads", 2, **plain)
     assert done.returncode == 0, done.stderr
     text = done.stdout.decode(encoding)

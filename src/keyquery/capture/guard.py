@@ -20,6 +20,7 @@ from keyquery.capture.transformers_attention import configs_of
 Change = Callable[[ExitStack], Any]  # makes a change, and pushes its undo on the stack
 
 PAUSE = 0.002  # seconds between attempts to acquire a model in use by another thread
+_SIGNALS = signal.valid_signals()
 _CHANGES = threading.RLock()  # one change at a time: models may share modules, configs and global flags
 _USED: dict[int, tuple[int, int]] = {}  # id of a model part in use: thread and nesting depth
 _CLAIMED: dict[int, tuple[int, int]] = {}  # likewise, for models with a lasting change
@@ -45,7 +46,7 @@ def uninterrupted() -> Iterator[None]:
             yield
         return
     waiting: list[int] = []
-    before = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
+    before = {number: handler for number in _SIGNALS if callable(handler := signal.getsignal(number))}
 
     def wait(number: int, frame: Any) -> None:
         waiting.append(number)

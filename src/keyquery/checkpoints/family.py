@@ -140,8 +140,10 @@ class Family:
     tiny: dict[str, Any] = field(default_factory=dict)
 
     def goes_by(self, model_type: Any) -> bool:
-        """Whether a `model_type` is of this architecture; a trailing * is a wildcard."""
-        return isinstance(model_type, str) and any(fnmatchcase(model_type, known) for known in self.model_types)
+        """Whether a `model_type` is of this architecture; * is a wildcard."""
+        return isinstance(model_type, str) and any(
+            model_type == known or ("*" in known and fnmatchcase(model_type, known)) for known in self.model_types
+        )
 
 
 @dataclass(frozen=True)
@@ -170,12 +172,37 @@ class Place:
 @cache
 def families() -> dict[str, Family]:
     """All known architectures by name."""
-    found = {}
-    for file in sorted(files("keyquery.checkpoints").joinpath("families").iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".toml"):
-            name = file.name.removesuffix(".toml")
-            found[name] = parse(name, tomllib.loads(file.read_text(encoding="utf-8")))
-    return found
+    return {name: _family(name) for name in _texts()}
+
+
+def families_of(model_type: Any) -> list[Family]:
+    """The architectures that go by a `model_type`; files that cannot name it are not parsed.
+
+    >>> [family.name for family in families_of("granite")]
+    ['llama']
+    """
+    if families.cache_info().currsize:
+        return [family for family in families().values() if family.goes_by(model_type)]
+    naming = [name for name, text in _texts().items() if f'"{model_type}"' in text or "*" in text]
+    return [family for family in map(_family, naming) if family.goes_by(model_type)]
+
+
+def composite() -> Family:
+    """The architecture of models whose towers are read by the types of their sections of the config."""
+    return families()["composite"] if families.cache_info().currsize else _family("composite")
+
+
+@cache
+def _texts() -> dict[str, str]:
+    """The TOML files of all architectures by name."""
+    found = sorted(files("keyquery.checkpoints").joinpath("families").iterdir(), key=lambda file: file.name)
+    tables = [file for file in found if file.name.endswith(".toml")]
+    return {file.name.removesuffix(".toml"): file.read_text(encoding="utf-8") for file in tables}
+
+
+@cache
+def _family(name: str) -> Family:
+    return parse(name, tomllib.loads(_texts()[name]))
 
 
 def parse(name: str, facts: Mapping[str, Any]) -> Family:
@@ -249,7 +276,7 @@ def _entries(
             replaced.add(path)
             sight = "text" not in path and "decoder" not in path
             own = {n: t for n, t in tensors.items() if sight == any(word in n for word in OTHER_TOWERS)}
-            for other in (other for f in families().values() if f.goes_by(actual) for other in f.attention):
+            for other in (other for family in families_of(actual) for other in family.attention):
                 yield replace(other, config=".".join(part for part in (path, other.config) if part)), own
 
 
@@ -257,8 +284,8 @@ def _composed(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator
     """The attentions of each section of a config, by its model type, and the tensors of its tower."""
     for path, own in towers(tensors, config).items():
         inner = config[path]
-        known = [family for family in families().values() if family.goes_by(inner["model_type"])]
-        family = next((family for family in known if places(family, own, inner)), families()["composite"])
+        known = families_of(inner["model_type"])
+        family = next((family for family in known if places(family, own, inner)), composite())
         for attention, found in _entries(family, own, inner):
             full = ".".join(part for part in (path, attention.config) if part)
             yield replace(attention, config=full, gaps=attention.gaps or family.gaps), found

@@ -15,7 +15,7 @@ from torch import nn
 from keyquery.checkpoints.configs.defaults import completed
 from keyquery.checkpoints.coverage import formless, listed, uncovered
 from keyquery.checkpoints.custom import custom_family, example, likely_pair, meant, shown
-from keyquery.checkpoints.family import Family, families, places, recognise
+from keyquery.checkpoints.family import Family, composite, families_of, places, recognise
 from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
 from keyquery.checkpoints.formats.llama2c import open_llama2c
 from keyquery.checkpoints.formats.quantised.source import dequantised
@@ -243,7 +243,7 @@ def _config(config: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
     """The language tower of a multimodal model whose towers no architecture names, with a note."""
     model_type, text = source.config.get("model_type"), source.config.get("text_config")
-    own = [family for family in families().values() if family.goes_by(model_type)]
+    own = families_of(model_type)
     sectioned = any(family.composite or any(entry.config for entry in family.attention) for family in own)
     if not isinstance(text, Mapping) or sectioned:
         return source, ()
@@ -254,7 +254,7 @@ def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
 
 def _composite(source: Source) -> Family | None:
     """The architecture of a model whose towers are all of known types."""
-    family = families()["composite"]
+    family = composite()
     if _family_by_type(source) is not None or isinstance(source, Live):
         return None
     covering = places(family, source.shapes, source.config)
@@ -266,7 +266,7 @@ def _unproven(source: Source, family: Family) -> tuple[str, ...]:
     model_type = source.config.get("model_type")
     if model_type is None or family.goes_by(model_type):
         return ()
-    known = any(other.goes_by(model_type) for other in families().values())
+    known = bool(families_of(model_type))
     proof = None if known else proof_of(model_type)
     if proof is not None and proof.family == family.name:
         if proof.status == "exact":
@@ -300,8 +300,7 @@ def _partial(whole: Source, source: Source, family: Family, allowed: bool) -> tu
 
 def _family_by_type(source: Source) -> Family | None:
     model_type = source.config.get("model_type")
-    fitting = (family for family in families().values() if family.goes_by(model_type))
-    return next((family for family in fitting if places(family, source.shapes, source.config)), None)
+    return next((family for family in families_of(model_type) if places(family, source.shapes, source.config)), None)
 
 
 @cache

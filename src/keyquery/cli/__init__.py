@@ -15,60 +15,19 @@ import typer
 
 from keyquery import __version__
 from keyquery.checkpoints.sources import first_line
-from keyquery.cli.attribution import attribute, wiring
-from keyquery.cli.causes import causes
-from keyquery.cli.depth import depth
-from keyquery.cli.discover import discover
-from keyquery.cli.flow import flow
-from keyquery.cli.lineage import lineage
-from keyquery.cli.look import compare, look
-from keyquery.cli.monitor import monitor
-from keyquery.cli.prove import prove
-from keyquery.cli.rerank import rerank
-from keyquery.cli.roles import roles
-from keyquery.cli.surgery import ablate, dial
-from keyquery.cli.survey import survey
+from keyquery.cli.commands import Commands
 from keyquery.support.checks import environment_count
-from keyquery.support.plugins import commands
 from keyquery.support.printable import message, printable, spell_out
 
 app = typer.Typer(
     name="keyquery",
+    cls=Commands,
     help="Read, ablate and compare the attention heads of Transformers.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",  # wraps help texts to the width of the terminal
     pretty_exceptions_enable=False,
 )
-
-app.command()(look)
-app.command()(compare)
-app.command()(survey)
-app.command()(dial)
-app.command()(ablate)
-app.command()(lineage)
-app.command()(roles)
-app.command()(attribute)
-app.command()(wiring)
-app.command()(causes)
-app.command()(discover)
-app.command()(flow)
-app.command()(rerank)
-app.command()(depth)
-app.command()(monitor)
-app.command()(prove)
-PLUGINS = commands()
-for name, command in PLUGINS.items():
-    app.add_typer(command, name=name)
-
-
-def _no_studies() -> None:
-    """Re-run published claims about attention (requires the package keyquery-studies, which is not installed)."""
-    raise ImportError("studies are a separate package: pip install keyquery-studies, or ./studies of a clone")
-
-
-if "study" not in PLUGINS:
-    app.command("study", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_no_studies)
 
 
 def _version(wanted: bool) -> bool:

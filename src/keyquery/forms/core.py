@@ -306,7 +306,7 @@ def _gram(query: Tensor, key: Tensor, covariance: Tensor | None) -> Tensor:
     on_key = key if covariance is None else key @ covariance.double()
     batch = broadcast(query.shape[:-2], key.shape[:-2])
     rank = query.shape[-2]
-    cross = _inner(on_query, key)
+    cross = inner(on_query, key)
     gram = query.new_empty(*batch, 2 * rank, 2 * rank)
     gram[..., :rank, :rank] = symmetric_product(query, None if covariance is None else on_query)
     gram[..., rank:, rank:] = symmetric_product(key, None if covariance is None else on_key)
@@ -333,8 +333,12 @@ def symmetric_product(factor: Tensor, on_factor: Tensor | None = None) -> Tensor
     return torch.cat((torch.cat((head, corner.mT), -1), torch.cat((corner, tail), -1)), -2)
 
 
-def _inner(query: Tensor, key: Tensor) -> Tensor:
-    """query @ keyᵀ; under GQA queries are multiplied as one tall matrix, since matmul would copy the key."""
+def inner(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch n d"]) -> Float[Tensor, "*batch r n"]:
+    """query @ keyᵀ; under GQA queries are multiplied as one tall matrix, since matmul would copy the key.
+
+    >>> inner(torch.ones(1, 3, 2, 4), torch.ones(1, 1, 5, 4)).shape
+    torch.Size([1, 3, 2, 5])
+    """
     if query.ndim > 2 and query.ndim == key.ndim and key.shape[-3] == 1:
         tall = blas.matmul(query.flatten(-3, -2), key.squeeze(-3).mT)
         return tall.unflatten(-2, query.shape[-3:-1])

@@ -6,6 +6,7 @@ A package registers them by entry points: in the group `keyquery.commands` a typ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -25,9 +26,9 @@ def plugins() -> list[ModuleType]:
     return list(dict.fromkeys([*_installed(), *_REGISTERED]))
 
 
-def commands() -> dict[str, Any]:
-    """Typer applications of installed packages, by command name."""
-    return {entry.name: entry.load() for entry in entry_points(group="keyquery.commands")}
+def commands() -> dict[str, Callable[[], Any]]:
+    """What loads the typer applications of installed packages, by command name."""
+    return {entry.name: entry.load for entry in entry_points(group="keyquery.commands")}
 
 
 @cache

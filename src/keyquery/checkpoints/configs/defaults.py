@@ -25,10 +25,20 @@ PERIODS = ("sliding_window_pattern", "_sliding_window_pattern", "full_attention_
 
 
 @cache
-def defaults() -> dict[str, dict[str, Any]]:
-    """Defaults by model type."""
+def lines() -> dict[str, str]:
+    """The line of each model type in the file of defaults: to parse them all takes longer than to read a model."""
     text = files("keyquery.checkpoints.configs").joinpath("defaults.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return {line.partition(" = ")[0].strip('"'): line for line in text.splitlines() if not line.startswith("#")}
+
+
+@cache
+def defaults(model_type: str) -> dict[str, Any]:
+    """Defaults of a model type; none if it is not known.
+
+    >>> defaults("gpt2")["n_head"]
+    12
+    """
+    return next(iter(tomllib.loads(lines()[model_type]).values())) if model_type in lines() else {}
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,7 +49,7 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     >>> completed({"model_type": "llava", "text_config": {"num_attention_heads": 8}})["text_config"]["model_type"]
     'llama'
     """
-    known = defaults().get(str(config.get("model_type")), {})
+    known = defaults(str(config.get("model_type")))
     full = dict(config)
     for key, value in known.items():
         if isinstance(value, Mapping) and "model_type" in value:

@@ -163,7 +163,7 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
     shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
     whole = parameters["rope_type"] == "proportional"  # all pairs are listed, and some do not turn
     model_type = str(config.get("model_type"))
-    ignored = model_type in defaults() and not model_type.startswith(PARTIAL) and not whole
+    ignored = bool(defaults(model_type)) and not model_type.startswith(PARTIAL) and not whole
     share = 1.0 if ignored else next((share for share in shares if share), 1.0)
     own = attention.rotary_dim
     stated = int(own) if own.isdecimal() else None if shares[0] else config.get(own)

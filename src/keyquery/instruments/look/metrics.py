@@ -19,7 +19,9 @@ from keyquery.forms.offsets import energies
 from keyquery.instruments.look.on_data import by_head
 
 OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
-PIECE = 2**21  # entries of a factor processed at a time: fits the cache
+PIECE = 2**20  # entries of a factor processed at a time: fits the cache
+BLOCK = 512  # rows of a matrix d × d that are squared at a time
+WIDEST = 4096  # d of such a matrix that is kept
 PIECE_GPU = 2**26  # half a gigabyte in float64
 
 
@@ -71,7 +73,7 @@ def of_whole_layer(form: Form) -> dict[str, float]:
     """Metrics of M = Σ_h M_h, the sum over the heads of a layer, as published for whole layers.
 
     Query heads that share a key (GQA) are summed first. Norms of rows and columns are in float32 on a CPU, in float64
-    on a GPU; tr(M²) is that of (KQᵀ)².
+    on a GPU; tr(M²) is that of (KQᵀ)² where the heads have few rows, or M is large.
 
     >>> round(of_whole_layer(Form(torch.eye(2)[None], torch.eye(2)[None]))["symmetry"], 6)
     1.0
@@ -80,14 +82,28 @@ def of_whole_layer(form: Form) -> dict[str, float]:
     form = form.to(torch.promote_types(form.dtype, least))
     while form.batch:
         form = form.sum()
-    query, key = form.query, form.key
-    rows, columns = _square_norms(query, key), _square_norms(key, query)
-    cross = matmul(key, query.mT)
-    energy, trace = columns.sum(), (cross * cross.mT).sum(1).double().sum()
+    rows, columns, trace = _whole(form.query, form.key)
+    energy = columns.sum()
     norms = rows.sqrt(), columns.sqrt()
     kinds = {"column_directionality": "excess", "column_directionality_norms": "norms"}
     ways = {name: column_directionality(*norms, kind=kind).item() for name, kind in kinds.items()}
     return {"symmetry": (trace / torch.where(energy > 0, energy, 1.0)).item(), **ways}
+
+
+def _whole(query: Float[Tensor, "r d"], key: Float[Tensor, "r d"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Squared norms of the rows and of the columns of M = QᵀK, and tr(M²), float64."""
+    dim = query.shape[1]
+    if 2 * len(query) <= dim or dim > WIDEST:
+        cross = matmul(key, query.mT)
+        return _square_norms(query, key), _square_norms(key, query), (cross * cross.mT).sum(1).double().sum()
+    matrix = matmul(query.mT, key)
+    rows, columns, traces = [], torch.zeros(dim, dtype=torch.float64, device=query.device), []
+    for block, turned in zip(matrix.split(BLOCK), matrix.mT.split(BLOCK), strict=True):
+        square = block.square()
+        rows.append(square.sum(1).double())
+        columns += square.sum(0)
+        traces.append((block * turned).sum(1).double().sum())
+    return torch.cat(rows), columns, torch.stack(traces).sum()
 
 
 def _square_norms(factor: Float[Tensor, "r d"], other: Float[Tensor, "r e"]) -> Float[Tensor, " d"]:
@@ -104,4 +120,4 @@ def _square_norms(factor: Float[Tensor, "r d"], other: Float[Tensor, "r e"]) -> 
             starts = accumulate((part.shape[1] for part in parts), initial=0)
             products = (matmul(part[start:].mT, factor[start:]) for part, start in zip(parts, starts, strict=False))
             return sum((product.square().sum(0).double() for product in products), torch.zeros(()))
-    return torch.cat([matmul(block.mT, other).square().sum(1).double() for block in factor.split(512, dim=1)])
+    return torch.cat([matmul(block.mT, other).square().sum(1).double() for block in factor.split(BLOCK, dim=1)])
