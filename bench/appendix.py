@@ -15,7 +15,18 @@ import keyquery as kq
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 HIDDEN = ("digest", "device", "seconds", "name", "part_of", "text", "data", "note", "learn_s", "graph_s", "shared")
-DERIVED = ("summary", "followed", "starts", "turned", "correlations", "decays", "trends", "beside", "contrasts")
+DERIVED = (
+    "summary",
+    "followed",
+    "starts",
+    "turned",
+    "correlations",
+    "decays",
+    "trends",
+    "beside",
+    "contrasts",
+    "protocols",
+)
 MOST = 1500  # rows; of longer studies the appendix holds the summary
 
 

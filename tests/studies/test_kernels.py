@@ -4,6 +4,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from keyquery_studies.common.comparisons import difference, holm
 from keyquery_studies.common.language_models import INITS, Tokenizer, Training, begin, first_below, prepare
 from keyquery_studies.common.rates import tuned
 from keyquery_studies.kernels.arms import ARMS
+from keyquery_studies.kernels.longer import longer
 from keyquery_studies.kernels.study import Kernels, Plan, starts
 from keyquery_studies.kernels.study import run as run_kernels
 from keyquery_studies.kernels.synthetic import (
@@ -214,6 +216,7 @@ def test_grids_grow_until_their_best_is_inside(monkeypatch):
     assert tried == [[4e-3, 8e-3], [4e-3, 8e-3, 0.016], [4e-3, 8e-3, 0.016, 0.032]]  # 0.032 diverged
 
 
+@pytest.mark.slow
 def test_everything_planned_is_measured(study):
     reading, _ = study
     assert len(reading.synthetic) == 2 * len(KERNELS)
@@ -259,6 +262,57 @@ def test_gaps_are_paired_by_seed_at_the_best_rate_of_each_arm():
     assert split["seeds"] == 3
 
 
+def test_longer_trainings_are_compared_at_the_rate_that_is_best_over_seeds():
+    """Known effects of each arm; the best rate of the symmetric arm is another; one seed alone would mislead."""
+    effects = {"unconstrained": 0.0, "symmetric init": -0.02, "symmetric": 0.1, "split": 0.05}
+    rows = []
+    for (arm, effect), lr, seed, steps in product(effects.items(), (1e-3, 2e-3, 4e-3), range(5), (100, 200)):
+        kernel, init = ARMS[arm]
+        best = 4e-3 if arm == "symmetric" else 2e-3
+        noise = 1e-5 * steps * (seed - 2) * (1 + effect) - (0.3 if seed == 0 and lr == 1e-3 else 0.0)
+        loss = 3 + effect + noise + (lr != best) * 0.2 + (steps == 100) * 0.5
+        own = {
+            "objective": "masked",
+            "rope": True,
+            "share": 1.0,
+            "kernel": kernel,
+            "init": init,
+            "lr": lr,
+            "seed": seed,
+        }
+        rows.append({**own, "steps": steps, "loss": loss, "validation": loss, "best_step": steps, "parameters": 7})
+    table = {row["arm"]: row for row in longer(rows)}
+    assert {arm: (row["lr"], row["edge"]) for arm, row in table.items()} == {
+        arm: (4e-3, True) if arm == "symmetric" else (2e-3, False) for arm in effects
+    }
+    for arm, effect in effects.items():
+        assert table[arm]["fell"] == pytest.approx(0.5)
+        assert table[arm]["loss"] == pytest.approx(3 + effect)
+        if arm != "unconstrained":
+            assert table[arm]["gap"] == pytest.approx(effect)
+    pairs = [(table[arm]["gap_p"], table[arm]["gap_init_p"]) for arm in ("symmetric", "split")]
+    assert all(p is not None and p < 0.01 for pair in pairs for p in pair)
+
+
+@pytest.mark.slow
+def test_longer_trainings_are_done_once(corpus, tmp_path):
+    plan = replace(TINY, part="longer", seeds=(0, 1), steps=4, objectives=("masked",), positions=("RoPE",))
+    reading = run_kernels(corpus, tmp_path, plan, device="cpu")
+    assert len(reading.longer) == 4 * 2 * 2 * 2  # arms, rates, seeds, numbers of steps
+    assert {(row["kernel"], row["init"]) for row in reading.longer} == set(ARMS.values())
+    assert {row["arm"] for row in reading.summary() if row["part"] == "longer"} == set(ARMS)
+    assert "after 4 steps" in terminal_text(reading)
+    assert run_kernels(corpus, tmp_path, plan, device="cpu").longer == reading.longer
+    both = Kernels.joined(reading, reading)
+    assert len(both.longer) == 2 * len(reading.longer)
+
+
+def terminal_text(reading):
+    console = Console(file=io.StringIO(), width=100)
+    terminal.show(reading, console)
+    return console.file.getvalue()
+
+
 def test_p_values_are_those_of_scipy_and_statsmodels():
     before = [{"seed": seed, "loss": value} for seed, value in enumerate((1.0, 1.5, 0.7, 1.1))]
     after = [{"seed": seed, "loss": value} for seed, value in enumerate((1.3, 1.6, 1.2, 1.1))]
@@ -270,6 +324,7 @@ def test_p_values_are_those_of_scipy_and_statsmodels():
     assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
 
 
+@pytest.mark.slow
 def test_a_reading_comes_back_from_json(study):
     reading, _ = study
     again = kq.Reading.load(reading.to_json())
@@ -344,7 +399,7 @@ def test_rows_of_a_table_are_shuffled_whole(tmp_path):
 def test_what_cannot_be_trained_is_told(tmp_path):
     with pytest.raises(ValueError, match=r"corpus must be a text file: .* has no tokens of an earlier run"):
         run_kernels(None, tmp_path, TINY)
-    with pytest.raises(ValueError, match="part must be one of 'synthetic', 'language', 'init', 'all', got 'word'"):
+    with pytest.raises(ValueError, match=r"part must be one of 'synthetic', .*'init', 'longer', 'all', got 'word'"):
         Plan(part="word")
     with pytest.raises(ValueError, match="corpus must be a text file for part 'all'; only 'synthetic' needs none"):
         run_kernels(None, None, TINY)
@@ -361,6 +416,7 @@ def test_what_cannot_be_trained_is_told(tmp_path):
         Trial("look-up", "psd", 1, 0)
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_panel_a_task_and_a_panel_an_objective_and_share(study):
     reading, _ = study
     figure = reading.plot()
@@ -379,6 +435,7 @@ def test_the_picture_has_a_panel_a_task_and_a_panel_an_objective_and_share(study
         nothing.plot()
 
 
+@pytest.mark.slow
 def test_tables_fit_the_terminal(study):
     console = Console(width=80, file=io.StringIO())
     terminal.show(study[0], console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 from keyquery_studies.common.language_models import prepare
 from keyquery_studies.common.stacked import Adam, stacked
+from keyquery_studies.kernels.longer import KernelRun
 from keyquery_studies.starts import training
-from keyquery_studies.starts.model import StartRun, losses
+from keyquery_studies.starts.model import KERNELS, StartRun, losses
 from keyquery_studies.starts.study import FACTORS, Plan, Starts, run
 from keyquery_studies.starts.training import Together
 from torch.nn.functional import cross_entropy
@@ -37,20 +39,33 @@ def test_adam_with_a_rate_per_model() -> None:
     torch.testing.assert_close(together, torch.stack(singles))
 
 
+@pytest.mark.parametrize("rope", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("objective", ["masked", "next token"])
-def test_stacked_language_models_equal_single_ones(objective: str) -> None:
+def test_stacked_language_models_equal_single_ones(objective: str, kernel: str, rope: bool) -> None:
     options = {"objective": objective, "lr": 1e-3, "text": "", "vocabulary": 40, "width": 16, "length": 8, "heads": 2}
-    runs = [StartRun(start=start, seed=seed, **options) for start, seed in (("tied", 0), ("small tied", 1))]
-    weights = stacked([run.initial() for run in runs], "cpu")
+    starts = (("tied", 0), ("small tied", 1)) if kernel == "general" else (("default", 0), ("default", 1))
+    runs = [KernelRun(start=start, seed=seed, kernel=kernel, rope=rope, **options) for start, seed in starts]
+    states = [run.initial() for run in runs]
+    for state in states:
+        for name, weight in state.items():
+            if name.endswith("gain"):
+                weight.uniform_(-1.0, 2.0)
+    weights = stacked(states, "cpu")
     inputs, targets = torch.randint(40, (2, 2, 3, 8), generator=torch.Generator().manual_seed(0))
     targets[0, 0, :5] = -100
     together = losses(weights, runs[0], inputs, targets)
-    shape = Shape(40, 16, 2, 2, 8, causal=objective == "next token")
-    for index, own in enumerate(runs):
+    together.sum().backward()
+    shape = Shape(40, 16, 2, 2, 8, causal=objective == "next token", kernel=kernel, rope=rope)
+    for index, state in enumerate(states):
         model = LanguageModel(shape)
-        model.load_state_dict(own.initial())
+        model.load_state_dict(state)
         single = cross_entropy(model(inputs[index]).flatten(0, 1), targets[index].flatten())
+        single.backward()
         torch.testing.assert_close(together[index], single)
+        for name, weight in model.named_parameters():
+            assert weights[name].grad is not None
+            torch.testing.assert_close(weights[name].grad[index], weight.grad, atol=1e-5, rtol=1e-4)
 
 
 OPTIONS = {"objective": "masked", "text": "", "vocabulary": 300, "width": 16, "length": 8, "heads": 2, "batch": 4}
@@ -65,6 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_branch_equals_a_training_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "EVERY", 5)
     monkeypatch.setattr(training, "WARMUP", 2)
@@ -77,6 +93,7 @@ def test_a_branch_equals_a_training_of_its_own(folder: Path, monkeypatch: pytest
     assert [point[0] for point in longer[0]["curve"]] == [*range(5, 61, 5)]
 
 
+@pytest.mark.slow
 def test_a_late_training_is_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "EVERY", 5)
     monkeypatch.setattr(training, "KEPT", 1)
@@ -114,6 +131,18 @@ def test_starts_are_trained_and_compared(tmp_path: Path) -> None:
         *({r["seed"]: r["loss"] for r in reading.best("masked", start, 2)} for start in ("small tied", "small")),
     )
     assert row["change"] == pytest.approx(sum(one[seed] - other[seed] for seed in (0, 1)) / 2)
+
+
+def test_separate_runs_are_joined() -> None:
+    rows = [
+        {**asdict(StartRun(start="small", seed=seed, lr=1e-3, **OPTIONS)), "loss": float(seed)} for seed in (0, 1, 2)
+    ]
+    parts = [
+        Starts(models=own, provenance={"rows": len(own)}) for own in (rows[:2], [{**rows[1], "loss": 9.0}, rows[2]])
+    ]
+    both = Starts.joined(*parts)
+    assert both.models == rows
+    assert both.provenance["runs"] == [{"rows": 2}, {"rows": 2}]
 
 
 def test_effects_of_known_sizes_are_found() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import embedding, layer_norm
 
 Weights = dict[str, Tensor]
 BETAS, EPS = (0.9, 0.98), 1e-8  # of Adam
+EAGER = 3  # calls before a CUDA graph is captured
 
 
 def stacked(models: Sequence[Mapping[str, Tensor]], device: str) -> Weights:
@@ -44,6 +45,35 @@ def norm(own: Mapping[str, Tensor], name: str, x: Float[Tensor, "models rows d"]
 def split_heads(x: Tensor, shape: Sequence[int], heads: int) -> Float[Tensor, "rows heads n p"]:
     """(models, batch · n, d) as (models · batch, heads, n, d / heads); `shape` is batch and n."""
     return x.unflatten(1, tuple(shape)).flatten(0, 1).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+class Replayed:
+    """A function that reads and writes the same tensors at every call: on a GPU one CUDA graph, after a few calls."""
+
+    def __init__(self, function: Callable[[], None], device: str) -> None:
+        self.function, self.cuda = function, device.startswith("cuda")
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        """Call the function, or replay it."""
+        if self.graph is not None:
+            self.graph.replay()
+        elif not self.cuda:
+            self.function()
+        elif self.calls < EAGER:  # a capture needs calls on another stream before it
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self.function()
+            torch.cuda.current_stream().wait_stream(stream)
+        else:
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.function()
+            self.graph.replay()  # a capture runs nothing
+        self.calls += 1
 
 
 class Adam:

@@ -39,7 +39,7 @@ Samples = Annotated[
 def kernels(
     corpus: Texts = None,
     out: Out = None,
-    part: Annotated[str, typer.Option(help="synthetic, language, init, or all.")] = "all",
+    part: Annotated[str, typer.Option(help="synthetic, language, init, all of these, or longer.")] = "all",
     seed: Seeds = None,
     steps: Annotated[int, typer.Option(min=1, help="Training steps per language model.")] = 2500,
     doubled: Annotated[int, typer.Option(min=0, help="Seeds that also train for twice as many steps.")] = 2,
@@ -48,6 +48,12 @@ def kernels(
     samples: Samples = None,
     width: Annotated[int, typer.Option(min=8, help="Width of the language models.")] = 96,
     depth: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 3,
+    objective: Annotated[
+        list[str] | None, typer.Option(help="In the part longer: masked or next token; repeatable. Default: both.")
+    ] = None,
+    positions: Annotated[
+        list[str] | None, typer.Option(help="In the part longer: learned or RoPE; repeatable. Default: both.")
+    ] = None,
     length: WindowLength = 128,
     batch: Annotated[int, typer.Option(min=1, help="Windows per step.")] = 64,
     vocabulary: Vocabulary = 2048,
@@ -58,16 +64,18 @@ def kernels(
 ) -> None:
     """Does kernel structure pay? Compare all kernels on two synthetic tasks and in language models.
 
-    Every language model has its own learning rate, and a symmetric start as control. Half an hour on a large GPU with
-    16 --workers; the synthetic part takes minutes on any machine and needs no text.
+    Every language model has its own learning rate, and a symmetric start as control. The part longer trains all arms
+    side by side, at all rates with all seeds, for half of the --steps and for all of them. Half an hour on a large GPU
+    with 16 --workers; the synthetic part takes minutes on any machine and needs no text.
     """
     from keyquery_studies.kernels.study import Plan, run
 
-    if "picture" in output.files and part == "init":
-        raise ValueError("--picture shows the parts synthetic and language, not init")
+    if "picture" in output.files and part in ("init", "longer"):
+        raise ValueError(f"--picture shows the parts synthetic and language, not {part}")
     sizes = {"width": width, "depth": depth, "length": length, "vocabulary": vocabulary, "batch": batch}
     options: dict[str, Any] = {"part": part, "steps": steps, "doubled": doubled, "few": few, **sizes}
     options |= chosen(seeds=seed, trial_seeds=seed, samples=samples, rates=rate)
+    options |= chosen(objectives=objective, positions=positions)
     with output.watching() as progress:
         reading = run(corpus, out, Plan(**options), device, workers, output.force, progress)
     output.deliver(reading)

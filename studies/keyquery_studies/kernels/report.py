@@ -15,6 +15,7 @@ def tables(reading: Kernels) -> list[Any]:
     rows = reading.summary()
     shown: list[Any] = []
     parts = {"start": _starts, "synthetic": _synthetic, "language": _language, "init": _initialisations}
+    parts["longer"] = _longer
     for part, show in parts.items():
         part_rows = [row for row in rows if row["part"] == part]
         if part_rows:
@@ -60,6 +61,19 @@ def _initialisations(rows: list[dict[str, Any]]) -> list[Any]:
     for row in rows:
         table.add_row(row["objective"], row["init"], _rate(row), _spread(row, "loss", 3), _interval(row), _p(row))
     return [Text(f"starts of the unconstrained kernel, mean of {seeds_of(rows)}", style="bold"), table]
+
+
+def _longer(rows: list[dict[str, Any]]) -> list[Any]:
+    table = columns_table("objective", "positions", "arm", "rate", "loss", "fell", "Δ [95 %]", "p")
+    for column in table.columns[:3]:
+        column.justify, column.no_wrap = "left", True
+    for row in rows:
+        fell = "–" if row["fell"] is None else f"{row['fell']:.3f}"
+        place = (row["objective"], "RoPE" if row["rope"] else "learned", row["arm"])
+        table.add_row(*place, _rate(row), f"{row['loss']:.3f}", fell, _interval(row), _p(row))
+    caption = "fell: what the second half of the steps lowered the loss by. Δ: to unconstrained; p by Holm."
+    title = f"small language models after {rows[0]['steps']:,} steps: test loss, mean of {seeds_of(rows)}"
+    return [Text(title, style="bold"), table, caption]
 
 
 def _rate(row: dict[str, Any]) -> str:

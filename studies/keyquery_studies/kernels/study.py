@@ -22,13 +22,15 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
 from keyquery_studies.common.language_models import Sizes, prepare
+from keyquery_studies.common.objectives import OBJECTIVES
 from keyquery_studies.common.rows import FORMER, over_seeds
 from keyquery_studies.common.runner import Job, run_jobs, study_folder
 from keyquery_studies.kernels.arms import Comparison
 from keyquery_studies.kernels.differences import initialisations, language
+from keyquery_studies.kernels.longer import POSITIONS, arms, longer, rows_of
 from keyquery_studies.kernels.synthetic import TASKS, Trial
 
-PARTS = ("synthetic", "language", "init", "all")
+PARTS = ("synthetic", "language", "init", "longer", "all")  # all: without longer
 STARTS = ((64, 4), (256, 4), (768, 12))  # widths and heads whose start is measured
 
 
@@ -41,10 +43,19 @@ class Kernels(Reading, kind="kernels"):
     starts: Sequence[Mapping[str, Any]]  # one per fresh layer and seed: the skew share of its heads' energy
     synthetic: Sequence[Mapping[str, Any]]  # one per task, kernel, sample size and seed
     language: Sequence[Mapping[str, Any]]  # one per language model
+    longer: Sequence[Mapping[str, Any]] = ()  # one per small language model and number of steps
+
+    @classmethod
+    def joined(cls, *parts: Kernels) -> Kernels:
+        """One reading of separate runs; its plan is that of the first."""
+        names = ("starts", "synthetic", "language", "longer")
+        rows = {name: [row for part in parts for row in getattr(part, name)] for name in names}
+        runs = [part.provenance for part in parts]
+        return cls(**rows, provenance={**parts[0].provenance, "longer": runs[1:]})
 
     def records(self) -> list[dict[str, Any]]:
         """One row per untrained layer and per training, named by its part; curves are in the JSON only."""
-        parts = {"start": self.starts, "synthetic": self.synthetic, "language": self.language}
+        parts = {"start": self.starts, "synthetic": self.synthetic, "language": self.language, "longer": self.longer}
         return [
             {"part": part, **{key: value for key, value in row.items() if key != "curve"}}
             for part, rows in parts.items()
@@ -59,6 +70,7 @@ class Kernels(Reading, kind="kernels"):
         rows = [{"part": "start", **row} for row in over_seeds(self.starts, ("layer", "width"), ("skew",))]
         means = over_seeds(self.synthetic, ("task", "kernel", "samples"), ("error",))
         rows += [{"part": "synthetic", **row} for row in means]
+        rows += [{"part": "longer", **row} for row in longer(self.longer)]
         if any("lr" not in row for row in self.language):
             raise ValueError("these language models are of an earlier version of the study: run it again")
         parts = self.provenance.get("plan", {}).get("part", "all")
@@ -79,10 +91,18 @@ class Plan(Sizes):
     trial_seeds: tuple[int, ...] = tuple(range(10))
     samples: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
     trial_steps: int = 1000
+    objectives: tuple[str, ...] = OBJECTIVES  # of the part longer
+    positions: tuple[str, ...] = POSITIONS  # of the part longer
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("part", self.part, PARTS)
+        for name, values, known in (
+            ("objective", self.objectives, OBJECTIVES),
+            ("positions", self.positions, POSITIONS),
+        ):
+            for value in values:
+                check_choice(name, value, known)
         check_count("trial_steps", self.trial_steps)
         check_count("doubled", self.doubled, least=0)
         if not 0 < self.few <= 1:
@@ -160,12 +180,17 @@ def run(
         def train(jobs: Sequence[Job]) -> list[dict[str, Any]]:
             return run_jobs(jobs, folder, chosen, workers, progress)
 
-        trained = plan.comparison(facts["digest"]).rows(train) if facts else []
+        trained = plan.comparison(facts["digest"]).rows(train) if facts and plan.part != "longer" else []
+        side_by_side = []
+        if facts and plan.part == "longer":
+            options = (plan.objectives, plan.positions, plan.rates, plan.seeds, plan.sizes())
+            side_by_side = rows_of(arms(facts["digest"], *options), plan.steps, folder, chosen)
         synthetic = train(plan.trials())
     return Kernels(
         starts=starts(plan.trial_seeds) if plan.has("synthetic") else [],
         synthetic=synthetic,
         language=trained,
+        longer=side_by_side,
         provenance=provenance(corpus=facts, plan=asdict(plan), devices=sorted({row["device"] for row in trained})),
     )
 

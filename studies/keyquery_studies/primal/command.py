@@ -13,7 +13,9 @@ Attentions = Annotated[
     list[str] | None,
     typer.Option(
         metavar=STR,
-        help="primal, primal+ or general; repeatable. Default: all. The part speed always measures all.",
+        help="primal, primal+ or general; of the part text primal, released or general, or with the sampling of the "
+        "other 'primal, sampling padding' and 'released, sampling real tokens'; repeatable. Default: all, of text the "
+        "first three. The part speed always measures all.",
     ),
 ]
 ArenaData = Annotated[
@@ -84,6 +86,12 @@ def primal(
     length: Annotated[
         int | None, typer.Option(min=1, help="Bytes of a text in the part text, at most 4096. Default: 1024.")
     ] = None,
+    rate: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0, help="Learning rate in the part text; repeatable, of which the best is used. Default: a grid."
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Number of timings per step.")] = 7,
     workers: Workers = WORKERS,
     device: Device = DEVICE,
@@ -100,7 +108,7 @@ def primal(
 
     if "picture" in output.files and part in ("ablation", "text"):
         raise ValueError(f"--picture shows the parts series, arena and speed, not {part}")
-    options = chosen(tasks=task, attentions=attention, datasets=dataset, seeds=seed)
+    options = chosen(tasks=task, attentions=attention, datasets=dataset, seeds=seed, rates=rate)
     options |= {"part": part, "epochs": epochs, "share": share, "steps": steps, "batch": batch, "schedule": schedule}
     options |= {"start": start, "width": width, "minutes": minutes, "repeats": repeats, "length": length}
     if examples is not None:

@@ -56,11 +56,11 @@ def _arena(rows: Rows) -> list[Any]:
 
 
 def _text(rows: Rows) -> list[Any]:
-    table = _left(columns_table("attention", "rate", "seeds", "accuracy %"), 1)
+    table = _left(columns_table("bytes", "steps", "attention", "rate", "seeds", "accuracy %"), 3)
     for row in rows:
-        table.add_row(row["attention"], f"{row['lr']:g}", str(row["seeds"]), _percent(row))
-    size = f"texts of {rows[0]['length']:,} bytes, {rows[0]['steps']:,} steps"
-    return [Text(f"Text beside the released layer: test accuracy, {size}", style="bold"), table]
+        sizes = (f"{row['length']:,}", f"{row['steps']:,}")
+        table.add_row(*sizes, row["attention"], f"{row['lr']:g}", str(row["seeds"]), _percent(row))
+    return [Text("Text beside the released layer: test accuracy by bytes of a text", style="bold"), table]
 
 
 def _speed(rows: Rows) -> list[Any]:

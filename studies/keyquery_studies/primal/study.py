@@ -23,9 +23,10 @@ from keyquery_studies.common.comparisons import corrected, difference
 from keyquery_studies.common.rows import firsts, over_seeds
 from keyquery_studies.common.runner import Job, device_name, run_jobs, run_parts, study_folder
 from keyquery_studies.primal.arena.model import ATTENTIONS
-from keyquery_studies.primal.arena.side_by_side import SIDES, TextRun, compared
+from keyquery_studies.primal.arena.side_by_side import RATES, SAMPLINGS, SIDES, compared
 from keyquery_studies.primal.arena.speed import Speed
 from keyquery_studies.primal.arena.tasks import GENERATORS, TASKS, prepare_arena
+from keyquery_studies.primal.arena.text_training import TextRun
 from keyquery_studies.primal.arena.training import ArenaTraining
 from keyquery_studies.primal.uea_series import PROTOCOLS, VARIANTS, SeriesTrial, prepare_series, published_settings
 
@@ -82,13 +83,20 @@ class PrimalStudy(Reading, kind="primal study"):
             if one and other:
                 of = {"part": "series", "dataset": name, "protocol": protocol, "attention": attention}
                 rows.append({**of, "less": "general", **difference(one, other, "accuracy")})
-        arms = {name: _most([row for row in self.text if row["attention"] == name]) for name in SIDES}
-        texts = []
-        for own, base in (("primal", "general"), ("released", "general"), ("primal", "released")):
-            if arms[own] and arms[base]:
-                of = {"part": "text", "dataset": "text", "protocol": "held out", "attention": own}
-                texts.append({**of, "less": base, **difference(arms[own], arms[base], "accuracy")})
-        return [*corrected(rows), *corrected(texts)]
+        return [*corrected(rows), *corrected(self._texts())]
+
+    def _texts(self) -> list[dict[str, Any]]:
+        """The arms of Text, paired by seed, in every setting."""
+        rows = []
+        pairs = [("primal", "general"), ("released", "general"), ("primal", "released")]
+        pairs += [(name, name.split(",")[0]) for name in SAMPLINGS]
+        for length, (own, base) in product(sorted({row["length"] for row in self.text}), pairs):
+            short = [row for row in self.text if row["length"] == length]
+            one, other = (_most([row for row in short if row["attention"] == name]) for name in (own, base))
+            if one and other:
+                of = {"part": "text", "dataset": f"text, {length:,}", "protocol": "held out", "attention": own}
+                rows.append({**of, "less": base, **difference(one, other, "accuracy")})
+        return rows
 
     def protocols(self) -> list[dict[str, Any]]:
         """What the published protocol adds on each dataset, in accuracy: more training data, and epochs by test data.
@@ -185,7 +193,7 @@ class Plan:
 
     part: str = "all"
     tasks: tuple[str, ...] = tuple(TASKS)
-    attentions: tuple[str, ...] = ATTENTIONS
+    attentions: tuple[str, ...] = ()  # none: all of the part
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     datasets: tuple[str, ...] = ()  # time series; default: all in the data
     protocols: tuple[str, ...] = PROTOCOLS
@@ -200,6 +208,7 @@ class Plan:
     minutes: float | None = None  # time limit of a training on the arena
     repeats: int = 7  # of each timing
     length: int | None = None  # of the part text; None: 1,024 bytes
+    rates: tuple[float, ...] = RATES  # of the part text: the first grid, or a single rate
 
     def __post_init__(self) -> None:
         for name in ("tasks", "attentions", "seeds", "datasets", "protocols"):  # duplicates are dropped
@@ -207,11 +216,18 @@ class Plan:
         check_choice("part", self.part, PARTS)
         for task in self.tasks:
             check_choice("task", task, tuple(TASKS))
+        known = (*SIDES, *SAMPLINGS) if self.part == "text" else ATTENTIONS
+        usual = SIDES if self.part == "text" else ATTENTIONS
+        object.__setattr__(self, "attentions", self.attentions or usual)
         for attention in self.attentions:
-            check_choice("attention", attention, ATTENTIONS)
+            check_choice("attention", attention, known)
+        if not self.rates or min(self.rates) <= 0:
+            raise ValueError(f"rates must be above 0, got {self.rates}")
         check_count("repeats", self.repeats)
-        self.texts("")
-        self.trainings({task: {"digest": ""} for task in self.tasks})  # validates the settings
+        if self.part == "text":
+            self.texts("")  # validates the settings
+        else:
+            self.trainings({task: {"digest": ""} for task in self.tasks})
 
     def has(self, part: str) -> bool:
         """Whether a part is requested."""
@@ -241,7 +257,7 @@ class Plan:
         """Softmax, ours and the released layer on Text, in a smaller setting."""
         sizes = {"length": self.length or SHORT["length"], "steps": self.steps or SHORT["steps"]}
         sizes |= {} if self.batch is None else {"batch": self.batch}
-        return [TextRun(attention=name, seed=self.seeds[0], data=digest, **sizes) for name in SIDES]
+        return [TextRun(attention=name, seed=self.seeds[0], data=digest, **sizes) for name in self.attentions]
 
     def series(self, facts: Mapping[str, Mapping[str, Any]]) -> list[SeriesTrial]:
         """Every attention under both protocols, seed by seed."""
@@ -338,7 +354,7 @@ def run(
 def _text(plan: Plan, data: Path | None, folder: Path, device: str) -> list[dict[str, Any]]:
     facts = prepare_arena("text", folder, _source("text", data))
     end = float("inf") if plan.minutes is None else time() + 60 * plan.minutes
-    return compared(plan.texts(facts["digest"]), plan.seeds, folder, device, lambda: time() > end)
+    return compared(plan.texts(facts["digest"]), plan.seeds, folder, device, lambda: time() > end, plan.rates)
 
 
 def _arena(plan: Plan, data: Path | None, folder: Path, progress: Progress | None) -> dict[str, dict[str, Any]]:

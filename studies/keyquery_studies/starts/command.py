@@ -26,7 +26,8 @@ def starts(
         list[str] | None, typer.Option(help="masked or next token; repeatable. Default: both.")
     ] = None,
     rate: Annotated[
-        list[float] | None, typer.Option(min=0, help="Learning rate; repeatable. Default: three per objective.")
+        list[float] | None,
+        typer.Option(min=0, help="Learning rate; repeatable. Default: three of masked, four of next token."),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="After so many, nothing further is trained.")] = float("inf"),
     device: Annotated[str, typer.Option(help="Device: cpu, cuda, or auto.")] = DEVICE,
@@ -35,7 +36,7 @@ def starts(
 ) -> None:
     """Is a symmetric initialisation better because Wq = Wk, or because of its scale?
 
-    Five starts of queries and keys, each at three rates; all models of an objective are trained side by side.
+    Five starts of queries and keys, each at several rates; all models of an objective are trained side by side.
     """
     from keyquery_studies.starts.study import Plan, run
 

@@ -1,4 +1,4 @@
-"""A language model by the start of its queries and keys, and the loss of many of them side by side."""
+"""A language model by the start and kernel of its queries and keys, and the loss of many of them side by side."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
+from keyquery.forms import Rope
 from keyquery.layers import LanguageModel, Shape
 from keyquery.support.checks import check_choice, check_count
 from keyquery_studies.common.language_models import begin
@@ -15,12 +16,21 @@ from keyquery_studies.common.objectives import CAUSAL, OBJECTIVES
 from keyquery_studies.common.stacked import Weights, embed, linear, norm, split_heads, within
 from keyquery_studies.common.store import result_name
 
+KERNELS = ("general", "symmetric", "split")
 STARTS = ("default", "tied", "matched", "small", "small tied")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model scores by: the kernel of its heads, and rotary in place of learned positions."""
+
+    kernel: str = "general"
+    rope: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartRun:
-    """One model, with learned positions."""
+    """One model, with an unconstrained kernel and learned positions."""
 
     objective: str
     start: str
@@ -46,11 +56,16 @@ class StartRun:
         """The name of its result file."""
         return result_name((self.objective, self.start, self.lr, self.seed), asdict(self))
 
+    @property
+    def scores(self) -> Scores:
+        """What it scores by."""
+        return Scores()
+
     def initial(self) -> Weights:
         """Its weights before training."""
         torch.manual_seed(self.seed)
-        shape = Shape(self.vocabulary, self.width, self.depth, self.heads, self.length, CAUSAL[self.objective])
-        model = LanguageModel(shape)
+        sizes = (self.vocabulary, self.width, self.depth, self.heads, self.length)
+        model = LanguageModel(Shape(*sizes, CAUSAL[self.objective], **asdict(self.scores)))
         start_of(model, self.start)
         return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
 
@@ -70,15 +85,46 @@ def start_of(model: torch.nn.Module, start: str) -> None:
 def losses(weights: Weights, run: StartRun, inputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of every model on its own windows, (models, batch, n); targets of −100 are ignored."""
     models, batch, n = inputs.shape
-    x = (embed(weights["tokens.weight"], inputs) + weights["places.weight"][:, None, :n]).flatten(1, 2)
+    x = embed(weights["tokens.weight"], inputs)
+    x = (x if run.scores.rope else x + weights["places.weight"][:, None, :n]).flatten(1, 2)
     for block in range(run.depth):
         own = within(weights, f"body.blocks.{block}.")
         normed = norm(own, "attention_norm", x)
-        parts = (linear(own, f"attention.{name}", normed) for name in ("query", "key", "value"))
-        query, key, value = (split_heads(part, (batch, n), run.heads) for part in parts)
+        query, key, value = _attended(within(own, "attention."), run, normed, (batch, n))
         mixed = scaled_dot_product_attention(query, key, value, is_causal=CAUSAL[run.objective])
         x = x + linear(own, "attention.output", mixed.transpose(1, 2).reshape(x.shape))
         x = x + linear(own, "mlp.2", gelu(linear(own, "mlp.0", norm(own, "mlp_norm", x))))
     logits = torch.bmm(norm(weights, "body.norm", x), weights["tokens.weight"].mT)
     each = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").unflatten(0, (models, -1))
     return each.sum(1) / (targets.flatten(1) != -100).sum(1).clamp(min=1)
+
+
+def _attended(own: Weights, run: StartRun, x: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of every head, rotated if the model has rotary positions."""
+    key, value = (split_heads(linear(own, name, x), shape, run.heads) for name in ("key", "value"))
+    if run.scores.kernel == "general":
+        query = split_heads(linear(own, "query", x), shape, run.heads)
+    else:
+        gain = own["shape.gain"].repeat_interleave(shape[0], 0).unsqueeze(-2)  # (models · batch, heads, 1, entries)
+        query = constrained(key, gain, run.scores.kernel == "symmetric", run.scores.rope)
+    if run.scores.rope:
+        rope, places = Rope(run.width // run.heads), torch.arange(shape[1], device=x.device)
+        query, key = rope.rotate(query, places), rope.rotate(key, places)
+    return query, key, value
+
+
+def constrained(z: Tensor, gain: Tensor, symmetric: bool, rope: bool) -> Tensor:
+    """Queries from keys z: D z, or, of a split kernel, D z in the first dimensions and a quarter turn in the rest.
+
+    With `rope`, dimension i and i + r/2 are a pair, with one entry of D.
+    """
+    gain = gain.to(z.dtype)
+    if symmetric:
+        return z * (torch.cat((gain, gain), -1) if rope else gain)
+    size = gain.shape[-1]
+    if not rope:
+        first, second = z[..., size:].chunk(2, -1)
+        return torch.cat((z[..., :size] * gain, -second, first), -1)
+    first, second = z.chunk(2, -1)
+    parts = (first[..., :size] * gain, -second[..., size:], second[..., :size] * gain, first[..., size:])
+    return torch.cat(parts, -1)

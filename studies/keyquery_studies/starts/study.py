@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import chain, pairwise, product
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import mean, stdev
 from time import time
@@ -17,12 +17,12 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery_studies.common.comparisons import difference, holm
 from keyquery_studies.common.language_models import first_below, prepare
 from keyquery_studies.common.objectives import OBJECTIVES
+from keyquery_studies.common.rows import firsts
 from keyquery_studies.common.runner import study_folder
-from keyquery_studies.common.store import Store
 from keyquery_studies.starts.model import STARTS, StartRun
-from keyquery_studies.starts.training import Late, Together
+from keyquery_studies.starts.training import trained
 
-RATES = {"masked": (1e-3, 2e-3, 4e-3), "next token": (2e-3, 4e-3, 8e-3)}
+RATES = {"masked": (1e-3, 2e-3, 4e-3), "next token": (2e-3, 4e-3, 8e-3, 16e-3)}
 # One factor each: the tie at two scales, the scale with and without a tie, and the tie as it is published, which also
 # raises ‖M‖.
 FACTORS = {
@@ -43,6 +43,13 @@ class Starts(Reading, kind="starts study"):
     def records(self) -> list[dict[str, Any]]:
         """One row per training; curves are in the JSON only."""
         return [{key: value for key, value in row.items() if key != "curve"} for row in self.models]
+
+    @classmethod
+    def joined(cls, *parts: Starts) -> Starts:
+        """One reading of separate runs; of the same training the first counts."""
+        keys = [field.name for field in fields(StartRun)]
+        rows = firsts((row for part in parts for row in part.models), keys)
+        return cls(models=rows, provenance={"runs": [part.provenance for part in parts]})
 
     def budgets(self, objective: str) -> list[int]:
         """The numbers of steps of an objective, ascending."""
@@ -171,17 +178,6 @@ def run(
     with study_folder(out) as folder:
         facts = prepare(corpus, folder, plan.vocabulary)
         late = lambda: time() > end  # noqa: E731
-        rows = [row for o in plan.objectives for row in _rows(plan, o, facts["digest"], folder, chosen, late)]
+        plans = [plan.runs(objective, max(plan.steps), facts["digest"]) for objective in plan.objectives]
+        rows = [row for runs in plans for row in trained(runs, plan.steps, folder, chosen, late)]
     return Starts(models=rows, provenance=provenance(corpus=facts, plan=asdict(plan)))
-
-
-def _rows(plan: Plan, objective: str, text: str, folder: Path, device: str, late: Late) -> list[dict[str, Any]]:
-    store = Store(folder / "results")
-    names = {steps: [own.name for own in plan.runs(objective, steps, text)] for steps in plan.steps}
-    todo = [steps for steps in plan.steps if not all(store.done(name) for name in names[steps])]
-    if todo and not late():
-        runs = plan.runs(objective, max(todo), text)
-        for row in chain.from_iterable(Together(runs, folder, device).train(todo, late)):
-            own = StartRun(**{field.name: row[field.name] for field in fields(StartRun)})
-            store.write(own.name, row, allow_nan=True)
-    return [store.read(name) for steps in sorted(names) for name in names[steps] if store.done(name)]

@@ -17,8 +17,8 @@ from keyquery.support.files import write_all
 from keyquery_studies.common.language_models import tasks
 from keyquery_studies.common.objectives import Task
 from keyquery_studies.common.runner import device_name
-from keyquery_studies.common.stacked import Adam, Weights, stacked
-from keyquery_studies.common.store import checkpoint_path, digest_of
+from keyquery_studies.common.stacked import Adam, Replayed, Weights, stacked
+from keyquery_studies.common.store import Store, checkpoint_path, digest_of
 from keyquery_studies.starts.model import StartRun, losses
 
 EVERY = 250  # steps between evaluations
@@ -27,7 +27,6 @@ FLAT = 0.8  # share of the steps at a constant rate; then it falls linearly to 0
 WARMUP, DECAY, CLIP = 300, 0.1, 1.0
 DIGITS = 5  # of curves
 DRAWN = 50  # steps whose windows are drawn at once
-EAGER = 3  # steps before a CUDA graph is captured
 Late = Callable[[], bool]
 
 
@@ -35,7 +34,7 @@ class Together:
     """Models of one objective, trained side by side for several numbers of steps.
 
     All share the steps at a constant rate: for each number of steps the rate falls from a branch of them. Models of
-    one seed see the same windows. On a GPU a whole step is one CUDA graph.
+    one seed see the same windows. On a GPU the loss is compiled, and a whole step is one CUDA graph.
     """
 
     def __init__(self, runs: Sequence[StartRun], folder: Path, device: str) -> None:
@@ -45,7 +44,8 @@ class Together:
         self.of_seed = torch.tensor([self.seeds.index(own.seed) for own in runs], device=device)
         self.weights = stacked([own.initial() for own in runs], device)
         places = ("tokens", "places")
-        decays = [name for name, w in self.weights.items() if w.ndim > 2 and not name.startswith(places)]
+        kept = [name for name in self.weights if name.startswith(places) or name.endswith("gain")]
+        decays = [name for name, w in self.weights.items() if w.ndim > 2 and name not in kept]
         self.optimiser = Adam(self.weights, decays, DECAY, CLIP)
         self.best = {name: weight.detach().clone() for name, weight in self.weights.items()}
         self.lowest = torch.full((len(runs),), torch.inf, device=device)
@@ -58,7 +58,8 @@ class Together:
         sizes = (len(self.seeds), self.run.batch, self.run.length)
         self.inputs, self.targets = (torch.zeros(sizes, dtype=torch.long, device=device) for _ in range(2))
         self.drawn: tuple[int, tuple[Tensor, Tensor] | None] = (-1, None)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self._advance = Replayed(self._update, device)
+        self.losses = torch.compile(losses) if device.startswith("cuda") else losses
         digest = digest_of(json.dumps([asdict(own) for own in runs], sort_keys=True), length=10)
         self.kept = checkpoint_path(folder, f"{self.run.objective.replace(' ', '-')}-{digest}")
 
@@ -103,29 +104,11 @@ class Together:
         inputs, targets = (torch.stack(each) for each in zip(*drawn, strict=True))
         return inputs, targets
 
-    def _advance(self) -> None:
-        if self.graph is not None:
-            self.graph.replay()
-        elif self.device.startswith("cuda") and self.step == self.begun + EAGER:
-            torch.cuda.synchronize()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self._update()
-            self.graph.replay()  # a capture runs nothing
-        elif self.device.startswith("cuda"):  # a capture needs steps on another stream before it
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._update()
-            torch.cuda.current_stream().wait_stream(stream)
-        else:
-            self._update()
-
     def _update(self) -> None:
         cuda = self.device.startswith("cuda")
         inputs, targets = self.inputs[self.of_seed], self.targets[self.of_seed]
         with torch.autocast("cuda" if cuda else "cpu", torch.bfloat16, enabled=cuda, cache_enabled=False):
-            value = losses(self.weights, self.run, inputs, targets)
+            value = self.losses(self.weights, self.run, inputs, targets)
         value.sum().backward()
         self.optimiser.step(self.rates)
 
@@ -185,6 +168,20 @@ class Together:
             }
             for index, own in enumerate(self.runs)
         ]
+
+
+def trained(
+    runs: Sequence[StartRun], budgets: Sequence[int], folder: Path, device: str, late: Late
+) -> list[dict[str, Any]]:
+    """The rows of runs for every number of steps; unless all of one are in `folder`, they are trained side by side."""
+    store = Store(folder / "results")
+    names = {steps: [replace(own, steps=steps).name for own in runs] for steps in sorted(budgets)}
+    todo = [steps for steps in names if not all(map(store.done, names[steps]))]
+    if todo and not late():
+        for rows in Together([replace(own, steps=max(todo)) for own in runs], folder, device).train(todo, late):
+            for name, row in zip(names[rows[0]["steps"]], rows, strict=True):
+                store.write(name, row, allow_nan=True)
+    return [store.read(name) for own in names.values() for name in own if store.done(name)]
 
 
 def factor(step: int, steps: int | None, warmup: int) -> float:

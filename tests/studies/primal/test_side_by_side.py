@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from keyquery_studies.common.stacked import stacked
+from keyquery_studies.primal.arena import text_training
 from keyquery_studies.primal.arena.model import Classifier
-from keyquery_studies.primal.arena.side_by_side import SIDES
-from keyquery_studies.primal.arena.stacked import _released, initial, losses
+from keyquery_studies.primal.arena.side_by_side import SAMPLINGS, SIDES
+from keyquery_studies.primal.arena.stacked import _released, _sampled, _samples_padding, initial, losses
+from keyquery_studies.primal.arena.text_training import TextRun, TextTraining, accuracy
 from keyquery_studies.primal.released_code import published_regularizer
 from keyquery_studies.primal.study import Plan, run
 from torch import nn
@@ -47,6 +50,56 @@ def test_stacked_models_equal_single_ones(attention: str) -> None:
             torch.testing.assert_close(weights[name].grad[seed], weight.grad)
 
 
+def test_texts_cut_by_groups_give_the_same_losses_and_gradients() -> None:
+    weights = stacked([initial("general", seed, (256, 40, 2), None) for seed in range(2)], "cpu")
+    tokens, labels = torch.stack([padded(seed) for seed in range(2)]), torch.tensor([[0, 1, 1], [1, 0, 1]])
+    results = []
+    for cuts in ((), (3, 17, 30)):
+        values, logits = losses(weights, "general", 0.0, tokens, labels, training=False, cuts=cuts)
+        gradients = torch.autograd.grad(values.sum(), list(weights.values()))
+        results.append([values, logits, *gradients])
+    for whole, cut in zip(*results, strict=True):
+        torch.testing.assert_close(cut, whole)
+
+
+def texts(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Texts of one letter that repeats, of any length; the letter is the label."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(2, (count,), generator=generator)
+    real = torch.arange(24) < torch.randint(2, 25, (count, 1), generator=generator)
+    return ((97 + labels)[:, None] * real).to(torch.uint8), labels.to(torch.uint8)
+
+
+@pytest.mark.parametrize("attention", SIDES)
+def test_a_training_ends_when_no_model_improves(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_training, "EVERY", 5)
+    monkeypatch.setattr(text_training, "PATIENCE", 2)
+    splits = {
+        name: texts(count, seed)
+        for seed, (name, count) in enumerate({"train": 64, "validation": 32, "test": 32}.items())
+    }
+    options = {"attention": attention, "data": "", "lr": 3e-3, "length": 24, "steps": 400, "batch": 8}
+    runs = [TextRun(seed=seed, **options) for seed in (0, 1)]
+    rows = TextTraining(runs, splits, "cpu").train(lambda: False)
+    for row in rows:
+        assert row["ended"] == "validation"
+        assert row["accuracy"] == 1.0
+        assert row["validation"] == 0.0
+    last = max(row["best_step"] for row in rows)
+    assert {row["steps_run"] for row in rows} == {last + 10}
+    early = TextTraining(runs, splits, "cpu").train(lambda: True)
+    assert [(row["ended"], row["steps_run"]) for row in early] == [("time", 5)] * 2
+    assert [row["curve"] for row in early] == [row["curve"][:1] for row in rows]
+
+
+def test_accuracy_of_cut_texts_is_that_of_whole_ones() -> None:
+    run = TextRun(attention="primal", seed=0, data="", length=24, batch=4)
+    weights = stacked([initial("primal", seed, (256, 24, 2), run.primal()) for seed in range(3)], "cpu")
+    tokens, labels = texts(19, 0)
+    _, logits = losses(weights, "primal", 0.0, tokens.expand(3, -1, -1), labels.expand(3, -1), training=False)
+    torch.testing.assert_close(accuracy(run, weights, (tokens, labels)), (logits.argmax(-1) == labels).float().mean(1))
+
+
 def test_released_layer_by_its_equations() -> None:
     """Token by token, for one sequence and head after head; padding is not masked."""
     torch.manual_seed(0)
@@ -54,7 +107,7 @@ def test_released_layer_by_its_equations() -> None:
     prefix = "body.blocks.0.attention."
     own = {name.removeprefix(prefix): weight for name, weight in whole.items() if name.startswith(prefix)}
     x, mask = torch.randn(12, 64), torch.arange(12) < 5
-    out, error = _released({k: v.unsqueeze(0) for k, v in own.items()}, x.unsqueeze(0), mask[None, None], False)
+    out, error = _released({k: v.unsqueeze(0) for k, v in own.items()}, x.unsqueeze(0), mask[None, None])
     query, key = (x @ own["query_key.weight"].T + own["query_key.bias"]).chunk(2, -1)
     outputs, energies, traces = [], [], []
     for head in range(2):
@@ -71,6 +124,25 @@ def test_released_layer_by_its_equations() -> None:
     torch.testing.assert_close(out[0], torch.cat(outputs, -1) @ own["output.weight"].T + own["output.bias"])
     expected = ((energies[0] + energies[1]) / 4 - (traces[0] + traces[1]) / 2) ** 2
     torch.testing.assert_close(error[0], expected)
+
+
+@pytest.mark.parametrize(("variant", "usual"), [(name, name.split(",")[0]) for name in SAMPLINGS])
+def test_variants_differ_in_where_tokens_are_sampled_alone(variant: str, usual: str) -> None:
+    """Without padding they sample the same tokens, with padding others."""
+    primal = {"rank": 1, "eta": 0.05}  # 10 rows
+    weights = stacked([initial(usual, seed, (256, 20, 2), primal) for seed in range(2)], "cpu")
+    labels = torch.tensor([[0, 1, 1], [1, 0, 1]])
+    full = torch.randint(1, 256, (2, 3, 20), generator=torch.Generator().manual_seed(0))
+    for tokens, same in ((full, True), (full * (torch.arange(20) < 11), False)):
+        one, other = (losses(weights, name, 0.05, tokens, labels, training=False) for name in (variant, usual))
+        assert all(torch.allclose(a, b) for a, b in zip(one, other, strict=True)) is same
+    real = torch.arange(20) < 11
+    own = {name.removeprefix("body.blocks.0.attention."): weight for name, weight in weights.items()}
+    x = torch.randn(2, 60, 64)
+    sample, used = _sampled(own, x, real.expand(2, 3, 20), everywhere=_samples_padding(variant))
+    places = [row * 19 // 9 for row in range(10)] if _samples_padding(variant) else [row * 10 // 9 for row in range(10)]
+    assert used.tolist() == [[place < 11 for place in places]] * 6
+    assert torch.equal(sample[0], x[0, places])
 
 
 def test_start_of_the_released_layer() -> None:
