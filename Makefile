@@ -11,8 +11,9 @@ demo: $(READY)  ## run the main job on what ships
 	@mkdir -p build
 	$(BIN)/keyquery look --html build/demo.html --force
 
-test: $(READY)  ## the fast tests; a file is one process's, so that what its tests share is made once
-	$(BIN)/pytest -q -n auto --dist loadfile -m "not slow"
+# A file is one process's, so that what its tests share is made once; what is compiled is kept for the next process.
+test: $(READY)  ## the fast tests
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: $(READY)  ## every test, and ten times the examples of each property
 	$(BIN)/pytest -q -n auto --hypothesis-profile thorough

@@ -1,8 +1,14 @@
 """Every test runs with shapes checked, uninitialised memory poisoned, and one thread a process."""
 
+import gc
 import os
 import sys
 from collections import Counter
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+gc.disable()  # until all is imported: what is made meanwhile stays, and is not to be looked at again and again
 
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("KEYQUERY_NO_PROOFS", "1")  # reading proves nothing by itself, and writes to no user's cache
@@ -21,14 +27,16 @@ import torch
 
 import keyquery as kq
 
-# Pages whose examples train, or analyse a model on text: more than a few seconds each.
+ROOT = Path(__file__).parent
+# Pages whose examples train, resample, or analyse a model on text: more than a few seconds each.
 SLOW_PAGES = {
     *("ablate", "atlas", "attention", "choosing", "datapoints", "events", "primal", "rerank", "series", "transport"),
-    *("vision_language", "studies/objectives", "studies/vision_language"),
+    *("vision_language", "studies/circuit", "studies/lineage", "studies/objectives", "studies/vision_language"),
 }
 # Examples that train.
 SLOW_EXAMPLES = {
     "keyquery.estimators.npt.estimators.NPTRegressor",
+    "keyquery.estimators.series.classifier.SeriesClassifier",
     "keyquery.estimators.vision_language.parser.VisualParser",
     "keyquery.testing.kernels.check_kernel",
     "keyquery_studies.dial.study.run",
@@ -63,6 +71,24 @@ def _names_of_examples(doctest_namespace):
     doctest_namespace.update(torch=torch, kq=kq)
 
 
+def pytest_collection():
+    """Import from the other end where two processes import the same: each finds half of it compiled by the other."""
+    if int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 2:
+        for file in sorted((ROOT / "tests").rglob("test_*.py"), reverse=True):
+            with suppress(Exception, pytest.skip.Exception):  # which are raised again where they are reported
+                import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+
+
+def pytest_collection_finish():
+    """Leave what was imported out of every later collection of garbage."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # of few objects that are left, ten times as many before they are looked at
+    gc.enable()
+
+
+LONG_FILES = ("README.md", "tests/test_", "tests/report/", "tests/studies/", "tests/survey/")  # of seconds per test
+
+
 def pytest_collection_modifyitems(items):
     """Leave slow pages and examples, and all but the first cases of tests marked `few`, to `make test-all`."""
     pages = {f"docs/{page}.md" for page in SLOW_PAGES}
@@ -73,6 +99,8 @@ def pytest_collection_modifyitems(items):
         file, _, example = name.partition("::")
         if file in pages or example in SLOW_EXAMPLES or (few and cases[name] > few.args[0]):
             item.add_marker(pytest.mark.slow)
+    # A worker that meets one of these last would keep the other waiting.
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG_FILES))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -98,8 +98,6 @@ def place(tmp_path_factory):
     folder, text = tmp_path_factory.mktemp("place"), kq.models.LONG_TEXT.read_text()[:6000]
     for name, model in (("one", kq.models.ENCODER), ("other", kq.models.DECODER), ("model", kq.models.DECODER)):
         _link(folder / "path/to" / name, model)
-    _link(folder / "path/to/seeing", _saved(tmp_path_factory.mktemp("seeing"), "vilt"))
-    _link(folder / "path/to/vit", _saved(tmp_path_factory.mktemp("vit"), "vit"))
     for name, model in (("A", kq.models.ENCODER), ("B", kq.models.DECODER), ("MODEL", kq.models.DECODER)):
         _link(folder / name, model)
         _link(folder / "models" / name, model)
@@ -113,8 +111,9 @@ def place(tmp_path_factory):
         (folder / name).write_text(text)
     (folder / "paragraph.txt").write_text(text[:300])
     (folder / "prompts.txt").write_text("\n".join(" ".join(map(str, range(300 + i, 308 + i))) for i in range(32)))
-    for name, model in (("step1", kq.models.ENCODER), ("step2", kq.models.ENCODER)):
-        (folder / f"{name}.json").write_text(kq.look(model, text=folder / "reviews.txt").to_json())
+    look = kq.look(kq.models.ENCODER, text=folder / "paragraph.txt").to_json()
+    for name in ("step1", "step2"):
+        (folder / f"{name}.json").write_text(look)
     _picture(folder / "photo.jpg")
     torch.manual_seed(0)
     weights = {f"trunk.{layer}.{one}.weight": torch.randn(16, 16) for layer in (0, 1) for one in "qk"}
@@ -150,6 +149,13 @@ def _saved(folder: Path, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
+def seeing(place, tmp_path_factory):
+    """Models that see are there, too."""
+    _link(place / "path/to/seeing", _saved(tmp_path_factory.mktemp("seeing"), "vilt"))
+    _link(place / "path/to/vit", _saved(tmp_path_factory.mktemp("vit"), "vit"))
+
+
+@pytest.fixture(scope="module")
 def scheduler():
     """The address of a cluster with one worker."""
     distributed = pytest.importorskip("distributed")
@@ -165,6 +171,8 @@ def _names(word: str) -> list[str]:
 @pytest.mark.parametrize("page", BY_PAGE)
 def test_commands_run_one_after_the_other(page, place, tmp_path, monkeypatch, request):
     """In the order of the page and in one folder, as a reader would."""
+    if any("--image" in command or "vit" in command for command in RUN[page]):
+        request.getfixturevalue("seeing")
     for thing in place.iterdir():
         (tmp_path / thing.name).symlink_to(thing)
     monkeypatch.chdir(tmp_path)
@@ -178,8 +186,10 @@ def test_commands_run_one_after_the_other(page, place, tmp_path, monkeypatch, re
             written = written.replace("path/to/model", "path/to/seeing")
         words = [name for word in shlex.split(written)[1:] for name in _names(word)]
         words += SMALLER if "--fit" in words else []
-        if words == ["look"] or (words[0] == "ablate" and "--text" in words):
-            words += ["--tokens", "1500", "--length", "32"]  # every head and part is run on the text
+        if words == ["look"]:
+            words += ["--tokens", "1500", "--length", "32"]
+        if words[0] == "ablate" and "--text" in words:
+            words += ["--tokens", "512", "--length", "16"]  # every head and part is run on the text
         done = CliRunner().invoke(cli.app, words, env={"COLUMNS": "100"})
         assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}"
         for option in ("--html", "--json", "--csv", "--picture", "--save"):

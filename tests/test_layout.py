@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -59,6 +60,11 @@ HEAVY = [
 ]
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
@@ -80,22 +86,25 @@ def modules():
     return [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_go_upwards(path):
-    own = package_of(path)
-    assert own in PACKAGES, f"{own} is no package of the layout"
-    for package in imported_packages(ast.parse(path.read_text())) - {own}:
-        if package in PACKAGES:
-            assert PACKAGES.index(package) < PACKAGES.index(own), f"{own} imports {package}, which is below it"
-        else:
-            assert hasattr(kq, package), f"{own} imports {package}, which is neither a package nor a public name"
+def test_every_module_is_in_a_package_of_the_layout():
+    assert {package_of(path) for path in modules()} == set(PACKAGES)
+
+
+@pytest.mark.parametrize("own", PACKAGES)
+def test_imports_go_upwards(own):
+    for path in modules():
+        for package in imported_packages(tree(path)) - {own} if package_of(path) == own else ():
+            if package in PACKAGES:
+                assert PACKAGES.index(package) < PACKAGES.index(own), f"{path} imports {package}, which is below it"
+            else:
+                assert hasattr(kq, package), f"{path} imports {package}, which is neither a package nor a public name"
 
 
 def test_the_one_call_downwards_is_from_reading_to_report():
     calls = [
         (package_of(path), node.args[0].value)
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Call)
         and getattr(node.func, "id", getattr(node.func, "attr", "")) == "import_module"
         and isinstance(node.args[0], ast.Constant)
@@ -108,19 +117,6 @@ def test_folders_stay_small():
     for folder in {path.parent for root in (SOURCE, STUDIES) for path in root.rglob("*.py")}:
         count = len(list(folder.glob("*.py")))
         assert count <= 16, f"{folder.name} holds {count} files"
-
-
-def test_opening_a_look_loads_no_other_kind():
-    reading = kq.look(torch.nn.MultiheadAttention(8, 2))
-    code = f"""
-import sys, keyquery as kq
-look = kq.Reading.load({reading.to_json()!r})
-assert look.kind == "look"
-left = ("keyquery.estimators", "keyquery.instruments.causes", "keyquery_studies.", "matplotlib")
-print([name for name in sys.modules if name.startswith(left) and name != "keyquery_studies.registry"])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_every_kind_and_display_is_where_the_registries_say():
@@ -153,15 +149,22 @@ def test_importing_and_first_steps_are_light():
     assert loaded.split() == ["[]"] * len(STEPS)
 
 
-def test_readings_are_written_without_the_packages_of_the_command_line():
-    code = """
+def test_opening_a_look_loads_no_other_kind_and_writing_it_needs_no_package_of_the_command_line():
+    reading = kq.look(torch.nn.MultiheadAttention(8, 2))
+    code = f"""
 import sys
 sys.modules.update(rich=None, typer=None)
-import keyquery.report, keyquery as kq, torch
+import keyquery as kq
+look = kq.Reading.load({reading.to_json()!r})
+assert look.kind == "look"
+left = ("keyquery.estimators", "keyquery.instruments.causes", "keyquery_studies.", "matplotlib")
+print([name for name in sys.modules if name.startswith(left) and name != "keyquery_studies.registry"])
+import keyquery.report, torch
 reading = kq.look(torch.nn.MultiheadAttention(8, 2))
 assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_public_names():
@@ -246,7 +249,7 @@ def public_definitions(tree):
 
 def test_every_public_function_and_method_has_a_docstring():
     for path in (*modules(), *STUDIES.rglob("*.py")):
-        for node in public_definitions(ast.parse(path.read_text())):
+        for node in public_definitions(tree(path)):
             assert ast.get_docstring(node), f"{path.name}: {node.name}"
 
 
@@ -254,7 +257,7 @@ def test_files_and_functions_stay_small():
     for path in (*modules(), *STUDIES.rglob("*.py")):
         text = path.read_text()
         assert len(text.splitlines()) <= 420, f"{path.name} is too long to read in one sitting"
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef):
                 said = node.body[0] if ast.get_docstring(node) else None  # parameters are told one by one: no code
                 lines = node.end_lineno - node.lineno - (said.end_lineno - said.lineno + 1 if said else 0)
@@ -320,7 +323,7 @@ def test_files_are_written_by_one_module():
         for root in (SOURCE, STUDIES)
         for path in root.rglob("*.py")
         if path != SOURCE / "support" / "files.py"
-        for name in writes(ast.parse(path.read_text()))
+        for name in writes(tree(path))
     }
     assert found <= WRITERS, f"written past keyquery.support.files: {sorted(found - WRITERS)}"
 

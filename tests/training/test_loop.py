@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -120,28 +122,21 @@ def test_a_spare_run_writes_its_checkpoint_only_where_it_is_broken_off(tmp_path,
     assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), fresh.parameters(), strict=True))
 
 
-KILLED = """
-import sys, time, torch
-sys.path.insert(0, {root!r})
-from tests.training.test_loop import draw, loss, small
-from keyquery.training import Recipe, train
-def after(step, model):
-    print(step, flush=True)
-    time.sleep(0.1)
-train(small(), draw, loss, Recipe(60, check_every=5), checkpoint={file!r}, after=after)
-"""
+def train_slowly(file):
+    train(small(), draw, loss, Recipe(60, check_every=5), checkpoint=file, after=lambda step, model: time.sleep(0.1))
 
 
 def test_a_kill_leaves_a_checkpoint_to_go_on_from(tmp_path):
-    file, root = tmp_path / "run.checkpoint", os.getcwd()
-    command = [sys.executable, "-c", KILLED.format(root=root, file=str(file))]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    file = tmp_path / "run.checkpoint"
+    process = get_context("fork").Process(target=train_slowly, args=(file,))
+    with warnings.catch_warnings(action="ignore"):  # of threads, which the child does not use
+        process.start()
     while not file.exists():
         time.sleep(0.02)
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+        assert process.is_alive()
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     whole, resumed = small(), small()
     train(whole, draw, loss, Recipe(60, check_every=5))
     train(resumed, draw, loss, Recipe(60, check_every=5), checkpoint=file)

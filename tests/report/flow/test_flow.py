@@ -87,6 +87,7 @@ def test_a_notebook_shows_the_page():
     assert made()[1]._repr_html_().startswith("<iframe")
 
 
+@pytest.mark.few(1)  # those of a look are written in every format
 @pytest.mark.parametrize(("name", "start"), [("f.svg", b"<?xml"), ("f.png", b"\x89PNG"), ("f.pdf", b"%PDF")])
 def test_pictures(name, start):
     assert report.picture_bytes(Path(name), made()[1]).startswith(start)

@@ -4,8 +4,8 @@ import base64
 import hashlib
 import json
 import re
-import sys
 from html import unescape
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -235,7 +235,7 @@ def test_a_page_of_a_text_has_tokens_and_directions(tmp_path):
 def test_targets_are_checked_before_any_work(tmp_path, monkeypatch, arguments, words):
     (tmp_path / "old.html").write_text("old")
     monkeypatch.setattr(
-        sys.modules["keyquery.cli.look"], "look_at", lambda *_, **__: pytest.fail("the model was looked at")
+        import_module("keyquery.cli.look"), "look_at", lambda *_, **__: pytest.fail("the model was looked at")
     )
     told = run(cli.app, ["look", *(argument.format(dir=tmp_path) for argument in arguments)])
     assert told.exit_code != 0

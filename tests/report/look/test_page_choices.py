@@ -39,13 +39,21 @@ def options(tab):
     return tab.locator("#map option").evaluate_all("all => all.map(one => one.value)")
 
 
-def amounts(tab):
-    """How strongly each head is coloured, and in which of two colours."""
-    cells = tab.locator(".cell[data-head]").evaluate_all(
-        "all => all.map(one => [one.dataset.head, parseFloat(one.style.getPropertyValue('--amount')), "
-        "one.style.getPropertyValue('--tone')])"
-    )
-    return {place: (amount, tone) for place, amount, tone in cells}
+# Every figure is chosen, and what then stands there is told, in one call: each call would draw the page.
+CHOOSE_EACH = """() => [...document.querySelectorAll('#map option')].map(one => one.value).map(key => {
+    const select = document.querySelector('#map select');
+    select.value = key;
+    select.dispatchEvent(new Event('input', {bubbles: true}));
+    select.dispatchEvent(new Event('change', {bubbles: true}));
+    if (document.querySelector('#map select').value !== key) throw new Error(key);
+    const end = document.getElementById('map').getBoundingClientRect().right + 1;
+    const parts = [...document.querySelectorAll('#map .scale > *, #map select')];
+    const inside = parts.every(one => one.getBoundingClientRect().right <= end);
+    const cells = [...document.querySelectorAll('.cell[data-head]')].map(one => [one.dataset.head,
+        parseFloat(one.style.getPropertyValue('--amount')), one.style.getPropertyValue('--tone')]);
+    const ends = document.querySelector('.ends-of')?.getAttribute('aria-label');
+    return {key, cells, ends, inside, width: document.documentElement.scrollWidth};
+})"""
 
 
 def test_any_figure_of_the_reading_colours_the_map(visit, look):
@@ -55,10 +63,10 @@ def test_any_figure_of_the_reading_colours_the_map(visit, look):
         *found
     }
     assert not [key for key in found if re.search(r"eigenvalues|note|intervals", key)]
-    for key in found[1:]:  # the first is the parts, which is no figure
-        tab.locator("#map select").select_option(key)
+    for each in tab.evaluate(CHOOSE_EACH)[1:]:  # the first is the parts, which is no figure
+        key = each["key"]
         values = {f"{h['layer']}.{h['head']}": value_of(h, key) for h in look.heads if value_of(h, key) is not None}
-        shown = amounts(tab)
+        shown = {place: (amount, tone) for place, amount, tone in each["cells"]}  # how strong, in which of two colours
         assert shown.keys() == values.keys(), key
         negative = {tone for place, (_, tone) in shown.items() if values[place] < 0}
         positive = {tone for place, (_, tone) in shown.items() if values[place] > 0}
@@ -66,7 +74,7 @@ def test_any_figure_of_the_reading_colours_the_map(visit, look):
         for tone in negative | positive:  # within a colour, more is stronger
             some = sorted((abs(values[p]), amount) for p, (amount, own) in shown.items() if own == tone and values[p])
             assert [amount for _, amount in some] == sorted(amount for _, amount in some), key
-        low, high = (three(end) for end in tab.locator(".ends-of").get_attribute("aria-label")[5:].split(" to "))
+        low, high = (three(end) for end in each["ends"][5:].split(" to "))
         assert low <= min(values.values()) + 0.005 * abs(min(values.values())), key
         assert high >= max(values.values()) - 0.005 * abs(max(values.values())), key
 
@@ -91,14 +99,11 @@ def test_the_legend_and_the_drop_down_fit(visit, look):
     tab = visit(look)
     for width in (340, 1700):
         tab.set_viewport_size({"width": width, "height": 800})
-        for key in options(tab):
-            tab.locator("#map select").select_option(key)
-            assert tab.evaluate("document.documentElement.scrollWidth") <= width, (key, width)
-            inside = tab.evaluate(
-                "[...document.querySelectorAll('#map .scale > *, #map select')].every(one => "
-                "one.getBoundingClientRect().right <= document.getElementById('map').getBoundingClientRect().right + 1)"
-            )
-            assert inside, (key, width)
+        shown = tab.evaluate(CHOOSE_EACH)
+        assert [each["key"] for each in shown] == options(tab)
+        for each in shown:
+            assert each["width"] <= width, (each["key"], width)
+            assert each["inside"], (each["key"], width)
 
 
 def test_back_and_forward_walk_over_what_was_chosen(visit, look):
@@ -133,22 +138,28 @@ def rows(tab):
     return tab.locator("#table tbody tr").evaluate_all("all => all.map(one => one.dataset.head)")
 
 
+CLICK_EACH = """keys => keys.map(key => [key, ...[1, 2].map(() => {
+    document.querySelector(`[data-focus="${CSS.escape('sort ' + key)}"]`).click();
+    const rows = [...document.querySelectorAll('#table tbody tr')].map(one => one.dataset.head);
+    return [rows, [...document.querySelectorAll('th[aria-sort]')].map(one => one.getAttribute('aria-sort'))];
+})])"""
+
+
 def test_every_column_sorts_both_ways(visit, look):
     tab = visit(look)
     tab.locator("#table summary").click()
     places = [f"{head['layer']}.{head['head']}" for head in look.heads]
     assert rows(tab) == places
-    for key in options(tab)[1:]:
+    for key, *sorts in tab.evaluate(CLICK_EACH, options(tab)[1:]):  # in one call: each would draw the page
         values = [value_of(head, key) for head in look.heads]
-        for down in (True, False):
-            tab.evaluate("key => document.querySelector(`[data-focus=\"${CSS.escape('sort ' + key)}\"]`).click()", key)
+        for (found, said), down in zip(sorts, (True, False), strict=True):
             way = -1 if down else 1
             order = sorted(
                 range(len(places)),
                 key=lambda i: (values[i] is None, 0 if values[i] is None else way * short(values[i])),
             )
-            assert rows(tab) == [places[i] for i in order], (key, down)
-            assert tab.locator("th[aria-sort]").get_attribute("aria-sort") == ("descending" if down else "ascending")
+            assert found == [places[i] for i in order], (key, down)
+            assert said == ["descending" if down else "ascending"]
     tab.get_by_role("button", name="label", exact=True).click()
     words = tab.locator("#table td.words").all_inner_texts()
     assert words == sorted(words, key=lambda text: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", text)])
