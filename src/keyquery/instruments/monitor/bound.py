@@ -184,7 +184,7 @@ def _by_squaring(matrix: Tensor) -> Tensor:
         for _ in range(AT_ONCE):
             matrix = matrix @ matrix
         traces.append(_trace(matrix))
-    powers = 0.5 ** (1 * torch.arange(len(traces), dtype=matrix.dtype, device=matrix.device))
+    powers = 0.5 ** (AT_ONCE * torch.arange(len(traces), dtype=matrix.dtype, device=matrix.device))
     return (torch.stack(traces, -1).log() @ powers).exp()
 
 
