@@ -1,0 +1,104 @@
+"""Compile every Triton kernel for Hopper GPUs, without one: `python -m tests.hopper`, in a process of its own.
+
+The interpreter that tests use elsewhere accepts what the compiler refuses. Here each launch on CPU tensors compiles its
+kernel down to machine code for compute capability 9.0 and runs nothing, so results are whatever memory held.
+"""
+
+# ruff: noqa: E402
+import os
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+triton.knobs.runtime.interpret = False  # kernels are compiled,
+os.environ["TRITON_INTERPRET"] = "1"  # and CPU tensors are taken all the same
+
+import keyquery as kq
+from keyquery.forms.kernels.tridiagonal import eigenvalues
+from keyquery.instruments.monitor.statistics import logit_statistics
+from keyquery.layers import blockwise
+from keyquery.surgery.dial.widen import HalfTurn, widen
+
+TYPES = {
+    **{torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"},
+    **{torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8", torch.int8: "i8", torch.bool: "i1"},
+}
+SHORT = (torch.float32, torch.bfloat16, torch.float16)
+compiled: dict[str, int] = {}
+
+
+def compile_only(self, *args, grid, warmup, **options):
+    """In place of a launch."""
+    values = dict(zip(self.arg_names, args, strict=False))
+    values |= {name: options.pop(name) for name in self.arg_names if name in options}
+    values |= {name: 0 for name in values if name == "STATIC"}  # a loop that only the interpreter needs
+    constants = {param.name for param in self.params if param.is_constexpr}
+    constants |= {name for name, value in values.items() if value is None or value is True or value is False}
+    signature = {name: "constexpr" if name in constants else kind_of(value) for name, value in values.items()}
+    fixed = {(self.arg_names.index(name),): values[name] for name in constants}
+    binary = triton.compile(ASTSource(self, signature, fixed), GPUTarget("cuda", 90, 32), options)
+    assert binary.asm["cubin"]
+    compiled[self.__name__] = compiled.get(self.__name__, 0) + 1
+
+
+def kind_of(value):
+    """Triton's name of an argument's type."""
+    if isinstance(value, torch.Tensor):
+        return f"*{TYPES[value.dtype]}"
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def primal(dtype, features):
+    """The kernels of a layer, forward and backward, with and without padding."""
+    layer = kq.PrimalAttention(32, 2, rank=8, features=features, impl="triton", dtype=dtype)
+    for mask in (None, torch.ones(2, 64, dtype=torch.bool)):
+        x = torch.randn(2, 64, 32, dtype=dtype, requires_grad=True)
+        out = layer(x, mask=mask)
+        (out.float().sum() + kq.regularizer(layer)).backward()
+
+
+def statistics(mask, causal, dtype):
+    """Those of attention logits."""
+    query, key = torch.randn(2, 4, 40, 24, dtype=dtype), torch.randn(2, 2, 40, 24, dtype=dtype)
+    logit_statistics(query, key, 0.2, mask, causal, impl="triton")
+
+
+def dialled(dtype, start, interleaved):
+    """Queries and keys of dialled attention, forward and backward."""
+    queries, keys, at_query, at_key = torch.randn(4, 2, 2, 45, 24, dtype=dtype)
+    angles = kq.Rope(16).angles(torch.arange(45.0)[None])
+    turn = HalfTurn(angles.cos().float(), angles.sin().float(), start, interleaved)
+    parts = [part.requires_grad_() for part in (queries, keys)]
+    wide = widen(*parts, at_query, at_key, torch.rand(5, 2, dtype=torch.float64), 45, True, True, turn, impl="triton")
+    sum(part.float().sum() for part in wide).backward()
+
+
+def blocks(share):
+    """Attention in float32 by blocks of scores."""
+    query, key, value = torch.randn(3, 2, 40, 8, requires_grad=True).unbind()
+    blockwise.attend(query, key, value, 0.3, share).sum().backward()
+
+
+def main():
+    """Compile them all, and say how many variants of each there are."""
+    JITFunction.run = compile_only
+    for dtype in SHORT:
+        primal(dtype, "cosine")
+        for mask in (None, torch.ones(40, 40, dtype=torch.bool), torch.zeros(40, 40, dtype=dtype)):
+            statistics(mask, False, dtype)
+        statistics(None, True, dtype)
+        dialled(dtype, 0, False)
+        dialled(dtype, 4, True)
+    primal(torch.float32, "elu")
+    blocks(0.0)
+    blocks(0.1)
+    eigenvalues(torch.eye(20, dtype=torch.float64).repeat(2, 1, 1))
+    for name, count in compiled.items():
+        print(f"{name.rpartition('.')[2]}: {count}")
+
+
+if __name__ == "__main__":
+    main()
