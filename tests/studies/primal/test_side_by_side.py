@@ -10,7 +10,7 @@ from keyquery_studies.common.stacked import stacked
 from keyquery_studies.primal.arena import text_training
 from keyquery_studies.primal.arena.model import Classifier
 from keyquery_studies.primal.arena.side_by_side import SAMPLINGS, SIDES
-from keyquery_studies.primal.arena.stacked import _released, _sampled, _samples_padding, initial, losses
+from keyquery_studies.primal.arena.stacked import STACKED, _released, _sampled, initial, losses, samples_padding
 from keyquery_studies.primal.arena.text_training import TextRun, TextTraining, accuracy
 from keyquery_studies.primal.released_code import published_regularizer
 from keyquery_studies.primal.study import Plan, run
@@ -92,11 +92,18 @@ def test_a_training_ends_when_no_model_improves(attention: str, monkeypatch: pyt
     assert [row["curve"] for row in early] == [row["curve"][:1] for row in rows]
 
 
-def test_accuracy_of_cut_texts_is_that_of_whole_ones() -> None:
-    run = TextRun(attention="primal", seed=0, data="", length=24, batch=4)
-    weights = stacked([initial("primal", seed, (256, 24, 2), run.primal()) for seed in range(3)], "cpu")
-    tokens, labels = texts(19, 0)
-    _, logits = losses(weights, "primal", 0.0, tokens.expand(3, -1, -1), labels.expand(3, -1), training=False)
+@pytest.mark.parametrize("attention", STACKED)
+def test_accuracy_of_cut_texts_is_that_of_whole_ones(attention: str) -> None:
+    run = TextRun(attention=attention, seed=0, data="", length=64, batch=4)
+    primal = None if attention == "general" else {"rank": 1, "eta": 0.05}  # 10 of 64 tokens are sampled
+    models = 8
+    weights = stacked([initial(attention, seed, (256, 64, 2), primal) for seed in range(models)], "cpu")
+    generator = torch.Generator().manual_seed(0)
+    real = torch.arange(64) < torch.randint(4, 40, (40, 1), generator=generator)
+    tokens = torch.randint(1, 256, (40, 64), generator=generator) * real
+    labels = torch.zeros(40, dtype=torch.long)
+    inputs = tokens.expand(models, -1, -1), labels.expand(models, -1)
+    _, logits = losses(weights, attention, 0.0, *inputs, training=False)
     torch.testing.assert_close(accuracy(run, weights, (tokens, labels)), (logits.argmax(-1) == labels).float().mean(1))
 
 
@@ -139,8 +146,8 @@ def test_variants_differ_in_where_tokens_are_sampled_alone(variant: str, usual: 
     real = torch.arange(20) < 11
     own = {name.removeprefix("body.blocks.0.attention."): weight for name, weight in weights.items()}
     x = torch.randn(2, 60, 64)
-    sample, used = _sampled(own, x, real.expand(2, 3, 20), everywhere=_samples_padding(variant))
-    places = [row * 19 // 9 for row in range(10)] if _samples_padding(variant) else [row * 10 // 9 for row in range(10)]
+    sample, used = _sampled(own, x, real.expand(2, 3, 20), everywhere=samples_padding(variant))
+    places = [row * 19 // 9 for row in range(10)] if samples_padding(variant) else [row * 10 // 9 for row in range(10)]
     assert used.tolist() == [[place < 11 for place in places]] * 6
     assert torch.equal(sample[0], x[0, places])
 

@@ -29,7 +29,8 @@ def compared(
 ) -> list[dict[str, Any]]:
     """Every arm at all rates with the first seed, then at its best rate with all seeds; a single rate is not tuned.
 
-    Rows are kept in `folder`, and those of an earlier call are not computed again; after `late`, none is begun.
+    Rows are kept in `folder`, and those of an earlier call are not computed again, unless time ended them; after
+    `late`, none is begun, and those under way end at their next evaluation.
     """
     rows: dict[TextRun, dict[str, Any]] = {}
 
@@ -48,13 +49,18 @@ def trained(runs: Sequence[TextRun], folder: Path, device: str, late: Late = lam
     store = Store(folder / "results")
     splits: dict[str, Split] = {}
     for attention in dict.fromkeys(run.attention for run in runs):
-        todo = [run for run in dict.fromkeys(runs) if run.attention == attention and not store.done(run.name)]
+        todo = [run for run in dict.fromkeys(runs) if run.attention == attention and not _finished(store, run)]
         if todo and not late():
             splits = splits or _load(folder, device, todo[0].length)
             for run, row in zip(todo, TextTraining(todo, splits, device).train(late), strict=True):
                 store.write(run.name, row)
     missing = {"partial": True, "validation": None}
     return [store.read(run.name) if store.done(run.name) else missing for run in runs]
+
+
+def _finished(store: Store, run: TextRun) -> bool:
+    """Whether a run has a row that was not cut short by the time."""
+    return store.done(run.name) and store.read(run.name)["ended"] != "time"
 
 
 def _load(folder: Path, device: str, length: int) -> dict[str, Split]:

@@ -73,7 +73,7 @@ def losses(
     penalty = x.new_zeros(models)
     for block in range(DEPTH):
         own = within(weights, f"body.blocks.{block}.")
-        attend = partial(_released if released(attention) else _primal, everywhere=_samples_padding(attention))
+        attend = partial(_released if released(attention) else _primal, everywhere=samples_padding(attention))
         if attention == "general":
             attend = partial(_softmax, cuts=cuts, training=training)
         mixed, error = attend(within(own, "attention."), norm(own, "attention_norm", x), mask)
@@ -105,7 +105,7 @@ def _softmax(
     return linear(own, "output", mixed.transpose(1, 2).reshape(x.shape)), x.new_zeros(len(mask))
 
 
-def _samples_padding(attention: str) -> bool:
+def samples_padding(attention: str) -> bool:
     """Whether tokens are sampled among all positions, as released, or among real tokens."""
     return attention in ("released", "released, all positions", "primal, sampling padding")
 

@@ -16,7 +16,7 @@ from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.stacked import Adam, Replayed, Weights, stacked
 from keyquery_studies.common.store import result_name
 from keyquery_studies.primal.arena.model import DEPTH, DROPOUT, HEADS, HIDDEN, WIDTH
-from keyquery_studies.primal.arena.stacked import STACKED, initial, losses, released
+from keyquery_studies.primal.arena.stacked import STACKED, initial, losses, released, samples_padding
 from keyquery_studies.primal.arena.tasks import SPLITS, TASKS
 
 TASK = TASKS["text"]
@@ -150,14 +150,15 @@ class TextTraining:
 
 @torch.no_grad()
 def accuracy(run: TextRun, weights: Weights, split: Split) -> Tensor:
-    """The share of right answers of every model; texts are sorted by length and cut, but for the released layer."""
+    """The share of right answers of every model; texts are sorted by length and cut, unless padding has an effect."""
     tokens, labels = split
     models = len(weights["places"])
     right = torch.zeros(models, device=tokens.device)
     lengths = (tokens > 0).sum(1)
     order = lengths.argsort()
+    whole = released(run.attention) or samples_padding(run.attention)
     for rows in order.split(2 * run.batch):
-        cut = tokens.shape[1] if released(run.attention) else max(int(lengths[rows[-1]]), 1)
+        cut = tokens.shape[1] if whole else max(int(lengths[rows[-1]]), 1)
         inputs, truth = tokens[rows, :cut].expand(models, -1, -1), labels[rows].expand(models, -1)
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
             logits = losses(weights, run.attention, 0.0, inputs, truth, training=False)[1]
