@@ -160,7 +160,7 @@ def _test_offspring(
     losses = texts.losses(size, first, plan)
     tuned = offspring(plan, texts, picked(first, parents), device, end)
     twins = {kind: groups[kind] for kind in ("same data", "same seed")} | {"distilled": tuned.pop("distilled")}
-    _saved(size, twins["distilled"], models, "distilled")
+    _saved(size, twins["distilled"], models, "distilled", again=True)  # trained anew after an interruption
     for number, base in enumerate(parents):
         own_tuned = {name: single(weights, number) for name, weights in tuned.items()}
         stranger = parents[number - 1]
@@ -173,9 +173,9 @@ def _test_offspring(
             pool.put("kin", kin, models, f"base-{base}", f"{kind}-{number}", (), f"base-{base}", facts)
 
 
-def _saved(size: Size, weights: Weights, folder: Path, group: str) -> None:
+def _saved(size: Size, weights: Weights, folder: Path, group: str, again: bool = False) -> None:
     for number in range(len(weights["query"])):
-        if not (folder / f"{group}-{number}" / "model.safetensors").exists():
+        if again or not (folder / f"{group}-{number}" / "model.safetensors").exists():
             save(size, single(weights, number), folder / f"{group}-{number}")
 
 

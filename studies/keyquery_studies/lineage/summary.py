@@ -70,7 +70,7 @@ def _by_models(rows: Rows, p: Float[np.ndarray, " pairs"], distance: float) -> f
     """How often the distribution of p-values over models drawn with replacement is so far from that of all."""
     draw = np.random.default_rng(0)
     names = sorted({row[side] for row in rows for side in ("first", "second")})
-    order = np.argsort(p)
+    order = np.argsort(p, kind="stable")  # ties in the same order on every machine
     pairs = np.array([[names.index(row[side]) for side in ("first", "second")] for row in rows])[order]
     observed = np.arange(1, len(p) + 1) / len(p)
     larger = 0
