@@ -84,12 +84,14 @@ class Rounds:
                 ranked = _ranked(candidates, strengths[x], strengths[y])
                 separating, union, place = _strongest(self.test, x, y, ranked)
                 if separating is not None:
-                    removed.append((x, y, separating, union, ranked[place:]))
+                    price = ranked[place - 1][0][0]
+                    others = [z for (cost, _), z in ranked[place:] if cost == price]
+                    removed.append((x, y, separating, union, others))
         for x, y, *_ in removed:
             graph.remove(x, y)
         for x, y, separating, union, others in removed:
             common = graph.adjacent[x] & graph.adjacent[y]
-            further = [(0, separating), *((0, z) for (cost, _), z in others if z & common and cost == others[0][0][0])]
+            further = [(0, separating), *((0, z) for z in others if z & common)]
             best, found = _best(self.test, x, y, further)
             self.separations[x, y], self.unions[x, y] = separating if best is None else best, union | found
         return tested
