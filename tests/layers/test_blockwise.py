@@ -89,12 +89,14 @@ def test_layers_between_rows_use_it(monkeypatch):
     """The same outputs and gradients as fused attention, where the choice is for blocks."""
     layer = kq.DatapointAttention(3, 8, heads=2, published=True).to(DEVICE)
     x = torch.randn(1, 20, 3, 8, device=DEVICE, requires_grad=True)
-    found = []
+    found, attend, calls = [], blockwise.attend, []
+    monkeypatch.setattr(blockwise, "attend", lambda *parts: calls.append(parts) or attend(*parts))
     for chosen in (True, False):
         for module in (kq.layers.datapoints, cpu_dropout):
             monkeypatch.setattr(module, "large_in_float32", lambda query, key, chosen=chosen: chosen)
         monkeypatch.setattr(kq.layers.datapoints, "SHORT", 0)
         out = layer(x)
         found.append((out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])))
+    assert len(calls) == 1
     for ours, theirs in zip(*found, strict=True):
         assert (ours - theirs).norm() <= 1e-5 * theirs.norm() + 1e-6

@@ -97,8 +97,8 @@ class Between(Attention):
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch heads n r"]:
         """Attention output; fused, except where the fused kernels are slower."""
         dropout = self.dropout if self.training else 0.0
-        short = key.shape[-2] <= SHORT
-        by_hand = short or large_in_float32(query, key) if query.is_cuda else dropout > 0
+        slow = key.shape[-2] <= SHORT if query.is_cuda else dropout > 0
+        by_hand = slow or large_in_float32(query, key)
         if not by_hand or torch.compiler.is_compiling():
             return self._attend(query, key, value, None, None, False)[0]
         parts = extend(query, key, value, self._key_norm(key))
