@@ -30,8 +30,9 @@ import keyquery as kq
 ROOT = Path(__file__).parent
 # Pages whose examples train, resample, or analyse a model on text: more than a few seconds each.
 SLOW_PAGES = {
-    *("ablate", "atlas", "attention", "choosing", "datapoints", "events", "primal", "rerank", "series", "transport"),
-    *("vision_language", "studies/circuit", "studies/lineage", "studies/objectives", "studies/vision_language"),
+    *("ablate", "atlas", "attention", "choosing", "datapoints", "events", "primal", "rerank", "series", "survey"),
+    *("transport", "vision_language", "words"),
+    *("studies/circuit", "studies/lineage", "studies/objectives", "studies/vision_language"),
 }
 # Examples that train.
 SLOW_EXAMPLES = {

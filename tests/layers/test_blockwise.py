@@ -22,7 +22,7 @@ def parts(n=7, m=300, heads=3):
 
 
 @pytest.mark.parametrize("cells", CELLS)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_without_dropout_it_is_attention_and_its_gradients(cells, monkeypatch):
     monkeypatch.setattr(blockwise, "CELLS", cells)
     given = parts()
@@ -41,7 +41,7 @@ def plain(given, weight, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("cells", CELLS)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_with_dropout_weights_are_whole_or_gone_and_gradients_are_of_the_same(cells, monkeypatch):
     monkeypatch.setattr(blockwise, "CELLS", cells)
     query, key, value = parts()

@@ -301,6 +301,7 @@ def leak(made, n):
     return (asked(made, table._replace(values=values)) - asked(made, table)).abs().max().item()
 
 
+@pytest.mark.slow
 @pytest.mark.unchecked
 def test_a_small_network_looks_up_the_target_of_a_twin():
     made = looked_up(n=6, embedding=16, depth=2, heads=2, steps=350, lr=4e-3)

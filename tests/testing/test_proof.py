@@ -267,6 +267,7 @@ def test_a_type_that_is_proven_to_be_wrong_is_refused(tmp_path, monkeypatch):
         assert layer.notes == () if words is None else layer.notes[0].startswith(words)
 
 
+@pytest.mark.slow
 def test_proofs_are_kept(tmp_path):
     cache = tmp_path / "proofs.jsonl"
     seen = []

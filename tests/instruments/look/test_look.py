@@ -362,6 +362,7 @@ def test_command_line_takes_patterns(tmp_path):
     assert "1.1 " in result.output
 
 
+@pytest.mark.slow
 def test_without_a_model_the_two_that_ship_stand_side_by_side(tmp_path):
     out = tmp_path / "out.json"
     result = run(cli.app, ["look", "--tokens", "6000", "--json", str(out)])
@@ -405,6 +406,7 @@ def test_shares_depend_on_the_window_and_are_measured_in_several(decoder):
         kq.look(path, lengths=[4])
 
 
+@pytest.mark.slow
 def test_half_a_window_of_a_causal_model_is_a_window_of_half_the_length():
     ids = torch.randint(300, 4000, (64, 24), generator=torch.Generator().manual_seed(1))
     whole, half = (
@@ -427,6 +429,7 @@ def test_inputs_are_not_cut_and_their_window_is_their_own_length(tokens):
     assert data["tokens"] == 20 * tokens  # half of the sequences; the others give the means
 
 
+@pytest.mark.slow
 def test_the_length_of_windows_can_be_chosen_without_a_model(tmp_path):
     out = tmp_path / "out.json"
     done = run(cli.app, ["look", "-q", "--length", "16", "--tokens", "640", "--json", str(out)])

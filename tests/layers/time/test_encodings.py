@@ -328,7 +328,8 @@ def test_a_coefficient_that_has_vanished_poisons_no_gradient():
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("kind", ["normal", pytest.param("mercer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["normal", "mercer"])
 def test_codes_compile(kind):
     code, times = made(kind).eval(), irregular(2, 5)
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
