@@ -16,7 +16,7 @@ c, and sums and differences of q and k are only as exact as the longer of the tw
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.util import find_spec
 
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from keyquery.forms.derivatives import differentiated, first_order
 from keyquery.forms.kernels import blas
@@ -43,7 +44,7 @@ class Core:
     zero. If n = 2r, Q is in the first r coordinates only. Rows are balanced and about 1 in size: Q is the query
     times 2^(lift − unit), K the key times 2^(−lift − unit). All matrices and spectra here are therefore those of
     M / 4^unit; `restored` takes them back. `independent` rows have no small differences to protect: both parts then
-    come from M itself.
+    come from M itself. `gram` is the Gram matrix of the factors [Q; K] themselves, where the core comes from it.
     """
 
     query: Float[Tensor, "*batch r n"]
@@ -51,15 +52,25 @@ class Core:
     lift: Float[Tensor, "*batch r 1"]
     unit: Float[Tensor, "*batch 1 1"]
     independent: bool = False
+    gram: Float[Tensor, "*batch m m"] | None = None
 
     def restored(self, values: Tensor) -> Tensor:
         """Values (*batch) or (*batch, n) in units of M itself; beyond the range of float64 they are 0 or infinite."""
         return restored(values, self.unit)
 
-    @property
+    @cached_property
     def key(self) -> Tensor:
         """K = Q − 2N."""
         return self.query - 2 * self.half
+
+    @property
+    def key_gram(self) -> Tensor | None:
+        """KKᵀ, (..., r, r), where it is known without a product."""
+        if self.gram is None:
+            return None
+        rank = self.query.shape[-2]
+        power = -self.lift - self.unit
+        return times(times(self.gram[..., rank:, rank:], power), power.mT)
 
     @property
     def own_query(self) -> Tensor:
@@ -71,7 +82,7 @@ class Core:
     def symmetric(self) -> Tensor:
         """S = PᵀP − NᵀN, P = Q − N, as an n×n matrix."""
         if self.independent:
-            return (self._square + self._square.mT) / 2
+            return self._part(1.0)
         mean = self.query - self.half
         return mean.mT @ mean - self.half.mT @ self.half
 
@@ -79,7 +90,7 @@ class Core:
     def skew(self) -> Tensor:
         """A = NᵀP − PᵀN, as an n×n matrix."""
         if self.independent:
-            return (self._square - self._square.mT) / 2
+            return self._part(-1.0)
         cross = self.half.mT @ (self.query - self.half)
         return cross - cross.mT
 
@@ -88,11 +99,18 @@ class Core:
         """The rows of M that can be non-zero: r × n if n = 2r, else n × n."""
         return self.own_query.mT @ self.key
 
-    @cached_property
-    def _square(self) -> Tensor:
-        """M with all rows, including those that are zero."""
-        rows, width = self.matrix.shape[-2:]
-        return torch.nn.functional.pad(self.matrix, (0, 0, 0, width - rows))
+    def _part(self, sign: float) -> Tensor:
+        """(M ± Mᵀ)/2 of M = [X Y; 0 0]: [(X ± Xᵀ)/2 Y/2; ±Yᵀ/2 0]."""
+        first, last = self._blocks
+        top = torch.cat(((first + sign * first.mT) / 2, last / 2), dim=-1)
+        rest = last.shape[-1]
+        return torch.cat((top, pad(sign / 2 * last.mT, (0, rest))), dim=-2)
+
+    @property
+    def _blocks(self) -> tuple[Tensor, Tensor]:
+        """X and Y of M = [X Y; 0 0]."""
+        rows = self.matrix.shape[-2]
+        return self.matrix[..., :rows], self.matrix[..., rows:]
 
     @property
     def energies(self) -> tuple[Tensor, Tensor]:
@@ -103,6 +121,11 @@ class Core:
     @cached_property
     def squares(self) -> tuple[Tensor, Tensor]:
         """(‖S‖², ‖A‖²) in the units of the core."""
+        if self.independent:  # from M, which is half as large as either
+            first, last = self._blocks
+            beside = last.square().sum((-2, -1)) / 2
+            symmetric, skew = (((first + sign * first.mT) / 2).square().sum((-2, -1)) for sign in (1, -1))
+            return symmetric + beside, skew + beside
         return self.symmetric.square().sum((-2, -1)), self.skew.square().sum((-2, -1))
 
     @cached_property
@@ -149,6 +172,7 @@ def core(query: Tensor, key: Tensor, covariance: Tensor | None = None, fits: boo
     `fits`: squares of the factors are known to be within the range of float64.
     """
     rank, dim = query.shape[-2:]
+    unscaled = fits or torch.float64 not in (query.dtype, key.dtype)
     (query, size_query), (key, size_key) = _in_range(query, fits), _in_range(key, fits)
     if covariance is not None:
         covariance, size = halved(covariance.double())
@@ -157,7 +181,7 @@ def core(query: Tensor, key: Tensor, covariance: Tensor | None = None, fits: boo
         return _paired(*weighted(query, key, covariance), size_query, size_key)
     fast, trusted = _by_cholesky(query, key, covariance, size_query, size_key)
     if trusted.all():
-        return fast
+        return replace(fast, gram=fast.gram if covariance is None and unscaled else None)
     chosen = (t.expand(*trusted.shape, *t.shape[-2:])[~trusted] for t in (query, key, size_query, size_key))
     query, key, size_query, size_key = chosen
     slow = _by_qr(*weighted(query, key, covariance), size_query, size_key)
@@ -250,10 +274,10 @@ def product_svd(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor,
     return q_left @ u[..., :rank], values[..., :rank], q_right @ vh[..., :rank, :].mT
 
 
-def _paired(query: Tensor, key: Tensor, size_query: Tensor, size_key: Tensor, independent: bool = False) -> Core:
-    """The core of rows that are the factors' rows divided by 2^size."""
+def _paired(query: Tensor, key: Tensor, size_query: Tensor, size_key: Tensor, gram: Tensor | None = None) -> Core:
+    """The core of rows that are the factors' rows divided by 2^size; they are independent if they come from `gram`."""
     query, key, lift, unit = balanced(query, key, size_query, size_key)
-    return Core(query, (query - key) / 2, lift, unit, independent)
+    return Core(query, (query - key) / 2, lift, unit, gram is not None, gram)
 
 
 def _by_qr(query: Tensor, key: Tensor, size_query: Tensor, size_key: Tensor) -> Core:
@@ -282,7 +306,7 @@ def _by_cholesky(
         factor = torch.linalg.cholesky(torch.where(trusted[..., None, None], unit, eye))
     rows = factor * size.unsqueeze(-1)
     rank = query.shape[-2]
-    core = _paired(rows[..., :rank, :], rows[..., rank:, :], size_query, size_key, independent=True)
+    core = _paired(rows[..., :rank, :], rows[..., rank:, :], size_query, size_key, gram)
     apart, whole = (torch.linalg.matrix_norm(t.detach()) for t in (core.half, core.query))
     return core, trusted & (inverse * whole <= TRUSTED_INVERSE * apart)
 

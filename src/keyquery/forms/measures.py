@@ -13,7 +13,7 @@ from torch import Tensor
 from keyquery.forms.core import Core, balanced, restored, row_exponents, span, times
 from keyquery.forms.derivatives import differentiated, refuse_nan
 from keyquery.forms.display import brief
-from keyquery.forms.kernels.blas import matmul
+from keyquery.forms.kernels.blas import square_sums
 from keyquery.support.checks import broadcast, check_choice
 
 # Zero tolerances: of a form relative to its factors, of an eigenvalue relative to its form.
@@ -235,7 +235,7 @@ class Measures(ABC):
         core = self.core()
         factor = self.wide()[side == "key"]
         if not other.requires_grad and other.shape[-1] > other.shape[-2]:
-            other = _as_square(other)
+            other = _as_square(other, core.key_gram if side == "query" else None)
         scaled, rows = times(other, exponents), times(core.query if side == "query" else core.key, -exponents)
         if all(torch.linalg.vector_norm(t.detach(), dim=-1).amax() < LARGE for t in (scaled, rows)):
             return factor, scaled.to(factor.dtype)  # a pass over the factor less
@@ -288,16 +288,15 @@ def _column_lengths(factor: Tensor, other: Tensor) -> Tensor:
         first = start if lower else 0  # above it a triangular block is zero
         rows, block = factor[..., first:, :], other[..., first:, start : start + BLOCK].mT
         if shared:
-            product = matmul(block.flatten(-3, -2), rows.squeeze(-3)).unflatten(-2, block.shape[-3:-1])
+            squares += square_sums(block.flatten(-3, -2), rows.squeeze(-3), block.shape[-3])
         else:
-            product = matmul(block, rows)
-        squares += product.square_().sum(-2, dtype=torch.float64)
+            squares += square_sums(block, rows).squeeze(-2)
     return squares.sqrt_()
 
 
-def _as_square(rows: Tensor) -> Tensor:
-    """Rows (..., r, n) in r coordinates, with the same lengths and angles."""
-    factor, failed = torch.linalg.cholesky_ex(rows @ rows.mT)
+def _as_square(rows: Tensor, gram: Tensor | None) -> Tensor:
+    """Rows (..., r, n) in r coordinates, with the same lengths and angles; `gram`: those of all pairs, if known."""
+    factor, failed = torch.linalg.cholesky_ex(rows @ rows.mT if gram is None else gram)
     pivots = factor.diagonal(dim1=-2, dim2=-1)
     well = (failed == 0) & (pivots.amin(-1) > 1e-4 * pivots.amax(-1))
     return factor if well.all() else rows @ span(rows)

@@ -11,10 +11,11 @@ from functools import cache
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from keyquery.forms.derivatives import differentiated
+from keyquery.support.checks import broadcast
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -54,6 +55,28 @@ def matmul(first: Float[Tensor, "*batch m k"], second: Float[Tensor, "*batch k n
     matrices = (t.reshape(-1, *t.shape[-2:]).numpy() for t in (first, second, out))
     for left, right, product in zip(*matrices, strict=True):
         np.dot(left, right, out=product)
+    return out
+
+
+def square_sums(
+    first: Float[Tensor, "*batch m k"], second: Float[Tensor, "*batch k n"], parts: int = 1
+) -> Float64[Tensor, "*batch parts n"]:
+    """Squared lengths of the columns of first @ second, summed over each of so many equal parts of its rows.
+
+    The product is in one piece of memory, whatever the batch: fresh memory costs as much as the sums.
+
+    >>> square_sums(torch.tensor([[3.0, 4.0], [4.0, -3.0]]), torch.eye(2))
+    tensor([[25., 25.]], dtype=torch.float64)
+    """
+    if not usable(first, second) or not first.dtype == second.dtype == torch.float64:
+        return (first @ second).unflatten(-2, (parts, -1)).square().sum(-2, dtype=torch.float64)
+    batch, (m, n) = broadcast(first.shape[:-2], second.shape[:-2]), (first.shape[-2], second.shape[-1])
+    out = first.new_empty(*batch, parts, n)
+    expanded = (t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]).numpy() for t in (first, second, out))
+    product = np.empty((parts, m // parts, n))
+    for left, right, sums in zip(*expanded, strict=True):
+        np.dot(left, right, out=product.reshape(m, n))
+        np.einsum("pmn,pmn->pn", product, product, out=sums)
     return out
 
 
