@@ -28,12 +28,12 @@ from torch.nn.functional import pad
 
 from keyquery.forms.derivatives import differentiated, first_order
 from keyquery.forms.kernels import blas
+from keyquery.forms.kernels.products import inner, symmetric_product
 from keyquery.support.checks import broadcast
 
 # Largest norm of the inverse Cholesky factor at which the Gram matrix is trusted: eleven digits are left. Where N is
 # small against Q, the inverse must be smaller by as much, for the digits to be those of N.
 TRUSTED_INVERSE = 1e5
-SMALLEST = 32  # rows of a block of a symmetric product: products of fewer are slow
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,37 +336,6 @@ def _gram(query: Tensor, key: Tensor, covariance: Tensor | None) -> Tensor:
     gram[..., rank:, rank:] = symmetric_product(key, None if covariance is None else on_key)
     gram[..., :rank, rank:], gram[..., rank:, :rank] = cross, cross.mT
     return gram
-
-
-def symmetric_product(factor: Tensor, on_factor: Tensor | None = None) -> Tensor:
-    """on_factor @ factorᵀ, which is symmetric, by default factor @ factorᵀ: about half of it is computed on a CPU.
-
-    >>> symmetric_product(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    tensor([[ 5., 11.],
-            [11., 25.]])
-    """
-    if on_factor is None and blas.usable(factor):
-        return blas.matmul(factor, factor.mT)
-    on_factor = factor if on_factor is None else on_factor
-    middle = factor.shape[-2] // 2
-    if middle < SMALLEST or factor.device.type != "cpu":
-        return on_factor @ factor.mT
-    first, last = (slice(None, middle), slice(middle, None))
-    corner = on_factor[..., last, :] @ factor[..., first, :].mT
-    head, tail = (symmetric_product(factor[..., part, :], on_factor[..., part, :]) for part in (first, last))
-    return torch.cat((torch.cat((head, corner.mT), -1), torch.cat((corner, tail), -1)), -2)
-
-
-def inner(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch n d"]) -> Float[Tensor, "*batch r n"]:
-    """query @ keyᵀ; under GQA queries are multiplied as one tall matrix, since matmul would copy the key.
-
-    >>> inner(torch.ones(1, 3, 2, 4), torch.ones(1, 1, 5, 4)).shape
-    torch.Size([1, 3, 2, 5])
-    """
-    if query.ndim > 2 and query.ndim == key.ndim and key.shape[-3] == 1:
-        tall = blas.matmul(query.flatten(-3, -2), key.squeeze(-3).mT)
-        return tall.unflatten(-2, query.shape[-3:-1])
-    return blas.matmul(query, key.mT)
 
 
 def row_exponents(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:

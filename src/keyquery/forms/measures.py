@@ -236,6 +236,8 @@ class Measures(ABC):
         factor = self.wide()[side == "key"]
         if not other.requires_grad and other.shape[-1] > other.shape[-2]:
             other = _as_square(other, core.key_gram if side == "query" else None)
+        if core.gram is not None:  # squares of factors, and of their products, are known to be in range
+            return factor, times(other, exponents)
         scaled, rows = times(other, exponents), times(core.query if side == "query" else core.key, -exponents)
         if all(torch.linalg.vector_norm(t.detach(), dim=-1).amax() < LARGE for t in (scaled, rows)):
             return factor, scaled.to(factor.dtype)  # a pass over the factor less

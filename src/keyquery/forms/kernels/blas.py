@@ -59,8 +59,8 @@ def matmul(first: Float[Tensor, "*batch m k"], second: Float[Tensor, "*batch k n
 
 
 def square_sums(
-    first: Float[Tensor, "*batch m k"], second: Float[Tensor, "*batch k n"], parts: int = 1
-) -> Float64[Tensor, "*batch parts n"]:
+    first: Float[Tensor, "*#batch m k"], second: Float[Tensor, "*#batch k n"], parts: int = 1
+) -> Float64[Tensor, "*out parts n"]:
     """Squared lengths of the columns of first @ second, summed over each of so many equal parts of its rows.
 
     The product is in one piece of memory, whatever the batch: fresh memory costs as much as the sums.

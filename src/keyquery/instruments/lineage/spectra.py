@@ -14,7 +14,8 @@ from torch import Tensor
 
 from keyquery.checkpoints import Layer
 from keyquery.forms import Form
-from keyquery.forms.core import eigenvalues, inner, symmetric_product
+from keyquery.forms.core import eigenvalues
+from keyquery.forms.kernels.products import inner, symmetric_product
 
 TRUSTED = 1e-3  # smallest diagonal entry of the Cholesky factor of unit rows, at which float32 products keep 3 digits
 SMALLEST = 1e-8  # squared singular values relative to the largest, at which float64 squares keep 7 digits of them

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.checkpoints import Heads
-from keyquery.forms.core import inner, symmetric_product
+from keyquery.forms.kernels.products import inner, symmetric_product
 from keyquery.instruments.lineage.fingerprint import in_halves
 from keyquery.support.progress import Progress, silent
 

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import Form, Rope
-from keyquery.forms.core import symmetric_product
 from keyquery.forms.kernels.blas import matmul
+from keyquery.forms.kernels.products import symmetric_product
 from keyquery.forms.measures import column_directionality
 from keyquery.forms.offsets import energies
 from keyquery.instruments.look.on_data import by_head
