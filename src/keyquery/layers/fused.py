@@ -121,8 +121,8 @@ def extend(query: Tensor, key: Tensor, value: Tensor, terms: tuple[Tensor, ...])
 
 
 def _not_narrow(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Long narrow heads on a CPU, padded with zeros, which change no score: 8 dimensions take up to 1.7 times as long
-    as 16, since the matrix products of the kernel are made for multiples of 16."""
+    """Long narrow heads on a CPU, padded with zeros, which change no score: 8 dimensions were measured to take up to
+    1.7 times as long as 16; from 12 on, the two are level."""
     width, least = key.shape[-1], min(query.shape[-2], key.shape[-2])
     narrow = width < CPU_WIDTH and width == value.shape[-1] and least >= CPU_TOKENS
     if not narrow or key.dtype != torch.float32 or key.device.type != "cpu":
