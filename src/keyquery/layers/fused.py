@@ -10,6 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
+CPU_WIDTH = 16  # narrower heads take torch's CPU kernel longer than heads padded to it, in float32
+CPU_TOKENS = 64  # with fewer, padding costs more than it saves
+
 
 def attend(
     query: Float[Tensor, "batch heads n r"],
@@ -49,7 +52,7 @@ def attend(
         hidden = torch.finfo(key.dtype).min / (1 if key.dtype == torch.float16 else 4)
         terms = (*terms, torch.zeros_like(key[..., 0]).masked_fill(~real[:, None], hidden))
         seen = _sees(real, is_causal, n)[:, None, :, None]
-    query, key, value = extend(query, key, value, terms)
+    query, key, value = _not_narrow(*extend(query, key, value, terms))
     grouped = query.shape[1] != key.shape[1]
     if visible is not None or not is_causal or n == 1:
         out = scaled_dot_product_attention(query, key, value, visible, dropout, scale=scale, enable_gqa=grouped)
@@ -115,6 +118,17 @@ def extend(query: Tensor, key: Tensor, value: Tensor, terms: tuple[Tensor, ...])
     query = pad(torch.cat((query, ones), -1), (0, blank))
     key = pad(torch.cat((key, torch.stack(terms, -1).to(key.dtype)), -1), (0, blank))
     return query, key, value if narrow else pad(value, (0, max(key.shape[-1] - value.shape[-1], 0)))
+
+
+def _not_narrow(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Long narrow heads on a CPU, padded with zeros, which change no score: 8 dimensions were measured to take up to
+    1.7 times as long as 16; from 12 on, the two are level."""
+    width, least = key.shape[-1], min(query.shape[-2], key.shape[-2])
+    narrow = width < CPU_WIDTH and width == value.shape[-1] and least >= CPU_TOKENS
+    if not narrow or key.dtype != torch.float32 or key.device.type != "cpu":
+        return query, key, value
+    query, key, value = (pad(part, (0, CPU_WIDTH - width)) for part in (query, key, value))
+    return query, key, value
 
 
 def _sees(real: Tensor, is_causal: bool, n: int) -> Bool[Tensor, "batch n"]:

@@ -11,8 +11,8 @@ from torch.nn.functional import normalize
 
 import keyquery as kq
 from keyquery.checkpoints.fitted import saved_network
-from keyquery.estimators.rerank import learned
-from keyquery.estimators.rerank.base import ROWS
+from keyquery.estimators.inputs.vectors import Asked
+from keyquery.estimators.rerank import base, learned
 from keyquery.estimators.rerank.learned import Lists
 from keyquery.estimators.rerank.network import (
     ALPHA,
@@ -164,13 +164,48 @@ def test_items_below_the_top_stay_where_they_are(fitted, unseen):
     assert (scores.diff(dim=1) <= 0).all()
 
 
-def test_batches_do_not_matter(fitted, unseen, monkeypatch):
+@pytest.mark.parametrize("limits", [{"ROWS": {"cpu": 25}}, {"FLOATS": 64 * 60}, {"FLOATS": 1}])  # 1, 2 and 1 lists
+def test_batches_do_not_matter(fitted, unseen, monkeypatch, limits):
     queries, database, _ = unseen
     order, scores = fitted.rerank(queries, database)
-    monkeypatch.setitem(ROWS, "cpu", 25)
+    for name, value in limits.items():
+        monkeypatch.setattr(base, name, value)
     again, same = fitted.rerank(queries, database)
     assert torch.equal(order, again)
     assert torch.allclose(scores, same, atol=1e-6)
+
+
+@pytest.mark.parametrize(("widest", "expected"), [(1, [7, 1]), (3072, [1] * 8), (2048, [1] * 8), (2046, [2] * 4)])
+def test_batches_of_wide_networks_are_smaller(widest, expected):
+    lists = torch.zeros(8, 1024, dtype=torch.long)
+    asked = Asked(torch.zeros(8, 2), torch.zeros(1, 2))
+    assert [len(some) for some in base.in_batches(asked, lists, widest=widest)] == expected
+
+
+@torch.no_grad()
+def test_scores_are_those_of_a_network_written_out():
+    """Lists of odd length, one batch of several and a last one of fewer, against every product in float64."""
+    vectors = normalize(torch.randn(60, 10, generator=torch.Generator().manual_seed(0)), dim=1)
+    asked, lists = Asked(vectors[:7], vectors), search(vectors[:7], vectors, 23)
+    torch.manual_seed(0)
+    model = kq.Reranker(heads=3, device="cpu")
+    model.network_ = network = model._network(anchors=9, width=15)
+    for weight in network.parameters():
+        weight.add_(torch.randn_like(weight) / 4)
+    scores = model._scores(asked, lists)
+    network.double()
+    for query, candidates, found in zip(asked.queries.double(), lists, scores, strict=True):
+        rows = torch.cat((query.unsqueeze(0), vectors[candidates].double()))
+        x = network.tokens(rows @ rows[:9].T)
+        for block in network.blocks:
+            layer, y = block.attention, block.attention_norm(x)
+            parts = (part(y).view(24, 3, 5).transpose(0, 1) for part in (layer.query, layer.key, layer.value))
+            q, k, v = parts
+            x = x + layer.output((torch.softmax(q @ k.mT / 5**0.5, -1) @ v).transpose(0, 1).reshape(24, 15))
+            x = x + block.mlp(block.mlp_norm(x))
+        expected = torch.nn.functional.cosine_similarity(x[1:], x[:1])
+        assert expected.std() > 1e-2
+        assert (found - expected).abs().max() < 1e-5
 
 
 @torch.no_grad()

@@ -21,6 +21,9 @@ from keyquery.support.checks import check_count
 from keyquery.support.progress import bars
 
 ROWS = {"cpu": 8192, "cuda": 131_072}  # candidates per batch
+# Most floats of a batch's widest activations on a CPU. The allocator maps larger tensors anew each time, and faulting
+# their pages in takes longer than larger matrix products save.
+FLOATS = 2**22
 Own = TypeVar("Own", bound="ListReranker")
 
 
@@ -182,10 +185,13 @@ def by_score(
     return torch.cat((lists[:, :top].gather(1, order), lists[:, top:]), 1), scores.gather(1, order)
 
 
-def in_batches(asked: Asked, lists: Int64[Tensor, "q top"], verbose: bool = False) -> Iterator[Int64[Tensor, " some"]]:
-    """Query indices in batches that fit into memory; `verbose` shows progress."""
-    each = lists.shape[1] + 1
-    size = max(ROWS[asked.queries.device.type] // each, 1)
+def in_batches(
+    asked: Asked, lists: Int64[Tensor, "q top"], verbose: bool = False, widest: int = 1
+) -> Iterator[Int64[Tensor, " some"]]:
+    """Query indices in batches that fit into memory; `verbose` shows progress, `widest` is the floats per candidate."""
+    device, each = asked.queries.device.type, lists.shape[1] + 1
+    rows = min(ROWS[device], FLOATS // widest) if device == "cpu" else ROWS[device]
+    size = max(rows // each, 1)
     batches = torch.arange(len(lists), device=lists.device).split(size)
     with bars(verbose) as progress:
         yield from progress(batches, "re-ranking", len(batches))

@@ -219,8 +219,9 @@ class Reranker(ListReranker, SavedEstimator):
         network = self.network_.to(device).eval()
         check_anchors(network.anchors, lists.shape[1])
         half_precision = device.type == "cuda" and asked.queries.dtype == torch.float32
+        widest = max(layer.out_features for layer in network.modules() if isinstance(layer, nn.Linear))
         scores = []
-        for chosen in in_batches(asked, lists, self.verbose):
+        for chosen in in_batches(asked, lists, self.verbose, widest):
             affinity = affinities(rows_of(asked, lists, chosen), network.anchors)
             with torch.autocast(device.type, torch.float16, enabled=half_precision):
                 refined = network(affinity)
