@@ -108,14 +108,12 @@ class Rules:
             return None
         now = history["relative_entropy"][-1]
         where = np.asarray(layers if len(layers) else np.zeros(len(now), int))
-        means = {
-            layer: float(np.nanmean(now[where == layer]))
-            for layer in np.unique(where)
-            if not np.isnan(now[where == layer]).all()
-        }
-        low = {layer: mean for layer, mean in means.items() if mean < self.collapse}
-        if not low:
+        known = ~np.isnan(now)
+        totals, counts = np.bincount(where, np.where(known, now, 0.0)), np.bincount(where, known)
+        below = np.flatnonzero((counts > 0) & (totals < self.collapse * counts))
+        if not len(below):
             return None
+        low = {int(layer): float(np.nanmean(now[where == layer])) for layer in below}
         worst = min(low, key=low.__getitem__)
         heads = np.isin(where, list(low))
         head = int(np.nanargmin(np.where(where == worst, now, np.inf)))
