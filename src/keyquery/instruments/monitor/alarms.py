@@ -86,9 +86,11 @@ class Rules:
         largest = history["largest"]
         now = largest[-1]
         above = now >= self.limit
+        rising = (now >= FLOOR * self.limit) & (len(largest) >= self.window)
+        if not (above | rising).any():  # nearly always
+            return None
         low, slope = predicted(largest[-self.window :], steps[-self.window :], steps[-1] + self.horizon)
-        full = len(largest) >= self.window
-        rising = (low >= math.log(self.limit)) & (slope > 0) & (now >= FLOOR * self.limit) & full
+        rising &= (low >= math.log(self.limit)) & (slope > 0)
         if not (above | rising).any():
             return None
         head = int(np.nanargmax(np.where(above | rising, np.where(np.isnan(now), -np.inf, now), -np.inf)))

@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 from keyquery.instruments.monitor.named_calls import FUSED, NamedCalls
 from keyquery.instruments.monitor.statistics import statistics_by_tile, statistics_of_logits
 
-HEARD = {functional.scaled_dot_product_attention, functional.softmax, torch.softmax, Tensor.softmax}
+FUSED_ATTENTION = functional.scaled_dot_product_attention  # while it is heard, another function has its name
+HEARD = {FUSED_ATTENTION, functional.softmax, torch.softmax, Tensor.softmax}
 SAMPLE = 1024  # tokens of a module's input that are kept for its shares
 
 
@@ -106,7 +107,7 @@ class Interception(TorchFunctionMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         self.unnamed = True
         kwargs = kwargs or {}
-        self._read(func is functional.scaled_dot_product_attention, args, kwargs)
+        self._read(func is FUSED_ATTENTION, args, kwargs)
         self._inside = True  # functional.softmax calls Tensor.softmax
         try:
             return func(*args, **kwargs)

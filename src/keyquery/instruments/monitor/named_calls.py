@@ -11,11 +11,11 @@ from threading import get_ident
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 FUSED, SOFTMAX = "scaled_dot_product_attention", "softmax"
-PLACES: tuple[tuple[Any, str], ...] = ((functional, FUSED), (functional, SOFTMAX), (torch, SOFTMAX), (Tensor, SOFTMAX))
+# Not Tensor.softmax: a change of the class empties Python's cache of the methods of all tensors.
+PLACES: tuple[tuple[Any, str], ...] = ((functional, FUSED), (functional, SOFTMAX), (torch, SOFTMAX))
 
 
 class Hearer(Protocol):
@@ -46,27 +46,22 @@ class NamedCalls:
 
 
 _HEARERS: list[tuple[int, Hearer]] = []
-_REPLACED: list[tuple[Any, str, Any]] = []  # what stood in the places; None where it was inherited
+_REPLACED: list[tuple[Any, str, Any]] = []  # what stood in the places
 
 
 def _install() -> None:
-    if _REPLACED or not _HEARERS:
-        return
-    for place, name in PLACES:
-        _REPLACED.append((place, name, vars(place).get(name)))
-        setattr(place, name, _listener(name, getattr(place, name)))
+    if not _REPLACED:
+        for place, name in PLACES:
+            _REPLACED.append((place, name, getattr(place, name)))
+            setattr(place, name, _listener(place, name, getattr(place, name)))
 
 
 def _remove() -> None:
     while _REPLACED:
-        place, name, function = _REPLACED.pop()
-        if function is None:
-            delattr(place, name)
-        else:
-            setattr(place, name, function)
+        setattr(*_REPLACED.pop())
 
 
-def _listener(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _listener(place: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         thread = get_ident()
         hearers = [hearer for of, hearer in _HEARERS if of == thread]
@@ -74,11 +69,12 @@ def _listener(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         for hearer in hearers:
             hearer.called(name, args, kwargs)
-        _remove()  # calls inside are not heard again, and function modes that compare with the name find the function
+        setattr(place, name, function)  # function modes that compare what is called with the name find it there
         try:
             return function(*args, **kwargs)
         finally:
-            _install()
+            if _REPLACED:
+                setattr(place, name, call)
             for hearer in hearers:
                 hearer.returned()
 

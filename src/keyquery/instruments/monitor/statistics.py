@@ -78,19 +78,14 @@ def statistics_by_tile(
         return _with_entries(_reference(query, key, scale, mask, causal), query, key).unsqueeze(0)
 
 
-def merge_statistics(parts: Float[Tensor, "*layers parts 7 heads"]) -> Float[Tensor, "*layers 7 heads"]:
-    """Statistics of several batches as one.
+def merge_statistics(parts: Float[Tensor, "*layers parts rows heads"]) -> Float[Tensor, "*layers rows heads"]:
+    """Statistics of several batches as one, with or without the row of entries, which is the last.
 
     >>> merge_statistics(torch.tensor([[2.0, 0, 1, 0, 1, 1, 3], [1, -1, 1, 0, 1, 1, 4]]).unsqueeze(-1))[:, 0]
     tensor([ 2., -1.,  2.,  0.,  2.,  2.,  4.])
     """
     if parts.shape[-3] == 1:
         return parts.squeeze(-3)
-    return _merged(parts)
-
-
-def _merged(parts: Float[Tensor, "*layers parts rows heads"]) -> Float[Tensor, "*layers rows heads"]:
-    """With or without the row of entries, which is the last."""
     largest, smallest, sums, entry = parts.split((1, 1, 4, parts.shape[-2] - 6), -2)
     return torch.cat((largest.amax(-3), smallest.amin(-3), sums.sum(-3), entry.amax(-3)), -2)
 
@@ -185,5 +180,5 @@ def _joined(parts: list[Tensor], blocks: list[tuple[slice, slice]], heads: int) 
     by_rows: dict[int, list[Tensor]] = {}
     for part, (rows, _) in zip(parts, blocks, strict=True):
         by_rows.setdefault(rows.start, []).append(part)
-    flat = torch.cat([_merged(torch.stack(each)) for each in by_rows.values()], -1)
-    return _merged(flat.unflatten(-1, (-1, heads)).transpose(0, 1))
+    flat = torch.cat([merge_statistics(torch.stack(each)) for each in by_rows.values()], -1)
+    return merge_statistics(flat.unflatten(-1, (-1, heads)).transpose(0, 1))
