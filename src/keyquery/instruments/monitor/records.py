@@ -195,17 +195,21 @@ class Recorder:
         if not self.records or "clips" in self.records[-1]:
             return []
         record = self.records[-1]
-        layers = {module_of(layer.name, self._modules()): layer.index for layer in reversed(list(heads))}
-        clips: list[dict[str, Any]] = []
-        gammas: dict[int, dict[int, float]] = {}
-        for head, largest in zip(self.heads, record["values"]["largest"], strict=True):
-            module = head["name"].rpartition(".")[0]
-            if largest is not None and largest > tau:
-                gammas.setdefault(layers[module], {})[head["head"]] = tau / largest
-                clips.append(
-                    {"step": record["step"], "name": head["name"], "largest": largest, "factor": tau / largest}
-                )
-        if clips:
+        values = record["values"].get("largest", [None] * len(self.heads))  # left out where all are NaN
+        high = [
+            (head, largest)
+            for head, largest in zip(self.heads, values, strict=True)
+            if largest is not None and largest > tau
+        ]
+        clips = [
+            {"step": record["step"], "name": head["name"], "largest": largest, "factor": tau / largest}
+            for head, largest in high
+        ]
+        if high:  # otherwise layers are not read, which takes long, and fails where weights are NaN
+            layers = {module_of(layer.name, self._modules()): layer.index for layer in reversed(list(heads))}
+            gammas: dict[int, dict[int, float]] = {}
+            for head, largest in high:
+                gammas.setdefault(layers[head["name"].rpartition(".")[0]], {})[head["head"]] = tau / largest
             clip_heads(model, heads, gammas)
         record["clips"] = clips
         if clips:
