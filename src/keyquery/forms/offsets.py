@@ -55,7 +55,7 @@ def energies(gram: Float[Tensor, "*batch n n"], rope: Rope | None, offsets: Floa
         norm, trace = ((left * right.mT).sum((-2, -1)) for left, right in ((gram_query, gram_key), (cross, cross)))
         return Energies(*(each.expand(len(offsets), *gram.shape[:-2]) for each in (norm, norm, trace, trace)))
     (p_query, n_query), (p_key, n_key), (p, n) = (_in_planes(t, rope) for t in (gram_query, gram_key, cross))
-    frequencies = nn.functional.pad(rope.angles(1.0).to(gram.device), (0, p.shape[-1] - rope.dims // 2))
+    frequencies = nn.functional.pad(rope.angles(gram.new_ones(())), (0, p.shape[-1] - rope.dims // 2))
     # The factor on cosine and sine belongs to queries as well as to keys.
     factors = torch.ones_like(frequencies)
     factors[: rope.dims // 2] = rope.factor**2
@@ -95,6 +95,6 @@ def rotations(rope: Rope | None, offsets: Tensor, rank: int) -> Float[Tensor, "o
     eye = torch.eye(rank, dtype=torch.float64, device=offsets.device)
     if rope is None:
         return eye.expand(len(offsets), rank, rank)
-    factor = rope.rotate(eye, 0.0)
+    factor = rope.rotate(eye, offsets.new_zeros(()))
     # Rows of the rotated identity are R's columns.
     return factor.mT @ rope.rotate(eye.expand(len(offsets), rank, rank), offsets[:, None].double()).mT

@@ -9,6 +9,7 @@ real text are measured over its token pairs (`capture.scores`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -29,14 +30,14 @@ class Visible:
     causal: bool
     window: int | None = None
 
-    def offsets(self) -> Int[Tensor, " offsets"]:
+    def offsets(self, device: Any = None) -> Int[Tensor, " offsets"]:
         """Every offset that occurs, ascending."""
         reach = min(self.length, self.window or self.length) - 1
-        return torch.arange(-reach, 1 if self.causal else reach + 1)
+        return torch.arange(-reach, 1 if self.causal else reach + 1, device=device)
 
-    def seen(self) -> Float[Tensor, "length offsets"]:
+    def seen(self, device: Any = None) -> Float[Tensor, "length offsets"]:
         """Which offsets each query sees, 0 or 1."""
-        at = torch.arange(self.length)[:, None] + self.offsets()
+        at = torch.arange(self.length, device=device)[:, None] + self.offsets(device)
         return ((at >= 0) & (at < self.length)).double()
 
 
@@ -56,7 +57,7 @@ def shares(
     rank = mean.shape[-1] // 2
     query_mean, key_mean = mean[..., :rank], mean[..., rank:]
     of_query, of_key = covariance[..., :rank, :rank], covariance[..., rank:, rank:]
-    offsets, seen = visible.offsets().to(mean.device), visible.seen().to(mean.device)
+    offsets, seen = visible.offsets(mean.device), visible.seen(mean.device)  # a copy to a GPU would wait for it
     # A query sees m keys, and their mean score is subtracted: 1 − 1/m of the variance of a content term remains.
     weight = ((1 - 1 / seen.sum(1)) @ seen) / seen.sum()
     turns = rotations(rope, offsets, rank)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad, scaled_dot_product_attention
+from torch.nn import functional
+from torch.nn.functional import linear, pad
 
 CPU_WIDTH = 16  # narrower heads take torch's CPU kernel longer than heads padded to it, in float32
 CPU_TOKENS = 64  # with fewer, padding costs more than it saves
@@ -55,14 +56,16 @@ def attend(
     query, key, value = _not_narrow(*extend(query, key, value, terms))
     grouped = query.shape[1] != key.shape[1]
     if visible is not None or not is_causal or n == 1:
-        out = scaled_dot_product_attention(query, key, value, visible, dropout, scale=scale, enable_gqa=grouped)
+        out = functional.scaled_dot_product_attention(
+            query, key, value, visible, dropout, scale=scale, enable_gqa=grouped
+        )
     elif n == m:
-        out = scaled_dot_product_attention(
+        out = functional.scaled_dot_product_attention(
             query, key, value, None, dropout, is_causal=True, scale=scale, enable_gqa=grouped
         )
     else:  # a cache: the last query sees the last key
         bias = _lower_right(query, n, m)
-        out = scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale, enable_gqa=grouped)
+        out = functional.scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale, enable_gqa=grouped)
     out = out[..., :width]
     return (out, None) if visible is None and real is None else (out.where(seen, 0.0), seen)
 

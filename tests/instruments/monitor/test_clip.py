@@ -112,6 +112,17 @@ def test_queries_of_a_group_are_clipped_without_its_other_heads():
     assert torch.equal(kq.read(model)[1].weights.query, heads[1].weights.query)
 
 
+def test_weights_that_are_nan_do_not_stop_a_training_that_clips():
+    torch.manual_seed(0)
+    model, ids = own("general").train(), torch.randint(60, (2, 12))
+    monitor = kq.Monitor(model, every=1, on_alarm=lambda alarm: None)
+    for _ in range(2):
+        model(ids)
+        monitor.step()
+        assert monitor.clip(100.0) == []
+        model.body.blocks[0].attention.key.weight.data.fill_(torch.nan)
+
+
 def test_qk_norm_is_refused():
     config = transformers.Qwen3Config(**SIZES, intermediate_size=48, num_key_value_heads=2, head_dim=8)
     model = transformers.Qwen3ForCausalLM(config).train()

@@ -8,7 +8,7 @@ from keyquery.checkpoints.layer import Layer, Norm, Projections
 from keyquery.forms import Rope
 from keyquery.instruments.monitor import statistics
 from keyquery.instruments.monitor.bound import _by_squaring, logit_bound, product_norm
-from keyquery.instruments.monitor.statistics import logit_statistics, statistics_of_logits
+from keyquery.instruments.monitor.statistics import ENTRY, logit_statistics, statistics_of_logits
 
 
 def logits_of(query, key, scale, mask, causal):
@@ -21,7 +21,7 @@ def logits_of(query, key, scale, mask, causal):
     return logits
 
 
-def brute(logits):
+def brute(logits, query=None, key=None):
     visible = logits > -1e30
     some = visible.any(-1)
     weights = logits.softmax(-1).nan_to_num(0)
@@ -31,7 +31,11 @@ def brute(logits):
     uniform = visible.sum(-1).clamp(min=1).double().log()
     sums = [each.where(some, 0.0).sum((0, 2)) for each in (entropy, sink, uniform)]
     smallest = logits.masked_fill(~visible, torch.inf).amin((0, 2, 3))
-    return torch.stack([logits.amax((0, 2, 3)), smallest, *sums, some.sum((0, 2)).double()])
+    rows = [logits.amax((0, 2, 3)), smallest, *sums, some.sum((0, 2)).double()]
+    if query is not None:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        rows.append(torch.cat((query, key), 2).abs().amax((0, 2, 3)).double())
+    return torch.stack(rows)
 
 
 def masks(kind, n, m):
@@ -67,19 +71,23 @@ def test_statistics_are_those_of_the_whole_matrix(n, m, kv, causal, kind, impl, 
     query, key, mask = torch.randn(3, 4, n, 24) * 3, torch.randn(3, kv, m, 24) * 3, masks(kind, n, m)
     logits = logits_of(query, key, 0.2, mask, causal)
     found = logit_statistics(query, key, 0.2, mask, causal, impl).double()
-    truth = brute(logits)
+    truth = brute(logits, query, key)
     assert torch.allclose(found[:2], truth[:2], rtol=1e-5, atol=1e-5)
     assert torch.allclose(found[2:], truth[2:], rtol=1e-5, atol=1e-4)
+    assert torch.equal(found[ENTRY], truth[ENTRY])
     whole = statistics_of_logits(logits.masked_fill(logits < -1e30, -torch.inf))
     assert torch.allclose(whole[:2], truth[:2], rtol=1e-12)
 
 
-def test_a_nan_is_not_taken_for_a_masked_key():
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Triton's interpreter
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_a_nan_is_not_taken_for_a_masked_key(impl):
     query = torch.ones(1, 2, 3, 4)
     query[0, 1, 2, 0] = torch.nan
-    found = logit_statistics(query, torch.ones(1, 2, 3, 4), 1.0)
+    found = logit_statistics(query, torch.ones(1, 2, 3, 4), 1.0, impl=impl)
     assert found[0, 0] == 4
-    assert not found[:2, 1].isfinite().any()
+    assert found[ENTRY, 0] == 1
+    assert found[[0, 1, ENTRY], 1].isnan().all()
 
 
 @pytest.mark.parametrize("impl", ["reference", "triton"])

@@ -86,9 +86,11 @@ class Rules:
         largest = history["largest"]
         now = largest[-1]
         above = now >= self.limit
+        rising = (now >= FLOOR * self.limit) & (len(largest) >= self.window)
+        if not (above | rising).any():  # nearly always
+            return None
         low, slope = predicted(largest[-self.window :], steps[-self.window :], steps[-1] + self.horizon)
-        full = len(largest) >= self.window
-        rising = (low >= math.log(self.limit)) & (slope > 0) & (now >= FLOOR * self.limit) & full
+        rising &= (low >= math.log(self.limit)) & (slope > 0)
         if not (above | rising).any():
             return None
         head = int(np.nanargmax(np.where(above | rising, np.where(np.isnan(now), -np.inf, now), -np.inf)))
@@ -108,14 +110,12 @@ class Rules:
             return None
         now = history["relative_entropy"][-1]
         where = np.asarray(layers if len(layers) else np.zeros(len(now), int))
-        means = {
-            layer: float(np.nanmean(now[where == layer]))
-            for layer in np.unique(where)
-            if not np.isnan(now[where == layer]).all()
-        }
-        low = {layer: mean for layer, mean in means.items() if mean < self.collapse}
-        if not low:
+        known = ~np.isnan(now)
+        totals, counts = np.bincount(where, np.where(known, now, 0.0)), np.bincount(where, known)
+        below = np.flatnonzero((counts > 0) & (totals < self.collapse * counts))
+        if not len(below):
             return None
+        low = {int(layer): float(np.nanmean(now[where == layer])) for layer in below}
         worst = min(low, key=low.__getitem__)
         heads = np.isin(where, list(low))
         head = int(np.nanargmin(np.where(where == worst, now, np.inf)))

@@ -54,9 +54,9 @@ def logit_bound(layer: Layer, norm: Tensor | float) -> Bound:
     rope = rope if layer.axial is None else layer.axial.rope
     turned = rank if normed or layer.axial is not None else 0 if rope is None else rope.dims
     factor = 1.0 if rope is None else float(rope.factor) ** 2
-    parts = query[:, :, :turned], key[:, :, :turned]
-    squares = _largest_eigenvalues(product_core(query, key), *(part @ part.mT for part in parts))
-    sigma, *longest = (square.clamp(min=0).sqrt() for square in squares)
+    grams = query @ query.mT, key @ key.mT  # blocks of these are the Gram matrices of some dimensions
+    squares = _largest_eigenvalues(_core(*grams), *(gram[..., :turned, :turned] for gram in grams))
+    sigma, *longest = map(_root, squares)
     sides = (
         _length(longest[0], _part(query_bias, turned), layer.query_norm, norm, turned),
         _length(longest[1].expand(longest[0].shape), _part(key_bias, turned), layer.key_norm, norm, turned),
@@ -64,7 +64,8 @@ def logit_bound(layer: Layer, norm: Tensor | float) -> Bound:
     bound = factor * sides[0] * sides[1] if turned else torch.zeros_like(sigma)
     if turned < rank:
         rest_query, rest_key = query[:, :, turned:], key[:, :, turned:]
-        bound = bound + (sigma if turned == 0 else product_norm(rest_query, rest_key)) * norm**2
+        rest = sigma if turned == 0 else _root(largest_eigenvalue(_core(*(g[..., turned:, turned:] for g in grams))))
+        bound = bound + rest * norm**2
         bound = bound + _bias_terms(rest_query, rest_key, query_bias, key_bias, turned, norm)
     bound = layer.scale * bound
     return Bound(sigma.flatten(), (bound if layer.softcap is None else bound.clamp(max=layer.softcap)).flatten())
@@ -140,12 +141,20 @@ def product_norm(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch
     >>> product_norm(torch.diag(torch.tensor([3.0, 1.0])).double(), torch.eye(2).double())
     tensor(3.0000, dtype=torch.float64)
     """
-    return largest_eigenvalue(product_core(query, key)).clamp(min=0).sqrt()
+    return _root(largest_eigenvalue(product_core(query, key)))
+
+
+def _root(square: Tensor) -> Tensor:
+    return square.clamp(min=0).sqrt()
 
 
 def product_core(query: Tensor, key: Tensor) -> Tensor:
     """LᵀKKᵀL, r × r, with LLᵀ = QQᵀ: its eigenvalues are the squared singular values of QᵀK. NaN if there is no L."""
-    gram, other = query @ query.mT, key @ key.mT
+    return _core(query @ query.mT, key @ key.mT)
+
+
+def _core(gram: Tensor, other: Tensor) -> Tensor:
+    """The same from QQᵀ and KKᵀ."""
     size = _trace(gram)[..., None, None]
     shift = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device) * (size * 1e-13 + 1e-300)
     factor, failed = torch.linalg.cholesky_ex(gram + shift)
@@ -178,14 +187,15 @@ def largest_eigenvalue(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*b
 
 def _by_squaring(matrix: Tensor) -> Tensor:
     """λ₁ ≈ tr(Aᵖ)^(1/p). Scaled to a trace of 1, λ₁ is at least 1/r, and 2⁶ powers of it are far from underflow."""
+    batch, matrix = matrix.shape[:-2], matrix.flatten(0, -3) if matrix.ndim > 2 else matrix.unsqueeze(0)
     traces = [_trace(matrix)]
     for _ in range(SQUARINGS // AT_ONCE):
-        matrix = matrix / traces[-1].clamp(min=1e-300)[..., None, None]
+        matrix = matrix / traces[-1].clamp(min=1e-300)[:, None, None]
         for _ in range(AT_ONCE):
-            matrix = matrix @ matrix
+            matrix = torch.bmm(matrix, matrix)  # `@` makes five views each time
         traces.append(_trace(matrix))
     powers = 0.5 ** (AT_ONCE * torch.arange(len(traces), dtype=matrix.dtype, device=matrix.device))
-    return (torch.stack(traces, -1).log() @ powers).exp()
+    return (torch.stack(traces, -1).log() @ powers).exp().reshape(batch)
 
 
 def _trace(matrix: Tensor) -> Tensor:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from keyquery.layers.triton_support import kernel
+from keyquery.layers.triton_support import blocks, kernel, launch, power_of_two
 
 ROWS, COLUMNS = 128, 64  # queries and keys per tile
 NONE, BOOLEAN, ADDED = range(3)  # kinds of masks
@@ -23,21 +22,24 @@ def triton_statistics(
 
     batch, heads, n, rank = query.shape
     m = key.shape[-2]
-    tiles = triton.cdiv(n, ROWS)
-    out = torch.empty(batch, tiles, 6, heads, dtype=torch.float32, device=query.device)
+    tiles = blocks(n, ROWS)
+    out = torch.empty(batch * tiles, 7, heads, dtype=torch.float32, device=query.device)
     kind = NONE if mask is None else BOOLEAN if mask.dtype == torch.bool else ADDED
     shown = None if mask is None else mask.expand(batch, heads, n, m)
     shown = shown.view(torch.uint8) if shown is not None and kind == BOOLEAN else shown
     start = None if first is None else first.expand(batch, heads).to(torch.int32).contiguous()
-    _compiled()[(tiles, batch * heads)](
-        query, key, query if shown is None else shown, out if start is None else start, out,
+    constants = (
+        ("RANK", rank), ("WIDTH", max(power_of_two(rank), 16)), ("MASK", kind), ("CAUSAL", causal),
+        ("FIRST", start is not None), ("ROWS", ROWS), ("COLUMNS", COLUMNS),
+        ("STATIC", 0 if query.is_cuda else blocks(m, COLUMNS)), ("num_warps", 8 if rank > 64 else 4),
+    )  # fmt: skip
+    numbers = (
         *query.stride(), *key.stride(), *((0, 0, 0, 0) if shown is None else shown.stride()),
         heads, heads // key.shape[1], n, m, scale, hidden_below(query.dtype, scale),
-        RANK=rank, WIDTH=max(triton.next_power_of_2(rank), 16), MASK=kind, CAUSAL=causal, FIRST=start is not None,
-        ROWS=ROWS, COLUMNS=COLUMNS, STATIC=0 if query.is_cuda else triton.cdiv(m, COLUMNS),
-        num_warps=8 if rank > 64 else 4,
     )  # fmt: skip
-    return out.view(batch * tiles, 6, heads)
+    tensors = (query, key, query if shown is None else shown, out if start is None else start, out)
+    launch(_compiled(), (tiles, batch * heads), tensors, numbers, constants)
+    return out
 
 
 _KERNEL: list[Any] = []
@@ -47,6 +49,29 @@ def _compiled() -> Any:
     if not _KERNEL:
         _KERNEL.append(kernel(_statistics))
     return _KERNEL[0]
+
+
+def _entry(
+    queries, keys_at, key_row, key_dim, m, tile,
+    RANK: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, STATIC: tl.constexpr,
+):  # fmt: skip
+    """The largest |entry| of a tile of queries, and of its share of the keys, which are divided among the tiles.
+
+    The bits of |x| are ordered as |x| is, and those of NaN are above all: a maximum of floats would drop it.
+    """
+    sizes = queries.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    largest = tl.max(tl.max(sizes, 1), 0)
+    tiles, dims = tl.num_programs(0), tl.arange(0, WIDTH)
+    for share in tl.range(0, STATIC if STATIC > 0 else tl.cdiv(m, tiles * COLUMNS)):
+        columns = (share * tiles + tile) * COLUMNS + tl.arange(0, COLUMNS)
+        spots = keys_at + columns[:, None].to(tl.int64) * key_row + dims[None, :] * key_dim
+        keys = tl.load(spots, mask=(columns[:, None] < m) & (dims[None, :] < RANK), other=0.0)
+        bits = keys.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        largest = tl.maximum(largest, tl.max(tl.max(bits, 1), 0))
+    return largest.to(tl.float32, bitcast=True)
+
+
+entry = kernel(_entry)
 
 
 def _statistics(
@@ -70,8 +95,8 @@ def _statistics(
     largest, smallest = tl.full((ROWS,), -infinity, tl.float32), tl.full((ROWS,), infinity, tl.float32)
     sink, total = tl.full((ROWS,), -infinity, tl.float32), tl.zeros((ROWS,), tl.float32)
     count, weighted = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)  # Σ exp(s − largest)·(s − largest)
-    blocks = tl.cdiv(tl.minimum((tile + 1) * ROWS, m) if CAUSAL else m, COLUMNS)
-    for block in tl.range(0, STATIC if STATIC > 0 else blocks):  # the interpreter cannot loop up to a tensor
+    last = tl.cdiv(tl.minimum((tile + 1) * ROWS, m) if CAUSAL else m, COLUMNS)
+    for block in tl.range(0, STATIC if STATIC > 0 else last):  # the interpreter cannot loop up to a tensor
         columns = block * COLUMNS + tl.arange(0, COLUMNS)
         spots = keys_at + columns[None, :].to(tl.int64) * key_row + dims[:, None] * key_dim
         keys = tl.load(spots, mask=(columns[None, :] < m) & (dims[:, None] < RANK), other=0.0)
@@ -99,14 +124,14 @@ def _statistics(
         weighted = (weighted + shift * total) * shrink + tl.sum(weights * apart, 1)
         total = total * shrink + tl.sum(weights, 1)
         sink = tl.maximum(sink, tl.max(tl.where(columns[None, :] == sink_at, above, -infinity), 1))
-        count += tl.sum(seen.to(tl.float32), 1)
-        largest = top
-    some = count > 0
-    safe = tl.where(some, total, 1.0)
-    spot = out + (sequence * tl.num_programs(0) + tile) * 6 * heads + head
-    tl.store(spot, tl.max(largest, 0))
-    tl.store(spot + heads, tl.min(smallest, 0))
+        count, largest = count + tl.sum(seen.to(tl.float32), 1), top
+    some, safe = count > 0, tl.where(count > 0, total, 1.0)
+    broken = tl.max(((total != total) & (largest < infinity)).to(tl.int32), 0) > 0  # a NaN among the logits
+    spot = out + (sequence * tl.num_programs(0) + tile) * 7 * heads + head
+    tl.store(spot, tl.where(broken, float("nan"), tl.max(largest, 0)))
+    tl.store(spot + heads, tl.where(broken, float("nan"), tl.min(smallest, 0)))
     tl.store(spot + 2 * heads, tl.sum(tl.where(some, tl.log(safe) - weighted / safe, 0.0), 0))
     tl.store(spot + 3 * heads, tl.sum(tl.where(some, tl.exp(sink - tl.where(some, largest, 0.0)) / safe, 0.0), 0))
     tl.store(spot + 4 * heads, tl.sum(tl.where(some, tl.log(tl.maximum(count, 1.0)), 0.0), 0))
     tl.store(spot + 5 * heads, tl.sum(some.to(tl.float32), 0))
+    tl.store(spot + 6 * heads, entry(queries, keys_at, key_row, key_dim, m, tile, RANK, WIDTH, COLUMNS, STATIC))

@@ -108,6 +108,7 @@ class Monitor:
         self.recorder.shared = _shared(model)
         self.count = 0  # optimiser steps so far
         self._interception: Interception | None = None  # of the forward that is running
+        self._named: set[str] = set()  # modules whose attention was heard by its name; empty: to be found out
         self._call: tuple[Any, Any] | None = None  # arguments of a compiled forward
         self._optimiser: Optimizer | None = None
         self._warned: set[str] = set()
@@ -225,9 +226,9 @@ class Monitor:
         else:
             self._safely(self._intercept, args, kwargs)
 
-    def _intercept(self, args: Any, kwargs: Any) -> None:
+    def _intercept(self, args: Any, kwargs: Any, by_name: bool = True) -> None:
         tokens = self.recorder.count % self.structure == 0
-        interception = Interception(self.model, self._head_counts, tokens)
+        interception = Interception(self.model, self._head_counts, tokens, by_name and bool(self._named))
         interception.__enter__()
         if "" in self._head_counts and self._outer is self.model:  # its forward is already running
             interception.begin("", self.model, args, kwargs)
@@ -247,7 +248,7 @@ class Monitor:
         device = device_of(self.model).type
         enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         with untouched(self.model), torch.autocast(device, dtype, enabled), torch.compiler.set_stance("force_eager"):
-            self._intercept(args, kwargs)
+            self._intercept(args, kwargs, by_name=False)  # torch's modules leave functions out where no mode is on
             interception, self._interception = self._interception, None
             assert interception is not None
             try:
@@ -259,8 +260,14 @@ class Monitor:
     def _read(self, interception: Interception) -> None:
         if interception.error is not None:
             raise interception.error
-        if not any(seen.statistics for seen in interception.seen.values()):
+        heard = {name for name, seen in interception.seen.items() if seen.statistics}
+        if lost := self._named & interception.begun - heard:
+            self._named = set()
+            raise ValueError(f"{min(lost)} calls attention in another way than before: its next record is complete")
+        if not heard:
             raise ValueError(f"no attention call of {self.name} went through torch: nothing is recorded")
+        if not interception.by_name:
+            self._named = set() if interception.unnamed else heard
         self.recorder.add(interception.seen, self.layers, interception.keep_tokens)
 
     # Steps
@@ -320,10 +327,15 @@ def _shared(model: nn.Module) -> bool:
 
 
 def _compiled(model: nn.Module) -> bool:
-    return any(  # by its dicts: nn.Module's own lookup of what is missing is slow
-        "_orig_mod" in module._modules or vars(module).get("_compiled_call_impl") is not None
-        for module in model.modules()
-    )
+    """By the modules' dicts: nn.Module's own walk, and its lookup of what is missing, are slow."""
+    modules = [model]
+    while modules:
+        facts = vars(modules.pop())
+        children = facts["_modules"]
+        if "_orig_mod" in children or facts.get("_compiled_call_impl") is not None:
+            return True
+        modules += [child for child in children.values() if child is not None]
+    return False
 
 
 def _print(alarm: dict[str, Any]) -> None:

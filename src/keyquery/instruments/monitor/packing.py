@@ -14,26 +14,31 @@ from torch.distributed import ReduceOp, all_reduce, get_backend, get_world_size
 from keyquery.instruments.monitor.reading import METRICS
 from keyquery.instruments.monitor.statistics import merge_statistics
 
-STATISTICS = ("largest", "smallest", "entropy_sum", "sink_sum", "uniform_sum", "queries")  # rows of logit_statistics
-SUMS = STATISTICS[2:]
+STATISTICS = ("largest", "smallest", "entropy_sum", "sink_sum", "uniform_sum", "queries", "entry")  # rows of each head
+SUMS = STATISTICS[2:6]
 MEANS = ("symmetric", "skew", "popularity", "position")  # shares of a whole: their largest would not add up to 1
 Measured = Mapping[str, Tensor]  # by metric, one value per head
+
+
+def largest_norms(norms: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
+    """The largest of all norms of a module, by module; tensors alike are reduced as one, to save kernel launches."""
+    groups: dict[Any, list[tuple[str, Tensor]]] = {}
+    for module, parts in norms.items():
+        for part in parts:
+            groups.setdefault((part.shape, part.dtype, part.device), []).append((module, part))
+    found: dict[str, Tensor] = {}
+    for alike in groups.values():
+        largest = torch.stack([part for _, part in alike]).flatten(1).amax(1)
+        for (module, _), value in zip(alike, largest, strict=True):
+            found[module] = torch.maximum(found[module], value.to(found[module])) if module in found else value
+    return found
 
 
 def merge_forwards(layers: Mapping[str, Sequence[Measured]]) -> dict[str, dict[str, Tensor]]:
     """Measurements of all forwards of one step, by module: the mean of shares, the largest of other metrics."""
     found: dict[str, dict[str, Tensor]] = {}
     for module, forwards in layers.items():
-        found[module] = {}
-        for name in dict.fromkeys(key for part in forwards for key in part):
-            parts = [part[name] for part in forwards if name in part]
-            if name == "statistics":
-                found[module][name] = torch.cat(parts) if len(parts) > 1 else parts[0]
-            elif len(parts) == 1:
-                found[module][name] = parts[0]
-            else:
-                stack = torch.stack(parts)
-                found[module][name] = stack.mean(0) if name in MEANS else stack.amax(0)
+        found[module] = dict(forwards[0]) if len(forwards) == 1 else _merged(forwards)
     groups: dict[Any, list[str]] = {}
     for module, values in found.items():
         groups.setdefault((values["statistics"].shape, values["statistics"].device), []).append(module)
@@ -44,13 +49,25 @@ def merge_forwards(layers: Mapping[str, Sequence[Measured]]) -> dict[str, dict[s
     return found
 
 
+def _merged(forwards: Sequence[Measured]) -> dict[str, Tensor]:
+    found = {}
+    for name in dict.fromkeys(key for part in forwards for key in part):
+        parts = [part[name] for part in forwards if name in part]
+        if name == "statistics":
+            found[name] = torch.cat(parts)
+        else:
+            stack = torch.stack(parts)
+            found[name] = stack.mean(0) if name in MEANS else stack.amax(0)
+    return found
+
+
 class Packed:
     """The measurements of all layers as one tensor on its way to the CPU; with `shared`, those of all processes.
 
     Parameters
     ----------
     layers
-        By module: `statistics`, (6, heads), and other metrics, (heads,).
+        By module: `statistics`, (7, heads), and other metrics, (heads,).
     scales
         Factor of the scores, by module.
     dtype
@@ -60,7 +77,7 @@ class Packed:
 
     Examples
     --------
-    >>> packed = Packed({"attention": {"statistics": torch.ones(6, 2)}}, {"attention": 0.5}, "float32")
+    >>> packed = Packed({"attention": {"statistics": torch.ones(7, 2)}}, {"attention": 0.5}, "float32")
     >>> packed.columns()["largest"].tolist(), packed.columns()["unscaled"].tolist()
     ([1.0, 1.0], [2.0, 2.0])
     """
@@ -74,16 +91,22 @@ class Packed:
         device = next(iter(layers.values()))["statistics"].device
         metrics = list(dict.fromkeys(metric for values in layers.values() for metric in values))
         metrics.remove("statistics")
-        lines = [torch.cat([values["statistics"].to(device) for values in layers.values()], 1)]
+        rows: dict[torch.dtype, list[Tensor]] = {}  # those of one dtype are joined at once, to save kernel launches
+        named: dict[torch.dtype, list[str]] = {}
         for metric in metrics:
             parts = [
                 values[metric].to(device) if metric in values else torch.full((count,), math.nan, device=device)
                 for (_, count), values in zip(self.heads, layers.values(), strict=True)
             ]
-            lines.append(torch.cat(parts).unsqueeze(0))
-        table = torch.cat(lines).double()  # float32 only if all are
-        self.metrics = [*STATISTICS, *metrics]
-        self._table = _reduced(table, self.metrics) if shared else table
+            widest = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
+            rows.setdefault(widest, []).extend(parts)
+            named.setdefault(widest, []).append(metric)
+        first = torch.cat([values["statistics"].to(device) for values in layers.values()], 1)
+        tables = [torch.cat(parts).view(-1, first.shape[1]) for parts in rows.values()]
+        table = torch.cat([each.double() for each in (first, *tables)])
+        self.metrics = [*STATISTICS, *metrics]  # in the order of the file
+        self._lines = [*STATISTICS, *(metric for names in named.values() for metric in names)]
+        self._table = _reduced(table, self._lines) if shared else table
         self._event: Any = None
         if self._table.is_cuda:
             self._table = self._table.to("cpu", non_blocking=True)
@@ -94,7 +117,8 @@ class Packed:
         """One array per metric, over all heads; waits until the transfer is done."""
         if self._event is not None:
             self._event.synchronize()
-        found = dict(zip(self.metrics, self._table.numpy(), strict=True))
+        lines = dict(zip(self._lines, self._table.numpy(), strict=True))
+        found = {metric: lines[metric] for metric in self.metrics}
         largest, smallest = found["largest"], found["smallest"]
         queries = np.maximum(found["queries"], 1.0)
         found["entropy"], found["sink"] = found["entropy_sum"] / queries, found["sink_sum"] / queries

@@ -17,7 +17,7 @@ from keyquery.checkpoints import Heads
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.clip import clip_heads
 from keyquery.instruments.monitor.interception import Seen
-from keyquery.instruments.monitor.packing import Packed, merge_forwards, plain
+from keyquery.instruments.monitor.packing import Packed, largest_norms, merge_forwards, plain
 from keyquery.instruments.monitor.reading import METRICS, Monitored
 from keyquery.instruments.monitor.structure import Ranks
 from keyquery.instruments.monitor.weights import Layers, module_of
@@ -52,6 +52,7 @@ class Recorder:
         self._scales: dict[str, float] = {}  # of the scores, by module
         self._records: list[dict[str, Any]] = []  # {step, values: {metric: [per head]}, alarms, clips}
         self._columns: list[dict[str, np.ndarray]] = []  # the same values, for alarms
+        self._past: dict[str, np.ndarray] | None = None  # `_history` at the last record
         self._open: dict[str, list[dict[str, Tensor]]] = {}  # by module: measurements of every forward
         self._ranks: Ranks | None = None  # of the open record
         self._coming: tuple[int, Packed, Ranks | None] | None = None
@@ -65,26 +66,32 @@ class Recorder:
     def records(self) -> list[dict[str, Any]]:
         """All records, also the one whose numbers are still on their way from the device."""
         self.settle()
+        for record, columns in zip(self._records, self._columns, strict=True):
+            self._fill(record, columns)
         return self._records
+
+    @staticmethod
+    def _fill(record: dict[str, Any], columns: Mapping[str, np.ndarray]) -> None:
+        """Values as JSON holds them, which are made when a record is read or written, not while the model trains."""
+        if record["values"] is None:
+            record["values"] = {name: plain(column) for name, column in columns.items() if not np.isnan(column).all()}
 
     def add(self, seen: Mapping[str, Seen], layers: Layers | None, whole: bool) -> None:
         """Add what one forward shows; `whole`: with ranks and shares."""
         seen = {name: each for name, each in seen.items() if each.statistics}
+        norms = largest_norms({name: each.norms for name, each in seen.items() if each.norms})
         measured: dict[str, dict[str, Tensor]] = {}
         for name, each in seen.items():
-            values = {"statistics": torch.cat(each.statistics) if len(each.statistics) > 1 else each.statistics[0]}
+            statistics = torch.cat(each.statistics) if len(each.statistics) > 1 else each.statistics[0]
+            measured[name] = {"statistics": statistics}
+            if name in norms:
+                measured[name]["input_norm"] = norms[name].expand(statistics.shape[-1])
             self._scales[name] = each.scale
-            if each.entries:
-                values["entry"] = torch.stack(each.entries).amax(0) if len(each.entries) > 1 else each.entries[0]
-            if each.norms:
-                norm = torch.stack(each.norms).max() if len(each.norms) > 1 else each.norms[0]
-                values["input_norm"] = norm.expand(values["statistics"].shape[-1])
-            measured[name] = values
             self.dtype = str(each.dtype).removeprefix("torch.")
-        for name, values in measured.items():  # before weights are read, which fails where they are NaN
-            self._open.setdefault(name, []).append(values)
+            # Before weights are read, which fails where they are NaN.
+            self._open.setdefault(name, []).append(measured[name])
         if layers is not None:
-            for name, values in layers.measure(seen, measured, whole).items():
+            for name, values in layers.measure(seen, norms, whole).items():
                 measured[name].update(values)
             self._ranks, layers.ranks = layers.ranks or self._ranks, None
 
@@ -125,15 +132,17 @@ class Recorder:
             parts = [by_module.get(name, np.full(count, np.nan)) for name, count in packed.heads]
             columns["effective_rank"] = np.concatenate(parts)
         self._columns.append(columns)
-        values = {metric: plain(column) for metric, column in columns.items() if not np.isnan(column).all()}
-        record = {"step": step, "values": values, "alarms": []}
+        record: dict[str, Any] = {"step": step, "values": None, "alarms": []}
         self._records.append(record)
         record["alarms"] = self._alarms(step)
-        self.write(record)
+        if self.path is not None or self.board is not None:
+            self._fill(record, columns)
+            self.write(record)
 
     def _alarms(self, step: int) -> list[dict[str, Any]]:
         layers = [head["layer"] for head in self.heads]
-        raised = self.rules.check(self.history(), [record["step"] for record in self._recent()], layers, self.dtype)
+        self._past = self._history()
+        raised = self.rules.check(self._past, [record["step"] for record in self._recent()], layers, self.dtype)
         fresh = []
         for alarm in raised:
             if new := [head for head in alarm["heads"] if (alarm["rule"], head) not in self._active]:
@@ -150,11 +159,17 @@ class Recorder:
     def _recent(self) -> list[dict[str, Any]]:
         return self._records[:1] + self._records[1:][-RECENT:]
 
-    def history(self) -> dict[str, np.ndarray]:
+    def _history(self) -> dict[str, np.ndarray]:
         """The first and the latest records by metric, (records, heads); NaN where not measured."""
-        recent = self._columns[:1] + self._columns[1:][-RECENT:]
         none = np.full(len(self.heads), np.nan)
-        return {metric: np.stack([columns.get(metric, none) for columns in recent]) for metric in WATCHED}
+        recent = self._columns[:1] + self._columns[1:][-RECENT:]
+        if self._past is None:
+            return {metric: np.stack([columns.get(metric, none) for columns in recent]) for metric in WATCHED}
+        last = self._columns[-1]  # one row more than before: stacking all again takes as long as a record
+        return {
+            metric: np.concatenate((past[:1], past[1:][1 - RECENT :], last.get(metric, none)[None]))
+            for metric, past in self._past.items()
+        }
 
     def latest(self, metric: str) -> np.ndarray:
         """A metric of every head at the last record."""
@@ -180,17 +195,21 @@ class Recorder:
         if not self.records or "clips" in self.records[-1]:
             return []
         record = self.records[-1]
-        layers = {module_of(layer.name, self._modules()): layer.index for layer in reversed(list(heads))}
-        clips: list[dict[str, Any]] = []
-        gammas: dict[int, dict[int, float]] = {}
-        for head, largest in zip(self.heads, record["values"]["largest"], strict=True):
-            module = head["name"].rpartition(".")[0]
-            if largest is not None and largest > tau:
-                gammas.setdefault(layers[module], {})[head["head"]] = tau / largest
-                clips.append(
-                    {"step": record["step"], "name": head["name"], "largest": largest, "factor": tau / largest}
-                )
-        if clips:
+        values = record["values"].get("largest", [None] * len(self.heads))  # left out where all are NaN
+        high = [
+            (head, largest)
+            for head, largest in zip(self.heads, values, strict=True)
+            if largest is not None and largest > tau
+        ]
+        clips = [
+            {"step": record["step"], "name": head["name"], "largest": largest, "factor": tau / largest}
+            for head, largest in high
+        ]
+        if high:  # otherwise layers are not read, which takes long, and fails where weights are NaN
+            layers = {module_of(layer.name, self._modules()): layer.index for layer in reversed(list(heads))}
+            gammas: dict[int, dict[int, float]] = {}
+            for head, largest in high:
+                gammas.setdefault(layers[head["name"].rpartition(".")[0]], {})[head["head"]] = tau / largest
             clip_heads(model, heads, gammas)
         record["clips"] = clips
         if clips:
@@ -209,6 +228,7 @@ class Recorder:
         if len(kept) == self.count:
             return
         self._records, self._columns, self.count = kept, self._columns[: len(kept)], len(kept)
+        self._past = None
         if self.path is not None and self.path.exists() and self._first_process():
             write_text(self.path, "".join(json.dumps(line) + "\n" for line in (self._head(), *kept)))
 
@@ -222,7 +242,7 @@ class Recorder:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Replace all records."""
-        self._coming, self._open = None, {}
+        self._coming, self._open, self._past = None, {}, None
         self.heads, self._records = list(state["heads"]), [dict(record) for record in state["records"]]
         self.count = len(self._records)
         self._columns = [

@@ -12,7 +12,7 @@ from keyquery.layers.triton_support import no_kernels
 from keyquery.support.checks import check_choice
 
 # Rows of the result: what each holds per head. Sums are over queries, so that batches can be merged.
-LARGEST, SMALLEST, ENTROPY, SINK, UNIFORM, QUERIES = range(6)
+LARGEST, SMALLEST, ENTROPY, SINK, UNIFORM, QUERIES, ENTRY = range(7)
 BUDGET = 2**21  # logits per block of the reference
 IMPLS = ("auto", "reference", "triton")
 
@@ -24,8 +24,8 @@ def logit_statistics(
     mask: Tensor | None = None,
     causal: bool = False,
     impl: str = "auto",
-) -> Float[Tensor, "6 heads"]:
-    """Largest and smallest logit of every head, and sums over its queries of entropy and attention-sink mass.
+) -> Float[Tensor, "7 heads"]:
+    """Largest and smallest logit and largest entry of every head, and sums over queries of entropy and attention sink.
 
     Parameters
     ----------
@@ -45,8 +45,8 @@ def logit_statistics(
     -------
     Tensor
         Rows, by the constants of this module: the largest and the smallest visible logit; sums over queries of the
-        entropy (nats), of the mass on the first visible key, and of the entropy of uniform attention; and the number of
-        queries that see any key. float64 for float64 inputs, else float32.
+        entropy (nats), of the mass on the first visible key, and of the entropy of uniform attention; the number of
+        queries that see any key; and the largest |entry| of queries and keys. float64 for float64 inputs, else float32.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def statistics_by_tile(
     mask: Tensor | None = None,
     causal: bool = False,
     impl: str = "auto",
-) -> Float[Tensor, "tiles 6 heads"]:
+) -> Float[Tensor, "tiles 7 heads"]:
     """`logit_statistics` of tiles of queries; `merge_statistics` can then join those of many layers at once."""
     check_choice("impl", impl, IMPLS)
     reason = no_kernels(query)
@@ -74,19 +74,27 @@ def statistics_by_tile(
         from keyquery.instruments.monitor.kernels import triton_statistics
 
         return triton_statistics(query, key, scale, mask, causal, first_visible(query, mask))
-    return _reference(query, key, scale, mask, causal).unsqueeze(0)
+    with torch.autocast(query.device.type, enabled=False):
+        return _with_entries(_reference(query, key, scale, mask, causal), query, key).unsqueeze(0)
 
 
-def merge_statistics(parts: Float[Tensor, "*layers parts 6 heads"]) -> Float[Tensor, "*layers 6 heads"]:
-    """Statistics of several batches as one.
+def merge_statistics(parts: Float[Tensor, "*layers parts rows heads"]) -> Float[Tensor, "*layers rows heads"]:
+    """Statistics of several batches as one, with or without the row of entries, which is the last.
 
-    >>> merge_statistics(torch.tensor([[[2.0], [0], [1], [0], [1], [1]], [[1.0], [-1], [1], [0], [1], [1]]]))[:, 0]
-    tensor([ 2., -1.,  2.,  0.,  2.,  2.])
+    >>> merge_statistics(torch.tensor([[2.0, 0, 1, 0, 1, 1, 3], [1, -1, 1, 0, 1, 1, 4]]).unsqueeze(-1))[:, 0]
+    tensor([ 2., -1.,  2.,  0.,  2.,  2.,  4.])
     """
     if parts.shape[-3] == 1:
         return parts.squeeze(-3)
-    largest, smallest, sums = parts.split((1, 1, 4), -2)
-    return torch.cat((largest.amax(-3), smallest.amin(-3), sums.sum(-3)), -2)
+    largest, smallest, sums, entry = parts.split((1, 1, 4, parts.shape[-2] - 6), -2)
+    return torch.cat((largest.amax(-3), smallest.amin(-3), sums.sum(-3), entry.amax(-3)), -2)
+
+
+def _with_entries(statistics: Float[Tensor, "6 heads"], query: Tensor, key: Tensor) -> Float[Tensor, "7 heads"]:
+    entries, of_keys = (torch.linalg.vector_norm(each, torch.inf, (0, 2, 3)) for each in (query, key))
+    shared = query.shape[1] // key.shape[1]
+    entries = torch.maximum(entries, of_keys.repeat_interleave(shared) if shared > 1 else of_keys)
+    return torch.cat((statistics, entries.to(statistics).unsqueeze(0)))
 
 
 def hidden_below(dtype: torch.dtype, scale: float) -> float:
@@ -103,15 +111,19 @@ def first_visible(query: Tensor, mask: Tensor | None) -> Tensor | None:
     return seen.any(-2).to(torch.uint8).argmax(-1)
 
 
-def statistics_of_logits(logits: Float[Tensor, "batch heads n m"]) -> Float[Tensor, "6 heads"]:
-    """The same of logits that a model has computed itself; masked ones are −inf or near the smallest float."""
+def statistics_of_logits(logits: Float[Tensor, "batch heads n m"]) -> Float[Tensor, "7 heads"]:
+    """The same of logits that a model has computed itself; masked ones are −inf or near the smallest float.
+
+    Entries of queries and keys are unknown: NaN.
+    """
     low = hidden_below(logits.dtype, 1.0)
     batch, heads, n, m = logits.shape
     first = (logits[:, :, -1] > low).to(torch.uint8).argmax(-1).flatten()
     flat = logits.flatten(0, 1)
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     parts = [_block(flat[rows, part].to(wide), low, first[rows]) for rows, part in _blocks(batch * heads, n, m)]
-    return _joined(parts, list(_blocks(batch * heads, n, m)), heads)
+    found = _joined(parts, list(_blocks(batch * heads, n, m)), heads)
+    return torch.cat((found, torch.full_like(found[:1], torch.nan)))
 
 
 def _reference(query: Tensor, key: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:

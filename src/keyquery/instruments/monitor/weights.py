@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,6 +15,7 @@ from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.layer import LatentLayer, Norm, Projections
 from keyquery.instruments.monitor.bound import latent_bound, logit_bound
+from keyquery.instruments.monitor.gradients import anchors_of, head_norms, read_gradients, whole
 from keyquery.instruments.monitor.interception import Seen
 from keyquery.instruments.monitor.structure import Ranks, part_shares
 
@@ -39,6 +39,7 @@ class Layers:
         self._own = formed(model) if isinstance(heads, FormedHeads) else []  # modules that are read by themselves
         self._kept = [self._read(index) for index in range(len(heads))]
         self._modules = {layer.index: module_of(layer.name, modules) for layer in self._kept}
+        self._anchors = [anchors_of(layer, model, self._modules[layer.index]) for layer in self._kept]
         self.counts = {self._modules[layer.index]: layer.heads for layer in self._kept}
         # Of latent attention, the unrotated kernel stands for its module.
         self.index = {self._modules[layer.index]: layer.index for layer in reversed(self._kept)}
@@ -47,32 +48,31 @@ class Layers:
         """Layers with their current weights, by module."""
         known = {name: self.index[name] for name in names if name in self.index}
         for name, index in known.items():
-            own = _parameters(self._model.get_submodule(name))
-            if not self._live(self._kept[index], {_place(each) for each in own if not hasattr(each, "placements")}):
+            if not self._live(index):
                 self._kept[index] = self._read(index)
+                self._anchors[index] = anchors_of(self._kept[index], self._model, name)
         return {name: self._kept[index] for name, index in known.items()}
+
+    def _live(self, index: int) -> bool:
+        """Whether all that a layer was read as are views of the model's parameters."""
+        anchors = self._anchors[index]
+        return anchors is not None and anchors.hold()
 
     def _read(self, index: int) -> Layer:
         with gathered(self._model.get_submodule(self._own[index])) if self._own else nullcontext():
             return self.heads[index]
 
-    def _live(self, layer: Layer, places: set[int]) -> bool:
-        """Whether all that a layer was read as are views of parameters."""
-        if isinstance(layer, LatentLayer):
-            return False
-        weights, norms = layer.weights, (layer.query_norm, layer.key_norm)
-        tensors = [weights.query, weights.key, weights.query_bias, weights.key_bias]
-        tensors += [tensor for norm in norms if norm is not None for tensor in (norm.gain, norm.shift)]
-        return all(_place(tensor) in places for tensor in tensors if tensor is not None)
-
     @torch.no_grad()
     def measure(
-        self, seen: Mapping[str, Seen], measured: Mapping[str, Mapping[str, Tensor]], whole: bool
+        self, seen: Mapping[str, Seen], largest: Mapping[str, Tensor], whole: bool
     ) -> dict[str, dict[str, Tensor]]:
-        """σ₁, bounds, and, if `whole`, shares, by module; effective ranks are then computed into `ranks`."""
-        layers = {n: layer for n, layer in self.now(seen).items() if layer.heads == measured[n]["statistics"].shape[-1]}
-        unknown = torch.full((1,), math.nan)
-        norms = {layer.name: measured[name].get("input_norm", unknown)[0] for name, layer in layers.items()}
+        """σ₁, bounds, and, if `whole`, shares, by module; effective ranks are then computed into `ranks`.
+
+        `largest` has the largest ‖x‖ of the inputs, by module.
+        """
+        layers = {n: layer for n, layer in self.now(seen).items() if layer.heads == seen[n].statistics[0].shape[-1]}
+        unknown = torch.full((), math.nan)
+        norms = {layer.name: largest.get(name, unknown) for name, layer in layers.items()}
         found = bounds([self._plain(layer) for layer in layers.values()], norms) if layers else {}
         results: dict[str, dict[str, Tensor]] = {}
         for name, layer in layers.items():
@@ -100,28 +100,29 @@ class Layers:
     def _indices(self, module: str) -> list[int]:
         return [index for index, name in self._modules.items() if name == module]
 
+    @torch.no_grad()
     def gradient_norms(self) -> dict[str, tuple[Tensor, Tensor]]:
         """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head, by module."""
         modules = {layer.name: self._modules[layer.index] for layer in reversed(self._kept)}
-        norms = gradient_norms(self.heads, self._model, modules)
+        norms = head_norms(self._gradient_views() or read_gradients(self.heads, self._model, modules))
         return {module: norms[name] for name, module in modules.items() if name in norms}
+
+    def _gradient_views(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Gradients of all layers where their weights are; empty if some layer's are no views, or have no gradient."""
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for layer, anchors in zip(self._kept, self._anchors, strict=True):
+            if anchors is None or not anchors.hold() or isinstance(self.heads, MixedHeads):
+                return {}
+            query, key = anchors.by_role["query"].gradient(), anchors.by_role["key"].gradient()
+            if query is None or key is None:
+                return {}
+            found[layer.name] = query, key
+        return found
 
 
 def _has_table(layer: Layer) -> bool:
     """Whether a learned bias by offset is added to its scores (T5)."""
     return layer.position == "t5" and "bias_table" in layer.modules
-
-
-def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _parameters(module: nn.Module) -> Iterator[Tensor]:
-    """As `module.parameters()`, without its names and its search for repeats, which cost milliseconds per record."""
-    yield from (weight for weight in module._parameters.values() if weight is not None)
-    for child in module._modules.values():
-        if child is not None:
-            yield from _parameters(child)
 
 
 def bounds(layers: Sequence[Layer], norms: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -147,7 +148,8 @@ def _likeness(layer: Layer) -> Any:
         None if norm is None else (norm.kind, tuple(norm.gain.shape), norm.by_head, norm.shift is None)
         for norm in (layer.query_norm, layer.key_norm)
     )
-    over_all = any(norm is not None and norm[1][:2] != (1, 1) for norm in norms)
+    # A norm over all heads, or with a shift, which has no shape for several layers.
+    over_all = any(norm is not None and (norm[1][:2] != (1, 1) or not norm[3]) for norm in norms)
     if alone or over_all:
         return layer.name
     turned = None if rope is None else (rope.dims, float(rope.factor))
@@ -174,35 +176,7 @@ def _joined(layers: Sequence[Layer]) -> Layer:
         return replace(norms[0], gain=torch.cat(wide), shift=None, by_head=True)
 
     weights = Projections(*map(cat, ("query", "key", "query_bias", "key_bias")))
-    shifted = any(getattr(layers[0], name) is not None and getattr(layers[0], name).shift is not None
-                  for name in ("query_norm", "key_norm"))  # fmt: skip
-    if shifted:
-        raise ValueError("norms with shifts are bounded layer by layer")
     return replace(layers[0], weights=weights, query_norm=norm("query_norm"), key_norm=norm("key_norm"))
-
-
-class Gradients:
-    """A source of weights that gives their gradients instead; zero where a weight has none."""
-
-    def __init__(self, source: Any, model: nn.Module) -> None:
-        self._source, self._weights = source, dict(model.named_parameters())
-
-    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows of the gradient of a weight."""
-        rows: Tensor = self._source.rows(name, start, stop)
-        weight = self._weights.get(name)
-        if weight is None or weight.grad is None:
-            return torch.zeros_like(rows)
-        gradient = whole(weight.grad.detach())
-        return (gradient[start:stop] if gradient.ndim else gradient).to(rows.dtype)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-
-def whole(tensor: Any) -> Tensor:
-    """A tensor gathered from the processes that share it (FSDP2); any other as it is."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @contextmanager
@@ -221,54 +195,3 @@ def gathered(module: nn.Module) -> Iterator[None]:
     finally:
         for owner, name, weight in sharded:
             owner._parameters[name] = weight
-
-
-def gradient_norms(heads: Heads, model: nn.Module, modules: Mapping[str, str]) -> dict[str, tuple[Tensor, Tensor]]:
-    """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head, by layer name; empty if no weight has a gradient.
-
-    `modules` has the module of every layer. Heads that share keys have the gradient of the shared ones.
-    """
-    if isinstance(heads, MixedHeads) or all(weight.grad is None for weight in model.parameters()):
-        return {}
-    if isinstance(heads, FormedHeads):
-        gradients = {name: _own_gradients(model.get_submodule(module)) for name, module in modules.items()}
-    else:
-        shown = copy.copy(heads)
-        shown.source = Gradients(heads.source, model)
-        gradients = {layer.name: (layer.weights.query, layer.weights.key) for layer in shown}
-    norms = iter(_norms([gradient for pair in gradients.values() for gradient in pair]))
-    found = {}
-    for name in gradients:
-        query, key = next(norms), next(norms)
-        shape = torch.broadcast_shapes(query.shape, key.shape)
-        found[name] = query.expand(shape).flatten(), key.expand(shape).flatten()
-    return found
-
-
-def _norms(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Norms over the last two dimensions; tensors alike are computed as one, to save kernel launches."""
-    groups: dict[Any, list[int]] = {}
-    for at, gradient in enumerate(gradients):
-        groups.setdefault((gradient.shape, gradient.dtype, gradient.device), []).append(at)
-    norms: dict[int, Tensor] = {}
-    for places in groups.values():
-        stack = torch.stack([gradients[at] for at in places])
-        norms |= zip(places, torch.linalg.vector_norm(stack, dim=(-2, -1), dtype=torch.float32), strict=True)
-    return [norms[at] for at in range(len(gradients))]
-
-
-def _own_gradients(module: Any) -> tuple[Tensor, Tensor]:
-    """Of `kq.Attention`, whose structured kernels have no query weights of their own: those of the shared ones."""
-
-    def gradient(projection: Any) -> Tensor:
-        own = None if projection is None else projection.weight.grad
-        if own is None:
-            return torch.zeros(module.heads, 1, 1, 1)
-        by_head = whole(own).unflatten(0, (-1, module.head_dim))
-        return by_head.unsqueeze(1)  # (key heads, 1, r, d)
-
-    key, query = gradient(getattr(module, "key", None)), getattr(module, "query", None)
-    if query is None:
-        shared = key.expand(-1, module.heads // len(key), -1, -1)
-        return shared, shared
-    return gradient(query).unflatten(0, (len(key), -1)).squeeze(2), key
