@@ -80,6 +80,18 @@ def test_training_is_bit_identical(kind):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradient_norms_are_those_of_the_rows_of_each_head(dtype):
+    layer = kq.Attention(8, 4, kv_heads=2, bias=False).to(dtype)
+    monitor = kq.Monitor(layer, every=1, strict=True, on_alarm=lambda alarm: None)
+    layer(torch.randn(2, 5, 8, dtype=dtype)).square().sum().backward()
+    monitor.step()
+    curves = monitor.reading().curves
+    for metric, weight, groups in (("query_gradient", layer.query.weight, 1), ("key_gradient", layer.key.weight, 2)):
+        norms = weight.grad.unflatten(0, (-1, 2)).flatten(1).norm(dim=1).repeat_interleave(groups)
+        assert np.allclose([curve[0] for curve in curves[metric]], norms, rtol=1e-4), metric
+
+
 def test_eager_and_fused_attention_have_the_same_logits():
     curves = []
     for kind in ("sdpa", "eager"):

@@ -1,5 +1,6 @@
 """Streamed logit statistics against float64 brute force; the bound is never below the exact maximum."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +9,7 @@ from keyquery.checkpoints.layer import Layer, Norm, Projections
 from keyquery.forms import Rope
 from keyquery.instruments.monitor import statistics
 from keyquery.instruments.monitor.bound import _by_squaring, logit_bound, product_norm
+from keyquery.instruments.monitor.packing import Packed
 from keyquery.instruments.monitor.statistics import ENTRY, logit_statistics, statistics_of_logits
 
 
@@ -161,3 +163,12 @@ def test_norms_of_weights_that_are_not_finite_are_nan():
     query[1, 2, 3] = torch.nan
     key[2] = torch.inf
     assert product_norm(query, key).isnan().tolist() == [False, True, True]
+
+
+def test_bounds_are_held_to_the_rounding_of_their_own_layer():
+    """A logit a little above its bound: by the rounding of bfloat16, or by more than that of float32."""
+    dtypes = {"short": torch.bfloat16, "whole": torch.float32}
+    values = {"statistics": torch.full((7, 1), 1.01), "bound": torch.ones(1)}
+    bound = Packed(dict.fromkeys(dtypes, values), dict.fromkeys(dtypes, 1.0), dtypes).columns()["bound"]
+    assert bound[0] == 1
+    assert np.isnan(bound[1])

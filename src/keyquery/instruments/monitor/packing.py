@@ -70,24 +70,28 @@ class Packed:
         By module: `statistics`, (7, heads), and other metrics, (heads,).
     scales
         Factor of the scores, by module.
-    dtype
-        Of queries and keys.
+    dtypes
+        Of queries and keys, by module.
     shared
         Whether processes train one model. Default: False.
 
     Examples
     --------
-    >>> packed = Packed({"attention": {"statistics": torch.ones(7, 2)}}, {"attention": 0.5}, "float32")
+    >>> packed = Packed({"attention": {"statistics": torch.ones(7, 2)}}, {"attention": 0.5}, {"attention": torch.float32})
     >>> packed.columns()["largest"].tolist(), packed.columns()["unscaled"].tolist()
     ([1.0, 1.0], [2.0, 2.0])
     """
 
     def __init__(
-        self, layers: Mapping[str, Measured], scales: Mapping[str, float], dtype: str, shared: bool = False
+        self,
+        layers: Mapping[str, Measured],
+        scales: Mapping[str, float],
+        dtypes: Mapping[str, torch.dtype],
+        shared: bool = False,
     ) -> None:
         self.heads = [(name, values["statistics"].shape[1]) for name, values in layers.items()]
         self._scale = np.concatenate([np.full(count, scales[name]) for name, count in self.heads])
-        self._eps = torch.finfo(getattr(torch, dtype)).eps
+        self._eps = np.concatenate([np.full(count, torch.finfo(dtypes[name]).eps) for name, count in self.heads])
         device = next(iter(layers.values()))["statistics"].device
         metrics = list(dict.fromkeys(metric for values in layers.values() for metric in values))
         metrics.remove("statistics")

@@ -50,6 +50,7 @@ class Recorder:
         self.board, self._curves = None if board is None else Board(board, name), board
         self.dtype = "float32"
         self._scales: dict[str, float] = {}  # of the scores, by module
+        self._dtypes: dict[str, torch.dtype] = {}  # of queries and keys, by module
         self._records: list[dict[str, Any]] = []  # {step, values: {metric: [per head]}, alarms, clips}
         self._columns: list[dict[str, np.ndarray]] = []  # the same values, for alarms
         self._past: dict[str, np.ndarray] | None = None  # `_history` at the last record
@@ -86,7 +87,7 @@ class Recorder:
             measured[name] = {"statistics": statistics}
             if name in norms:
                 measured[name]["input_norm"] = norms[name].expand(statistics.shape[-1])
-            self._scales[name] = each.scale
+            self._scales[name], self._dtypes[name] = each.scale, each.dtype
             self.dtype = str(each.dtype).removeprefix("torch.")
             # Before weights are read, which fails where they are NaN.
             self._open.setdefault(name, []).append(measured[name])
@@ -109,7 +110,7 @@ class Recorder:
         if self.shared:
             whole = _everywhere(whole)
         if whole:
-            self._coming = step, Packed(merge_forwards(opened), self._scales, self.dtype, self.shared), ranks
+            self._coming = step, Packed(merge_forwards(opened), self._scales, self._dtypes, self.shared), ranks
             self.count += 1
 
     def settle(self, wait: bool = True) -> None:
