@@ -4,7 +4,6 @@ The interpreter that tests use elsewhere accepts what the compiler refuses. Here
 kernel down to machine code for compute capability 9.0 and runs nothing, so results are whatever memory held.
 """
 
-# ruff: noqa: E402
 import os
 
 import torch
@@ -13,8 +12,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-triton.knobs.runtime.interpret = False  # kernels are compiled,
-os.environ["TRITON_INTERPRET"] = "1"  # and CPU tensors are taken all the same
+if __name__ == "__main__":  # not where tests are collected
+    triton.knobs.runtime.interpret = False  # kernels are compiled,
+    os.environ["TRITON_INTERPRET"] = "1"  # and CPU tensors are taken all the same
 
 import keyquery as kq
 from keyquery.forms.kernels.tridiagonal import eigenvalues

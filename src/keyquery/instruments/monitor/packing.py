@@ -77,7 +77,8 @@ class Packed:
 
     Examples
     --------
-    >>> packed = Packed({"attention": {"statistics": torch.ones(7, 2)}}, {"attention": 0.5}, {"attention": torch.float32})
+    >>> layers = {"attention": {"statistics": torch.ones(7, 2)}}
+    >>> packed = Packed(layers, {"attention": 0.5}, {"attention": torch.float32})
     >>> packed.columns()["largest"].tolist(), packed.columns()["unscaled"].tolist()
     ([1.0, 1.0], [2.0, 2.0])
     """
