@@ -64,6 +64,7 @@ def test_with_dropout_weights_are_whole_or_gone_and_gradients_are_of_the_same(ce
         assert (ours - exact).norm() <= 3e-6 * exact.norm()
 
 
+@pytest.mark.slow
 def test_entries_are_dropped_one_by_one():
     """Eight columns share a random number."""
     query = torch.zeros(1, 1, 20, 2, device=DEVICE, requires_grad=True)
@@ -76,6 +77,7 @@ def test_entries_are_dropped_one_by_one():
     assert torch.corrcoef(gone).fill_diagonal_(0).abs().max() < 0.09
 
 
+@pytest.mark.slow
 def test_the_seed_of_torch_says_what_is_dropped():
     given, found = parts(), []
     for seed in (0, 0, 1):

@@ -93,6 +93,7 @@ def test_models_are_kept_on_the_way(kept):
     assert sorted(stopped) == [1]
 
 
+@pytest.mark.slow
 def test_p_values_of_pairs_that_share_models():
     """Uniform ones pass all tests; those of a wrong location fail them."""
     draw = np.random.default_rng(0)

@@ -380,6 +380,7 @@ def test_a_gpu_gives_the_scores_of_the_processor(fitted, unseen, monkeypatch):
     assert model.history_[-1]["loss"] < model.history_[0]["loss"]
 
 
+@pytest.mark.slow
 def test_default_sizes_follow_the_number_of_items(unseen, tmp_path, monkeypatch):
     queries, database, _ = unseen
     features, labels = curves(6, 0)

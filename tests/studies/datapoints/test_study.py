@@ -55,6 +55,7 @@ def test_a_trial_is_a_job_named_by_all_its_settings(facts):
     assert len({one.name, *(replace(one, **other).name for other in others)}) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["published", "inductive"])
 def test_a_training_that_is_broken_off_ends_as_if_it_had_not_been(facts, tmp_path, monkeypatch, protocol):
     source = facts[0] / f"yacht-{facts[1]['yacht']['digest']}.npz"
@@ -154,6 +155,7 @@ def study(sheets, tmp_path_factory):
         yield run_datapoints(sheets, out, plan, device="cpu"), out, plan
 
 
+@pytest.mark.slow
 def test_it_has_every_part(study):
     reading, _, _ = study
     assert len(reading.npt) == 2 * 2 * 2

@@ -297,6 +297,7 @@ def test_an_ablation_has_a_loss_to_leave_out():
         assert (published_regularizer(network) == 0) == (job.variant == "no loss")
 
 
+@pytest.mark.slow
 def test_series_are_tried_under_both_protocols_and_taken_apart(series, tmp_path):
     tiny = {"width": 16, "epochs": 1}
     both = run_primal(series, tmp_path, Plan(part="series", seeds=(0,), **tiny), "cpu")
@@ -340,6 +341,7 @@ class Untimed:
         return {"task": self.task, "where": self.where, "device": device, "rows": []}
 
 
+@pytest.mark.slow
 def test_all_is_put_together_in_its_parts(series, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[Plan.__module__], "Speed", Untimed)
     sizes = {"width": 16, "epochs": 1, "steps": 1, "batch": 2, "examples": (4, 2, 2), "share": 1.0}
