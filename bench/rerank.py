@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -127,7 +128,7 @@ def measure(queries, turns, device):
 
 
 def fitted(folder):
-    """CPU seconds of `keyquery rerank --fit` at its defaults: trained on 1,200 vectors, which are re-ranked too."""
+    """Seconds and CPU seconds of `keyquery rerank --fit` at its defaults, on 1,200 vectors, which are re-ranked too."""
     generator = np.random.default_rng(SEED)
     labels = np.repeat(np.arange(60), 20)
     vectors = generator.normal(size=(60, 128))[labels] + 1.5 * generator.normal(size=(1200, 128))
@@ -135,11 +136,13 @@ def fitted(folder):
     for file, values in zip(files, (vectors.astype(np.float32), labels), strict=True):
         np.save(file, values)
     command = [sys.executable, "-m", "keyquery", "rerank", *map(str, (files[0], files[0])), "--fit", str(files[0])]
+    start = perf_counter()
     process = subprocess.Popen([*command, "--labels", str(files[1]), "--device", "cpu", "--quiet"])
     _, status, usage = os.wait4(process.pid, 0)
+    taken = perf_counter() - start
     assert status == 0, "keyquery rerank failed"
     what = "`keyquery rerank --fit` at its defaults, 1,200 vectors trained on and re-ranked, two cores"
-    return row(what, [usage.ru_utime + usage.ru_stime], "CPU s", "≤ 240 CPU s")
+    return [row(what, [taken], "s", "≤ 120 s"), row(what, [usage.ru_utime + usage.ru_stime], "CPU s", "—")]
 
 
 def main():
@@ -155,7 +158,7 @@ def main():
     print(agreed, flush=True)
     if device == "cpu":
         with tempfile.TemporaryDirectory() as place:
-            rows.append(fitted(Path(place)))
+            rows += fitted(Path(place))
     machine = torch.cuda.get_device_name() if device == "cuda" else "one CPU thread"
     publish(f"rerank_{device}", rows, seed=SEED, machine=machine, items=ITEMS, dim=DIM, **agreed)
     if options.out is not None:
