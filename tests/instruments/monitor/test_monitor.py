@@ -80,6 +80,22 @@ def test_training_is_bit_identical(kind):
     )
 
 
+def test_two_monitors_of_one_model_record_the_same():
+    """Also where one of them looks for calls of attention while the other knows their names."""
+    model = make("kq")
+    first, second = (kq.Monitor(model, every=every, strict=True, on_alarm=lambda alarm: None) for every in (1, 3))
+    train(model, first, steps=2)
+    with first:
+        train(model, second, steps=2)
+    third = kq.Monitor(model, every=1, strict=True, on_alarm=lambda alarm: None)
+    with second, third:
+        train(model, steps=2)
+    assert third.reading().steps == [0, 1]
+    for metric in ("largest", "smallest", "entropy"):
+        both = (monitor.reading().curves[metric] for monitor in (second, third))
+        assert [curve[1] for curve in next(both)] == [curve[1] for curve in next(both)], metric
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradient_norms_are_those_of_the_rows_of_each_head(dtype):
     layer = kq.Attention(8, 4, kv_heads=2, bias=False).to(dtype)

@@ -74,7 +74,7 @@ class Interception(TorchFunctionMode):
             end = module.register_forward_hook(self._end, always_call=True)
             self._hooks.callback(begin.remove)
             self._hooks.callback(end.remove)
-        self._modes = torch._C._len_torch_function_stack()
+        self._modes = _modes_of_others()
         self._hooks.enter_context(NamedCalls(self))
         return self
 
@@ -93,8 +93,7 @@ class Interception(TorchFunctionMode):
 
     def called(self, name: str, args: Any, kwargs: Any) -> None:
         """Attention is called by its name. Modes of others may change its arguments first: those calls are unnamed."""
-        ours = 0 if self.by_name else len(self._running)
-        if self._running and not self._inside and torch._C._len_torch_function_stack() <= self._modes + ours:
+        if self._running and not self._inside and _modes_of_others() <= self._modes:
             self._read(name == FUSED, args, kwargs)
             self._inside = True
 
@@ -201,6 +200,14 @@ class Interception(TorchFunctionMode):
         if self.keep_tokens and seen.tokens is None:
             flat = tokens[0].flatten(0, -2)
             seen.tokens = flat[:: max(len(flat) // SAMPLE, 1)][:SAMPLE].float()
+
+
+def _modes_of_others() -> int:
+    """The number of torch function modes that are on, without those of monitors."""
+    if not torch._C._len_torch_function_stack():
+        return 0
+    modes = torch.overrides._get_current_function_mode_stack()
+    return sum(not isinstance(mode, Interception) for mode in modes)
 
 
 def looks_like_attention(module: nn.Module) -> bool:
