@@ -17,6 +17,8 @@ from keyquery_studies.primal.study import Plan, run
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import keyquery as kq
+
 LENGTHS = (30, 17, 3)
 
 
@@ -179,3 +181,20 @@ def test_texts_are_compared_at_the_best_rates(tmp_path: Path) -> None:
     means = [sum(row["accuracy"] for row in arms[name]) / 2 for name in ("primal", "general")]
     assert gap["change"] == pytest.approx(means[0] - means[1])
     assert run(tmp_path, tmp_path / "out", plan, "cpu").text == reading.text
+
+
+def test_sampling_is_compared_after_as_many_steps() -> None:
+    """The figures of the page that no table has."""
+    study = kq.Reading.load(Path("docs/studies/primal.json"))
+    best = {
+        name: [
+            max(right for step, _, right in row["curve"] if step <= 4000)
+            for row in study.text
+            if (row["attention"], row["length"]) == (name, 4096) and row["seed"] < 3
+        ]
+        for name in ("released", "released, sampling real tokens")
+    }
+    assert [len(own) for own in best.values()] == [3, 3]
+    most, least = max(best["released, sampling real tokens"]), min(best["released"])
+    said = f"at most {100 * most:.1f}, released at least {100 * least:.1f}"
+    assert said in Path("docs/studies/primal.md").read_text()

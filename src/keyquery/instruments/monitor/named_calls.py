@@ -18,7 +18,7 @@ FUSED, SOFTMAX = "scaled_dot_product_attention", "softmax"
 PLACES: tuple[tuple[Any, str], ...] = ((functional, FUSED), (functional, SOFTMAX), (torch, SOFTMAX))
 
 
-class Hearer(Protocol):
+class Listener(Protocol):
     """Whoever is notified of calls."""
 
     def called(self, name: str, args: Any, kwargs: Any) -> None:
@@ -29,23 +29,23 @@ class Hearer(Protocol):
 
 
 class NamedCalls:
-    """While it is entered, calls of attention by its names, from this thread, are reported to a hearer."""
+    """While it is entered, calls of attention by its names, from this thread, are reported to a listener."""
 
-    def __init__(self, hearer: Hearer) -> None:
-        self._entry = get_ident(), hearer
+    def __init__(self, listener: Listener) -> None:
+        self._entry = get_ident(), listener
 
     def __enter__(self) -> NamedCalls:
-        _HEARERS.append(self._entry)
+        _LISTENERS.append(self._entry)
         _install()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _HEARERS.remove(self._entry)
-        if not _HEARERS:
+        _LISTENERS.remove(self._entry)
+        if not _LISTENERS:
             _remove()
 
 
-_HEARERS: list[tuple[int, Hearer]] = []
+_LISTENERS: list[tuple[int, Listener]] = []
 _REPLACED: list[tuple[Any, str, Any]] = []  # what stood in the places
 
 
@@ -53,7 +53,7 @@ def _install() -> None:
     if not _REPLACED:
         for place, name in PLACES:
             _REPLACED.append((place, name, getattr(place, name)))
-            setattr(place, name, _listener(place, name, getattr(place, name)))
+            setattr(place, name, _wrapped(place, name, getattr(place, name)))
 
 
 def _remove() -> None:
@@ -61,21 +61,21 @@ def _remove() -> None:
         setattr(*_REPLACED.pop())
 
 
-def _listener(place: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(place: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         thread = get_ident()
-        hearers = [hearer for of, hearer in _HEARERS if of == thread]
-        if not hearers:
+        listeners = [listener for of, listener in _LISTENERS if of == thread]
+        if not listeners:
             return function(*args, **kwargs)
-        for hearer in hearers:
-            hearer.called(name, args, kwargs)
+        for listener in listeners:
+            listener.called(name, args, kwargs)
         setattr(place, name, function)  # function modes that compare what is called with the name find it there
         try:
             return function(*args, **kwargs)
         finally:
             if _REPLACED:
                 setattr(place, name, call)
-            for hearer in hearers:
-                hearer.returned()
+            for listener in listeners:
+                listener.returned()
 
     return call
