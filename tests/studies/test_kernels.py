@@ -303,6 +303,8 @@ def test_longer_trainings_are_done_once(corpus, tmp_path):
     assert {row["arm"] for row in reading.summary() if row["part"] == "longer"} == set(ARMS)
     assert "after 4 steps" in terminal_text(reading)
     assert run_kernels(corpus, tmp_path, plan, device="cpu").longer == reading.longer
+    half = run_kernels(corpus, tmp_path, replace(plan, shares=(0.5,)), device="cpu", workers=2).longer
+    assert half[0]["tokens"] == pytest.approx(reading.longer[0]["tokens"] / 2, abs=1)
     both = Kernels.joined(reading, reading)
     assert len(both.longer) == 2 * len(reading.longer)
 
@@ -403,6 +405,8 @@ def test_what_cannot_be_trained_is_told(tmp_path):
         Plan(part="word")
     with pytest.raises(ValueError, match="corpus must be a text file for part 'all'; only 'synthetic' needs none"):
         run_kernels(None, None, TINY)
+    with pytest.raises(ValueError, match="share must be a share above 0 and at most 1, got 0"):
+        Plan(shares=(1.0, 0.0))
     with pytest.raises(ValueError, match="few must be a share above 0 and at most 1, got 2"):
         Plan(few=2.0)
     with pytest.raises(ValueError, match="share must be above 0 and at most 1, got 0"):

@@ -79,53 +79,48 @@ class Replayed:
 class Adam:
     """AdamW with a learning rate per model, and gradients clipped per model.
 
-    `decays` are the names of weights that decay, by rate · `decay` at each step. The count of steps is a tensor, for
-    CUDA graphs.
+    `decays` are the names of weights that decay, by rate · `decay` at each step. Weights become views of one tensor,
+    (models, parameters): hundreds of small kernels would take longer than the models' own. The count of steps is a
+    tensor, for CUDA graphs.
     """
 
     def __init__(
         self, weights: Weights, decays: Sequence[str] = (), decay: float = 0.0, clip: float | None = None
     ) -> None:
-        self.weights, self.decay, self.clip = list(weights.values()), decay, clip
-        self.decaying = [name in set(decays) for name in weights]
-        self.means = [torch.zeros_like(weight) for weight in self.weights]
-        self.squares = [torch.zeros_like(weight) for weight in self.weights]
-        self.count = torch.zeros((), dtype=torch.float64, device=self.weights[0].device)
+        self.weights, self.clip = list(weights.values()), clip
+        self.joined = _joined([weight.detach() for weight in self.weights])
+        sizes = [weight[0].numel() for weight in self.weights]
+        for weight, part in zip(self.weights, self.joined.split(sizes, 1), strict=True):
+            weight.data = part.view(weight.shape)
+        amounts = [torch.full((size,), decay * (name in decays)) for name, size in zip(weights, sizes, strict=True)]
+        self.decay = torch.cat(amounts).to(self.joined.device)
+        self.mean, self.square = torch.zeros_like(self.joined), torch.zeros_like(self.joined)
+        self.count = torch.zeros((), dtype=torch.float64, device=self.joined.device)
 
     @torch.no_grad()
     def step(self, rates: Float[Tensor, " models"]) -> None:
         """One update; gradients are cleared. A weight without a gradient is moved by none."""
         self.count.add_(1)
-        gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in self.weights]
+        gradient = _joined([torch.zeros_like(w) if w.grad is None else w.grad for w in self.weights])
         if self.clip is not None:
-            sizes = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
-            factor = (self.clip / (sizes + 1e-6)).clamp(max=1.0)
-            gradients = [gradient * _beside(factor, gradient) for gradient in gradients]
-        torch._foreach_lerp_(self.means, gradients, 1 - BETAS[0])
-        torch._foreach_mul_(self.squares, BETAS[1])
-        torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - BETAS[1])
-        roots = torch._foreach_sqrt(self.squares)
-        torch._foreach_div_(roots, (1 - BETAS[1] ** self.count).sqrt().float())
-        torch._foreach_add_(roots, EPS)
-        updates = torch._foreach_div(self.means, roots)
-        rates_now = (rates / (1 - BETAS[0] ** self.count)).to(rates.dtype)
-        for weight, update, decaying in zip(self.weights, updates, self.decaying, strict=True):
-            if decaying:
-                weight.mul_(1 - _beside(rates, weight) * self.decay)
-            weight.sub_(update * _beside(rates_now, weight))
+            gradient.mul_((self.clip / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0))
+        self.mean.lerp_(gradient, 1 - BETAS[0])
+        self.square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        roots = self.square.sqrt().div_((1 - BETAS[1] ** self.count).sqrt().float()).add_(EPS)
+        now = (rates / (1 - BETAS[0] ** self.count)).to(rates.dtype)
+        self.joined.mul_(1 - rates[:, None] * self.decay).sub_(self.mean / roots * now[:, None])
+        for weight in self.weights:
             weight.grad = None
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of it."""
-        return {"means": self.means, "squares": self.squares, "count": self.count}
+        return {"mean": self.mean, "square": self.square, "count": self.count}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`."""
-        for name in ("means", "squares"):
-            torch._foreach_copy_(getattr(self, name), state[name])
-        self.count.copy_(state["count"])
+        for name, value in self.state().items():
+            value.copy_(state[name])
 
 
-def _beside(values: Tensor, weight: Tensor) -> Tensor:
-    """One value per model, to be multiplied with a weight."""
-    return values.reshape(-1, *[1] * (weight.ndim - 1))
+def _joined(weights: Sequence[Tensor]) -> Float[Tensor, "models parameters"]:
+    return torch.cat([weight.flatten(1) for weight in weights], 1)

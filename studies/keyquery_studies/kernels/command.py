@@ -54,6 +54,10 @@ def kernels(
     positions: Annotated[
         list[str] | None, typer.Option(help="In the part longer: learned or RoPE; repeatable. Default: both.")
     ] = None,
+    share: Annotated[
+        list[float] | None,
+        typer.Option(metavar="<float>", help="In the part longer: fraction of the text; repeatable. Default: 1."),
+    ] = None,
     length: WindowLength = 128,
     batch: Annotated[int, typer.Option(min=1, help="Windows per step.")] = 64,
     vocabulary: Vocabulary = 2048,
@@ -65,8 +69,9 @@ def kernels(
     """Does kernel structure pay? Compare all kernels on two synthetic tasks and in language models.
 
     Every language model has its own learning rate, and a symmetric start as control. The part longer trains all arms
-    side by side, at all rates with all seeds, for half of the --steps and for all of them. Half an hour on a large GPU
-    with 16 --workers; the synthetic part takes minutes on any machine and needs no text.
+    side by side, at all rates with all seeds, for half of the --steps and for all of them; its --workers share a GPU
+    best under MPS. Half an hour on a large GPU with 16 --workers; the synthetic part takes minutes on any machine and
+    needs no text.
     """
     from keyquery_studies.kernels.study import Plan, run
 
@@ -75,7 +80,7 @@ def kernels(
     sizes = {"width": width, "depth": depth, "length": length, "vocabulary": vocabulary, "batch": batch}
     options: dict[str, Any] = {"part": part, "steps": steps, "doubled": doubled, "few": few, **sizes}
     options |= chosen(seeds=seed, trial_seeds=seed, samples=samples, rates=rate)
-    options |= chosen(objectives=objective, positions=positions)
+    options |= chosen(objectives=objective, positions=positions, shares=share)
     with output.watching() as progress:
         reading = run(corpus, out, Plan(**options), device, workers, output.force, progress)
     output.deliver(reading)

@@ -11,6 +11,8 @@ from typing import Any
 
 from keyquery.support.checks import check_choice
 from keyquery_studies.common.comparisons import difference
+from keyquery_studies.common.language_models import tasks
+from keyquery_studies.common.objectives import Task
 from keyquery_studies.common.store import result_name
 from keyquery_studies.kernels.arms import ARMS
 from keyquery_studies.kernels.differences import language
@@ -18,7 +20,8 @@ from keyquery_studies.starts.model import KERNELS, Scores, StartRun
 from keyquery_studies.starts.training import trained
 
 POSITIONS = ("learned", "RoPE")
-SETTING = ("objective", "rope", "kernel", "init", "steps")
+SETTING = ("objective", "share", "rope")
+ARM = (*SETTING, "kernel", "init", "steps")
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -28,16 +31,19 @@ class KernelRun(StartRun):
 
     kernel: str = "general"
     rope: bool = False
+    share: float = 1.0  # of the text that is trained on
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("kernel", self.kernel, KERNELS)
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
 
     @property
     def name(self) -> str:
         """The name of its result file."""
         marks = ["rope"] if self.rope else []
-        words = (self.objective, self.kernel, *marks, self.start, self.lr, self.seed)
+        words = (self.objective, self.kernel, *marks, self.start, self.share, self.lr, self.seed)
         return result_name(words, asdict(self))
 
     @property
@@ -45,29 +51,51 @@ class KernelRun(StartRun):
         """What it scores by."""
         return Scores(self.kernel, self.rope)
 
+    def tasks(self, folder: Path, device: str) -> tuple[Task, Task]:
+        """Training and validation, and the test; `folder` has the tokens."""
+        return tasks(folder, device, self.objective, self.length, self.share, self.batch)
 
-def arms(
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same weights, which are trained side by side for half of the steps, and for all."""
+
+    runs: tuple[KernelRun, ...]
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """The name of the file that says it is done."""
+        first = self.runs[0]
+        words = ("group", first.objective, first.kernel, *(["rope"] if first.rope else []), first.share)
+        return result_name(words, {"runs": [own.name for own in self.runs], "steps": self.steps})
+
+    def run(self, folder: Path, device: str) -> dict[str, Any]:
+        """Train all of them; every model has its own result file."""
+        return {"models": len(self.rows(folder, device))}
+
+    def rows(self, folder: Path, device: str) -> list[dict[str, Any]]:
+        """Their rows, without curves; those in `folder` are not trained again."""
+        rows = trained(self.runs, (self.steps // 2, self.steps), folder, device, lambda: False)
+        return [{**{key: value for key, value in row.items() if key != "curve"}, "init": row["start"]} for row in rows]
+
+
+def groups_of(
     text: str,
-    objectives: Sequence[str],
-    positions: Sequence[str],
+    settings: Sequence[tuple[str, str, float]],
     rates: Sequence[float],
     seeds: Sequence[int],
     sizes: Mapping[str, Any],
-) -> list[list[KernelRun]]:
-    """All arms at all rates with all seeds; those with the same weights, which are trained side by side, together."""
+) -> list[Group]:
+    """All arms at all rates with all seeds, for each objective, kind of positions, and share of the text."""
     groups = []
-    for objective, place, kernel in product(objectives, positions, KERNELS):
+    for (objective, place, share), kernel in product(settings, KERNELS):
         inits = [init for own, init in ARMS.values() if own == kernel]
         fixed = {**sizes, "objective": objective, "kernel": kernel, "rope": place == "RoPE", "text": text}
         choices = product(inits, rates, seeds)
-        groups.append([KernelRun(start=init, lr=rate, seed=seed, **fixed) for init, rate, seed in choices])
+        runs = [KernelRun(start=init, lr=rate, seed=seed, share=share, **fixed) for init, rate, seed in choices]
+        groups.append(Group(tuple(runs), sizes["steps"]))
     return groups
-
-
-def rows_of(groups: Sequence[Sequence[KernelRun]], steps: int, folder: Path, device: str) -> list[dict[str, Any]]:
-    """The rows of all groups after half of the steps, and after all."""
-    rows = [row for runs in groups for row in trained(runs, (steps // 2, steps), folder, device, lambda: False)]
-    return [{**row, "init": row["start"], "share": 1.0} for row in rows]
 
 
 def longer(rows: Rows) -> list[dict[str, Any]]:
@@ -75,26 +103,26 @@ def longer(rows: Rows) -> list[dict[str, Any]]:
 
     `fell` is what the second half of the steps lowered the loss by.
     """
+    last = {place: max(row["steps"] for row in rows if _setting(row) == place) for place in map(_setting, rows)}
     table = []
-    for row in language(_at_best([row for row in rows if row["steps"] == max(r["steps"] for r in rows)])):
-        kernel, init = ARMS[row["arm"]]
-        own = [r for r in rows if (r["objective"], r["rope"], r["kernel"], r["init"]) == (*_place(row), kernel, init)]
+    for row in language(_at_best([row for row in rows if row["steps"] == last[_setting(row)]])):
+        own = [r for r in rows if (_setting(r), r["kernel"], r["init"]) == (_setting(row), *ARMS[row["arm"]])]
         ends = [_at_best([r for r in own if r["steps"] == steps]) for steps in sorted({r["steps"] for r in own})]
         tried = {r["lr"] for r in own}
         fell = difference(ends[0], ends[-1], "loss")["change"] if len(ends) > 1 else None
-        kept = {key: value for key, value in row.items() if not key.startswith("longer") and key != "share"}
+        kept = {key: value for key, value in row.items() if not key.startswith("longer")}
         table.append({**kept, "edge": row["lr"] in (min(tried), max(tried)), "steps": own[-1]["steps"], "fell": fell})
     return table
 
 
-def _place(row: Mapping[str, Any]) -> tuple[str, bool]:
-    return row["objective"], row["rope"]
+def _setting(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in SETTING)
 
 
 def _at_best(rows: Rows) -> list[Mapping[str, Any]]:
     """Of every arm the rows at its best rate."""
     groups: dict[tuple[Any, ...], dict[float, list[Mapping[str, Any]]]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[key] for key in SETTING), {}).setdefault(row["lr"], []).append(row)
+        groups.setdefault(tuple(row[key] for key in ARM), {}).setdefault(row["lr"], []).append(row)
     best = [min(by_rate.values(), key=lambda own: mean(r["validation"] for r in own)) for by_rate in groups.values()]
     return [row for own in best for row in own]

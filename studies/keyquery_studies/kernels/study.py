@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from keyquery_studies.common.rows import FORMER, over_seeds
 from keyquery_studies.common.runner import Job, run_jobs, study_folder
 from keyquery_studies.kernels.arms import Comparison
 from keyquery_studies.kernels.differences import initialisations, language
-from keyquery_studies.kernels.longer import POSITIONS, arms, longer, rows_of
+from keyquery_studies.kernels.longer import POSITIONS, Group, groups_of, longer
 from keyquery_studies.kernels.synthetic import TASKS, Trial
 
 PARTS = ("synthetic", "language", "init", "longer", "all")  # all: without longer
@@ -93,6 +94,7 @@ class Plan(Sizes):
     trial_steps: int = 1000
     objectives: tuple[str, ...] = OBJECTIVES  # of the part longer
     positions: tuple[str, ...] = POSITIONS  # of the part longer
+    shares: tuple[float, ...] = (1.0,)  # of the text, in the part longer
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,8 +107,9 @@ class Plan(Sizes):
                 check_choice(name, value, known)
         check_count("trial_steps", self.trial_steps)
         check_count("doubled", self.doubled, least=0)
-        if not 0 < self.few <= 1:
-            raise ValueError(f"few must be a share above 0 and at most 1, got {self.few}")
+        for name, share in (("few", self.few), *(("share", share) for share in self.shares)):
+            if not 0 < share <= 1:
+                raise ValueError(f"{name} must be a share above 0 and at most 1, got {share}")
 
     def has(self, part: str) -> bool:
         """Whether a part is requested."""
@@ -129,6 +132,11 @@ class Plan(Sizes):
         parts = [part for part in ("language", "init") if self.has(part)]
         options: dict[str, Any] = {"seeds": self.seeds, "rates": self.rates, "few": self.few, "doubled": self.doubled}
         return Comparison(text=text, sizes=self.sizes(), parts=parts, **options)
+
+    def groups(self, text: str) -> list[Group]:
+        """The models of the part longer, on the text of a digest."""
+        settings = list(product(self.objectives, self.positions, self.shares))
+        return groups_of(text, settings, self.rates, self.seeds, self.sizes())
 
 
 def run(
@@ -181,10 +189,9 @@ def run(
             return run_jobs(jobs, folder, chosen, workers, progress)
 
         trained = plan.comparison(facts["digest"]).rows(train) if facts and plan.part != "longer" else []
-        side_by_side = []
-        if facts and plan.part == "longer":
-            options = (plan.objectives, plan.positions, plan.rates, plan.seeds, plan.sizes())
-            side_by_side = rows_of(arms(facts["digest"], *options), plan.steps, folder, chosen)
+        groups = plan.groups(facts["digest"]) if facts and plan.part == "longer" else []
+        train(groups)
+        side_by_side = [row for group in groups for row in group.rows(folder, chosen)]
         synthetic = train(plan.trials())
     return Kernels(
         starts=starts(plan.trial_seeds) if plan.has("synthetic") else [],

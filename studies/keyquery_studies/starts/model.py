@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 from keyquery.forms import Rope
 from keyquery.layers import LanguageModel, Shape
 from keyquery.support.checks import check_choice, check_count
-from keyquery_studies.common.language_models import begin
-from keyquery_studies.common.objectives import CAUSAL, OBJECTIVES
+from keyquery_studies.common.language_models import begin, tasks
+from keyquery_studies.common.objectives import CAUSAL, OBJECTIVES, Task
 from keyquery_studies.common.stacked import Weights, embed, linear, norm, split_heads, within
 from keyquery_studies.common.store import result_name
 
@@ -60,6 +61,10 @@ class StartRun:
     def scores(self) -> Scores:
         """What it scores by."""
         return Scores()
+
+    def tasks(self, folder: Path, device: str) -> tuple[Task, Task]:
+        """Training and validation, and the test; `folder` has the tokens."""
+        return tasks(folder, device, self.objective, self.length, batch=self.batch)
 
     def initial(self) -> Weights:
         """Its weights before training."""

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from keyquery.support.files import write_all
-from keyquery_studies.common.language_models import tasks
 from keyquery_studies.common.objectives import Task
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.stacked import Adam, Replayed, Weights, stacked
 from keyquery_studies.common.store import Store, checkpoint_path, digest_of
 from keyquery_studies.starts.model import StartRun, losses
 
-EVERY = 250  # steps between evaluations
+EVERY, POINTS = 250, 200  # steps between evaluations, at least, and evaluations, at most
 KEPT = 4  # evaluations between checkpoints, each of which replaces the last
 FLAT = 0.8  # share of the steps at a constant rate; then it falls linearly to 0
 WARMUP, DECAY, CLIP = 300, 0.1, 1.0
@@ -39,7 +38,7 @@ class Together:
 
     def __init__(self, runs: Sequence[StartRun], folder: Path, device: str) -> None:
         self.runs, self.run, self.device = runs, runs[0], device
-        self.task, self.exam = tasks(folder, device, self.run.objective, self.run.length, batch=self.run.batch)
+        self.task, self.exam = self.run.tasks(folder, device)
         self.seeds = sorted({own.seed for own in runs})
         self.of_seed = torch.tensor([self.seeds.index(own.seed) for own in runs], device=device)
         self.weights = stacked([own.initial() for own in runs], device)
@@ -52,6 +51,7 @@ class Together:
         self.best_step = torch.zeros(len(runs), device=device)
         self.curve: list[list[float]] = []
         self.step = self.begun = 0
+        self.every = EVERY
         self.warmup = WARMUP
         self.base = torch.tensor([own.lr for own in runs], device=device)
         self.rates = torch.zeros_like(self.base)
@@ -65,7 +65,7 @@ class Together:
 
     def train(self, budgets: Sequence[int], late: Late) -> Iterator[list[dict[str, Any]]]:
         """The rows of all models for one number of steps after the other; once `late`, no more."""
-        self.warmup = min(WARMUP, min(budgets) // 4)
+        self.warmup, self.every = min(WARMUP, min(budgets) // 4), max(EVERY, max(budgets) // POINTS)
         self._resume(round(FLAT * min(budgets)))
         for steps in sorted(budgets):
             if not self.advance(min(round(FLAT * steps), steps - 1), None, late):
@@ -87,7 +87,7 @@ class Together:
             torch.mul(self.base, factor(self.step, steps, self.warmup), out=self.rates)
             self._advance()
             self.step += 1
-            if self.step % EVERY == 0 or self.step == steps:
+            if self.step % self.every == 0 or self.step == steps:
                 self._check()
                 if steps is None and len(self.curve) % KEPT == 0:
                     self._keep()
