@@ -27,7 +27,7 @@ DERIVED = (
     "contrasts",
     "protocols",
 )
-MOST = 1500  # rows; of longer studies the appendix holds the summary
+MOST = 3000  # rows; of longer studies the appendix holds the summary
 
 
 def appendix(name: str, reading: kq.Reading) -> str:
