@@ -289,7 +289,7 @@ def test_longer_trainings_are_compared_at_the_rate_that_is_best_over_seeds():
         assert table[arm]["fell"] == pytest.approx(0.5)
         assert table[arm]["loss"] == pytest.approx(3 + effect)
         if arm != "unconstrained":
-            assert table[arm]["gap"] == pytest.approx(effect)
+            assert table[arm]["gap"] == table[arm]["gap_half"] == pytest.approx(effect)
     pairs = [(table[arm]["gap_p"], table[arm]["gap_init_p"]) for arm in ("symmetric", "split")]
     assert all(p is not None and p < 0.01 for pair in pairs for p in pair)
 
@@ -302,6 +302,7 @@ def test_longer_trainings_are_done_once(corpus, tmp_path):
     assert {(row["kernel"], row["init"]) for row in reading.longer} == set(ARMS.values())
     assert {row["arm"] for row in reading.summary() if row["part"] == "longer"} == set(ARMS)
     assert "after 4 steps" in terminal_text(reading)
+    assert next(axis.get_title() for axis in reading.plot().get_axes()) == "masked, all text"
     assert run_kernels(corpus, tmp_path, plan, device="cpu").longer == reading.longer
     half = run_kernels(corpus, tmp_path, replace(plan, shares=(0.5,)), device="cpu", workers=2).longer
     assert half[0]["tokens"] == pytest.approx(reading.longer[0]["tokens"] / 2, abs=1)
@@ -428,14 +429,14 @@ def test_the_picture_has_a_panel_a_task_and_a_panel_an_objective_and_share(study
     assert titles == [
         "symmetric truth: smoothing",
         "skew truth: look-up",
-        "masked, full corpus",
+        "masked, all text",
         "masked, 50% of it",
-        "next token, full corpus",
+        "next token, all text",
         "next token, 50% of it",
     ]
     assert [line.get_label() for line in figure.get_axes()[0].get_lines()[: len(KERNELS)]] == list(COLOURS)
     nothing = Kernels(starts=starts([0]), synthetic=[], language=[])
-    with pytest.raises(ValueError, match="it needs the part synthetic or language"):
+    with pytest.raises(ValueError, match="it needs another part"):
         nothing.plot()
 
 
@@ -460,4 +461,6 @@ def test_the_command_runs(corpus, tmp_path):
     assert {row["seed"] for row in reading.language} == {4}
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + len(reading.language)
     refused = CliRunner().invoke(cli.app, [*arguments, "--picture", str(tmp_path / "a.svg")])
-    assert "--picture shows the parts synthetic and language, not init" in str(refused.exception)  # before any work
+    assert "--picture shows the parts synthetic, language and longer, not init" in str(
+        refused.exception
+    )  # before any work

@@ -7,8 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from keyquery.cli.options import DEVICE, INT, WORKERS, Out, Output, Vocabulary, WindowLength, Workers, chosen, writes
+from keyquery.cli.options import DEVICE, INT, STR, WORKERS, Out, Output, Workers, chosen, writes
 
+SIZES = {  # defaults, and those of the part longer
+    "steps": (2500, 48_000),
+    "width": (96, 32),
+    "depth": (3, 2),
+    "length": (128, 32),
+    "batch": (64, 32),
+    "vocabulary": (2048, 512),
+}
 Texts = Annotated[
     Path | None,
     typer.Option(
@@ -23,7 +31,8 @@ Rates = Annotated[
     list[float] | None,
     typer.Option(
         metavar="<float>",
-        help="Learning rate to try; repeatable. Default: 0.001 to 0.008. The grid grows while its best is at an edge.",
+        help="Learning rate to try; repeatable. Default: 0.001 to 0.008; but for the part longer the grid grows while"
+        " its best is at an edge.",
     ),
 ]
 Samples = Annotated[
@@ -35,32 +44,43 @@ Samples = Annotated[
 ]
 
 
+def _default(name: str) -> str:
+    most, longer = SIZES[name]
+    return f"Default: {most}, in the part longer {longer}."
+
+
 @writes("json", "csv", "picture")
 def kernels(
     corpus: Texts = None,
     out: Out = None,
     part: Annotated[str, typer.Option(help="synthetic, language, init, all of these, or longer.")] = "all",
     seed: Seeds = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps per language model.")] = 2500,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help=f"Training steps per language model. {_default('steps')}")
+    ] = None,
     doubled: Annotated[int, typer.Option(min=0, help="Seeds that also train for twice as many steps.")] = 2,
     rate: Rates = None,
     few: Annotated[float, typer.Option(help="Small data share: fraction of the text to train on.")] = 0.02,
     samples: Samples = None,
-    width: Annotated[int, typer.Option(min=8, help="Width of the language models.")] = 96,
-    depth: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 3,
+    width: Annotated[int | None, typer.Option(min=8, help=f"Width of the language models. {_default('width')}")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help=f"Number of layers. {_default('depth')}")] = None,
     objective: Annotated[
-        list[str] | None, typer.Option(help="In the part longer: masked or next token; repeatable. Default: both.")
+        list[str] | None,
+        typer.Option(metavar=STR, help="In the part longer: masked or next token; repeatable. Default: both."),
     ] = None,
     positions: Annotated[
-        list[str] | None, typer.Option(help="In the part longer: learned or RoPE; repeatable. Default: both.")
+        list[str] | None,
+        typer.Option(metavar=STR, help="In the part longer: learned or RoPE; repeatable. Default: both."),
     ] = None,
     share: Annotated[
         list[float] | None,
         typer.Option(metavar="<float>", help="In the part longer: fraction of the text; repeatable. Default: 1."),
     ] = None,
-    length: WindowLength = 128,
-    batch: Annotated[int, typer.Option(min=1, help="Windows per step.")] = 64,
-    vocabulary: Vocabulary = 2048,
+    length: Annotated[int | None, typer.Option(min=2, help=f"Tokens per window. {_default('length')}")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help=f"Windows per step. {_default('batch')}")] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(min=260, help=f"Vocabulary size of the trained tokenizer. {_default('vocabulary')}")
+    ] = None,
     workers: Workers = WORKERS,
     device: Annotated[str, typer.Option(help="Device of the language models: cpu, cuda, or auto.")] = DEVICE,
     *,
@@ -69,16 +89,16 @@ def kernels(
     """Does kernel structure pay? Compare all kernels on two synthetic tasks and in language models.
 
     Every language model has its own learning rate, and a symmetric start as control. The part longer trains all arms
-    side by side, at all rates with all seeds, for half of the --steps and for all of them; its --workers share a GPU
-    best under MPS. Half an hour on a large GPU with 16 --workers; the synthetic part takes minutes on any machine and
-    needs no text.
+    side by side, at all rates with all seeds, for half of the --steps and for all of them. Half an hour on a large GPU
+    with 16 --workers; the synthetic part takes minutes on any machine and needs no text.
     """
     from keyquery_studies.kernels.study import Plan, run
 
-    if "picture" in output.files and part in ("init", "longer"):
-        raise ValueError(f"--picture shows the parts synthetic and language, not {part}")
-    sizes = {"width": width, "depth": depth, "length": length, "vocabulary": vocabulary, "batch": batch}
-    options: dict[str, Any] = {"part": part, "steps": steps, "doubled": doubled, "few": few, **sizes}
+    if "picture" in output.files and part == "init":
+        raise ValueError("--picture shows the parts synthetic, language and longer, not init")
+    given = {"steps": steps, "width": width, "depth": depth, "length": length, "batch": batch, "vocabulary": vocabulary}
+    sizes = {name: SIZES[name][part == "longer"] if value is None else value for name, value in given.items()}
+    options: dict[str, Any] = {"part": part, "doubled": doubled, "few": few, **sizes}
     options |= chosen(seeds=seed, trial_seeds=seed, samples=samples, rates=rate)
     options |= chosen(objectives=objective, positions=positions, shares=share)
     with output.watching() as progress:

@@ -15,19 +15,23 @@ TRUTHS = {"smoothing": "symmetric truth: smoothing", "look-up": "skew truth: loo
 
 
 def panels(reading: Kernels, pyplot: Any) -> Any:
-    """Top: error on both synthetic tasks by sample size; bottom: Δ cross-entropy to the unconstrained kernel."""
+    """Top: error on both synthetic tasks by sample size; below: Δ cross-entropy to the unconstrained kernel."""
     rows = reading.summary()
     synthetic = [row for row in rows if row["part"] == "synthetic"]
-    language = [row for row in rows if row["part"] == "language" and row["gap"] is not None]
-    if not synthetic and not language:
-        raise ValueError("a study of initialisation alone has no figure: it needs the part synthetic or language")
-    heights = [2.6] * bool(synthetic) + [2.3] * bool(language)
+    trained = {"language": reading.language, "longer": reading.longer}
+    gaps = {part: [row for row in rows if row["part"] == part and row["gap"] is not None] for part in trained}
+    gaps = {part: own for part, own in gaps.items() if own}
+    if not synthetic and not gaps:
+        raise ValueError("a study of initialisation alone has no figure: it needs another part")
+    heights = [2.6] * bool(synthetic) + [2.3] * len(gaps)
     figure = pyplot.figure(figsize=(8.6, sum(heights)), layout="constrained")
     places = iter(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
     if synthetic:
         _errors(next(places), synthetic)
-    if language:
-        _gaps(next(places), language)
+    for part, own in gaps.items():
+        steps = {"language": min, "longer": max}[part](row["steps"] for row in trained[part])
+        size = max(row["parameters"] for row in own) / 1e6
+        _gaps(next(places), own, f"language models of {size:.2g} million parameters, up to {steps:,} steps")
     return figure
 
 
@@ -53,7 +57,7 @@ def _errors(figure: Any, rows: list[dict[str, Any]]) -> None:
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
 
 
-def _gaps(figure: Any, rows: list[dict[str, Any]]) -> None:
+def _gaps(figure: Any, rows: list[dict[str, Any]], title: str) -> None:
     """Differences to the unconstrained kernel with 95 % intervals, a panel per objective and share of the text."""
     shares = sorted({row["share"] for row in rows}, reverse=True)
     columns = [(objective, share) for objective in OBJECTIVES for share in shares]
@@ -68,11 +72,12 @@ def _gaps(figure: Any, rows: list[dict[str, Any]]) -> None:
             spread = [[row["gap"] - low], [high - row["gap"]]]
             look = {"color": COLOURS[row["arm"]], "fmt": "o", "markersize": 4, "capsize": 2}
             axis.errorbar(row["gap"], places.index((row["arm"], row["rope"])), xerr=spread, **look)
-        title = f"{objective}, {'full corpus' if share == 1 else f'{share:.0%} of it'}"
-        axis.set(title=title, ylim=(-0.6, len(places) - 0.4))
+        place = f"{objective}, {'all text' if share == 1 else f'{share:.0%} of it'}"
+        axis.set(title=place, ylim=(-0.6, len(places) - 0.4))
         axis.axhline(len(places) / 2 - 0.5, color="#d0d7de", linewidth=0.6)
         axis.set_yticks(range(len(places)), [f"{arm}, {'RoPE' if rope else 'learned'}" for arm, rope in places])
         axis.margins(x=0.15)
         axis.locator_params(axis="x", nbins=4)
         axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=9)
     figure.supxlabel("Δ cross-entropy to unconstrained, nats per token, 95 % intervals (positive is worse)", fontsize=8)

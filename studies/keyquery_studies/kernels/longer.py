@@ -10,7 +10,6 @@ from statistics import mean
 from typing import Any
 
 from keyquery.support.checks import check_choice
-from keyquery_studies.common.comparisons import difference
 from keyquery_studies.common.language_models import tasks
 from keyquery_studies.common.objectives import Task
 from keyquery_studies.common.store import result_name
@@ -101,17 +100,19 @@ def groups_of(
 def longer(rows: Rows) -> list[dict[str, Any]]:
     """Every arm after all steps, as `language` has it, at the rate that is best by validation over all seeds.
 
-    `fell` is what the second half of the steps lowered the loss by.
+    `fell` is what the second half of the steps lowered the loss by, `gap_half` the gap after the first half.
     """
-    last = {place: max(row["steps"] for row in rows if _setting(row) == place) for place in map(_setting, rows)}
+    budgets = {place: sorted({row["steps"] for row in rows if _setting(row) == place}) for place in map(_setting, rows)}
+    first, last = ([row for row in rows if row["steps"] == budgets[_setting(row)][end]] for end in (0, -1))
+    before = {(_setting(row), row["arm"]): row for row in language(_at_best(first))}
     table = []
-    for row in language(_at_best([row for row in rows if row["steps"] == last[_setting(row)]])):
-        own = [r for r in rows if (_setting(r), r["kernel"], r["init"]) == (_setting(row), *ARMS[row["arm"]])]
-        ends = [_at_best([r for r in own if r["steps"] == steps]) for steps in sorted({r["steps"] for r in own})]
-        tried = {r["lr"] for r in own}
-        fell = difference(ends[0], ends[-1], "loss")["change"] if len(ends) > 1 else None
+    for row in language(_at_best(last)):
+        half, steps = before[_setting(row), row["arm"]], budgets[_setting(row)]
+        tried = {r["lr"] for r in last if (_setting(r), r["kernel"], r["init"]) == (_setting(row), *ARMS[row["arm"]])}
         kept = {key: value for key, value in row.items() if not key.startswith("longer")}
-        table.append({**kept, "edge": row["lr"] in (min(tried), max(tried)), "steps": own[-1]["steps"], "fell": fell})
+        kept |= {"edge": row["lr"] in (min(tried), max(tried)), "steps": steps[-1]}
+        halves = {"fell": half["loss"] - row["loss"], "gap_half": half["gap"]}
+        table.append({**kept, **(halves if len(steps) > 1 else dict.fromkeys(halves))})
     return table
 
 

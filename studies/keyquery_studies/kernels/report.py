@@ -47,9 +47,7 @@ def _language(rows: list[dict[str, Any]]) -> list[Any]:
     for column in table.columns[:4]:
         column.justify, column.no_wrap = "left", True
     for row in rows:
-        share = "all" if row["share"] == 1 else f"{row['share']:.0%}"
-        place = (row["objective"], share, "RoPE" if row["rope"] else "learned", row["arm"])
-        table.add_row(*place, _rate(row), f"{row['loss']:.3f}", _interval(row), _p(row))
+        table.add_row(*_place(row), _rate(row), f"{row['loss']:.3f}", _interval(row), _p(row))
     caption = "Δ: to unconstrained, paired by seed; p by Holm. Rates marked * are at the edge of their grid."
     return [Text(f"language models: test loss, nats per token, mean of {seeds_of(rows)}", style="bold"), table, caption]
 
@@ -64,16 +62,21 @@ def _initialisations(rows: list[dict[str, Any]]) -> list[Any]:
 
 
 def _longer(rows: list[dict[str, Any]]) -> list[Any]:
-    table = columns_table("objective", "positions", "arm", "rate", "loss", "fell", "Δ [95 %]", "p")
-    for column in table.columns[:3]:
+    table = columns_table("objective", "text", "positions", "arm", "rate", "loss", "fell", "Δ [95 %]", "p")
+    for column in table.columns[:4]:
         column.justify, column.no_wrap = "left", True
     for row in rows:
         fell = "–" if row["fell"] is None else f"{row['fell']:.3f}"
-        place = (row["objective"], "RoPE" if row["rope"] else "learned", row["arm"])
-        table.add_row(*place, _rate(row), f"{row['loss']:.3f}", fell, _interval(row), _p(row))
+        table.add_row(*_place(row), _rate(row), f"{row['loss']:.3f}", fell, _interval(row), _p(row))
     caption = "fell: what the second half of the steps lowered the loss by. Δ: to unconstrained; p by Holm."
-    title = f"small language models after {rows[0]['steps']:,} steps: test loss, mean of {seeds_of(rows)}"
+    steps = " or ".join(f"{steps:,}" for steps in sorted({row["steps"] for row in rows}))
+    title = f"small language models after {steps} steps: test loss, mean of {seeds_of(rows)}"
     return [Text(title, style="bold"), table, caption]
+
+
+def _place(row: dict[str, Any]) -> tuple[str, ...]:
+    share = "all" if row["share"] == 1 else f"{row['share']:.0%}"
+    return row["objective"], share, "RoPE" if row["rope"] else "learned", row["arm"]
 
 
 def _rate(row: dict[str, Any]) -> str:

@@ -198,7 +198,9 @@ def run(
         synthetic=synthetic,
         language=trained,
         longer=side_by_side,
-        provenance=provenance(corpus=facts, plan=asdict(plan), devices=sorted({row["device"] for row in trained})),
+        provenance=provenance(
+            corpus=facts, plan=asdict(plan), devices=sorted({row["device"] for row in (*trained, *side_by_side)})
+        ),
     )
 
 
