@@ -22,21 +22,31 @@ from keyquery.report import picture_bytes
 
 
 def test_adam_with_a_rate_per_model() -> None:
-    start, rates = torch.randn(2, 4), [1e-2, 0.1]
-    together, singles = start.clone().requires_grad_(), [row.clone().requires_grad_() for row in start]
-    ours = Adam({"weight": together}, ["weight"], decay=0.1, clip=1.0)
+    """Two models of two weights, of which one decays, against an optimiser of each; one is saved and continued."""
+    starts, rates = {"weight": torch.randn(2, 3, 4), "bias": torch.randn(2, 3)}, [1e-2, 0.1]
+    together = {name: start.clone().requires_grad_() for name, start in starts.items()}
+    singles = [{name: start[row].clone().requires_grad_() for name, start in starts.items()} for row in range(2)]
+    ours = Adam(together, ["weight"], decay=0.1, clip=1.0)
     theirs = [
-        torch.optim.AdamW([row], rate, (0.9, 0.98), weight_decay=0.1) for row, rate in zip(singles, rates, strict=True)
+        torch.optim.AdamW([{"params": own["weight"]}, {"params": own["bias"], "weight_decay": 0.0}], rate, (0.9, 0.98))
+        for own, rate in zip(singles, rates, strict=True)
     ]
-    for _ in range(5):
-        (together**3).sum().backward()
+    for optimiser in theirs:
+        optimiser.param_groups[0]["weight_decay"] = 0.1
+    for step in range(6):
+        if step == 3:  # in the same tensors, as from a checkpoint
+            state = {name: value.clone() for name, value in ours.state().items()}
+            ours.mean.zero_()
+            ours.load(state)
+        sum((weight**3).sum() for weight in together.values()).backward()
         ours.step(torch.tensor(rates))
-        for row, optimiser in zip(singles, theirs, strict=True):
+        for own, optimiser in zip(singles, theirs, strict=True):
             optimiser.zero_grad()
-            (row**3).sum().backward()
-            torch.nn.utils.clip_grad_norm_([row], 1.0)
+            sum((weight**3).sum() for weight in own.values()).backward()
+            torch.nn.utils.clip_grad_norm_(own.values(), 1.0)
             optimiser.step()
-    torch.testing.assert_close(together, torch.stack(singles))
+    for name, weight in together.items():
+        torch.testing.assert_close(weight, torch.stack([own[name] for own in singles]))
 
 
 @pytest.mark.parametrize("rope", [False, True])

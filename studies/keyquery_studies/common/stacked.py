@@ -80,8 +80,8 @@ class Adam:
     """AdamW with a learning rate per model, and gradients clipped per model.
 
     `decays` are the names of weights that decay, by rate · `decay` at each step. Weights become views of one tensor,
-    (models, parameters): hundreds of small kernels would take longer than the models' own. The count of steps is a
-    tensor, for CUDA graphs.
+    (models, parameters), which takes a dozen kernels per step instead of hundreds. The count of steps is a tensor, for
+    CUDA graphs.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, rates: Float[Tensor, " models"]) -> None:
-        """One update; gradients are cleared. A weight without a gradient is moved by none."""
+        """One update; gradients are cleared. A missing gradient counts as 0."""
         self.count.add_(1)
         gradient = _joined([torch.zeros_like(w) if w.grad is None else w.grad for w in self.weights])
         if self.clip is not None:

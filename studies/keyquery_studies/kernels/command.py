@@ -31,8 +31,8 @@ Rates = Annotated[
     list[float] | None,
     typer.Option(
         metavar="<float>",
-        help="Learning rate to try; repeatable. Default: 0.001 to 0.008; but for the part longer the grid grows while"
-        " its best is at an edge.",
+        help="Learning rate to try; repeatable. Default: 0.001 to 0.008; the grid grows while its best is at an"
+        " edge, except in the part longer.",
     ),
 ]
 Samples = Annotated[
@@ -45,8 +45,8 @@ Samples = Annotated[
 
 
 def _default(name: str) -> str:
-    most, longer = SIZES[name]
-    return f"Default: {most}, in the part longer {longer}."
+    usual, longer = SIZES[name]
+    return f"Default: {usual}, in the part longer {longer}."
 
 
 @writes("json", "csv", "picture")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from keyquery.report.kit.colours import KERNELS
@@ -60,7 +61,8 @@ def _errors(figure: Any, rows: list[dict[str, Any]]) -> None:
 def _gaps(figure: Any, rows: list[dict[str, Any]], title: str) -> None:
     """Differences to the unconstrained kernel with 95 % intervals, a panel per objective and share of the text."""
     shares = sorted({row["share"] for row in rows}, reverse=True)
-    columns = [(objective, share) for objective in OBJECTIVES for share in shares]
+    present = {(row["objective"], row["share"]) for row in rows}
+    columns = [place for place in product(OBJECTIVES, shares) if place in present]
     places = [(arm, rope) for rope in (True, False) for arm in list(ARMS)[:0:-1]]  # bottom to top
     axes = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     for axis, (objective, share) in zip(axes, columns, strict=True):

@@ -14,19 +14,18 @@ from keyquery_studies.common.language_models import tasks
 from keyquery_studies.common.objectives import Task
 from keyquery_studies.common.store import result_name
 from keyquery_studies.kernels.arms import ARMS
-from keyquery_studies.kernels.differences import language
+from keyquery_studies.kernels.differences import SETTING, language
 from keyquery_studies.starts.model import KERNELS, Scores, StartRun
 from keyquery_studies.starts.training import trained
 
 POSITIONS = ("learned", "RoPE")
-SETTING = ("objective", "share", "rope")
 ARM = (*SETTING, "kernel", "init", "steps")
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRun(StartRun):
-    """One model, with any kernel of an arm."""
+    """One model of any arm."""
 
     kernel: str = "general"
     rope: bool = False
@@ -57,7 +56,7 @@ class KernelRun(StartRun):
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with the same weights, which are trained side by side for half of the steps, and for all."""
+    """Runs whose weights have the same shapes, trained side by side for half of the steps, and for all."""
 
     runs: tuple[KernelRun, ...]
     steps: int
@@ -102,17 +101,17 @@ def longer(rows: Rows) -> list[dict[str, Any]]:
 
     `fell` is what the second half of the steps lowered the loss by, `gap_half` the gap after the first half.
     """
-    budgets = {place: sorted({row["steps"] for row in rows if _setting(row) == place}) for place in map(_setting, rows)}
-    first, last = ([row for row in rows if row["steps"] == budgets[_setting(row)][end]] for end in (0, -1))
+    most = {place: max(row["steps"] for row in rows if _setting(row) == place) for place in map(_setting, rows)}
+    first, last = ([r for r in rows if r["steps"] == most[_setting(r)] // part] for part in (2, 1))
     before = {(_setting(row), row["arm"]): row for row in language(_at_best(first))}
     table = []
     for row in language(_at_best(last)):
-        half, steps = before[_setting(row), row["arm"]], budgets[_setting(row)]
+        half = before.get((_setting(row), row["arm"]))
         tried = {r["lr"] for r in last if (_setting(r), r["kernel"], r["init"]) == (_setting(row), *ARMS[row["arm"]])}
         kept = {key: value for key, value in row.items() if not key.startswith("longer")}
-        kept |= {"edge": row["lr"] in (min(tried), max(tried)), "steps": steps[-1]}
-        halves = {"fell": half["loss"] - row["loss"], "gap_half": half["gap"]}
-        table.append({**kept, **(halves if len(steps) > 1 else dict.fromkeys(halves))})
+        kept |= {"edge": row["lr"] in (min(tried), max(tried)), "steps": most[_setting(row)]}
+        fell = None if half is None else half["loss"] - row["loss"]
+        table.append({**kept, "fell": fell, "gap_half": None if half is None else half["gap"]})
     return table
 
 

@@ -68,7 +68,10 @@ def _longer(rows: list[dict[str, Any]]) -> list[Any]:
     for row in rows:
         fell = "–" if row["fell"] is None else f"{row['fell']:.3f}"
         table.add_row(*_place(row), _rate(row), f"{row['loss']:.3f}", fell, _interval(row), _p(row))
-    caption = "fell: what the second half of the steps lowered the loss by. Δ: to unconstrained; p by Holm."
+    caption = (
+        "fell: what the second half of the steps lowered the loss by. Δ: to unconstrained, paired by seed; p by Holm."
+        " Rates marked * are at the edge of their grid."
+    )
     steps = " or ".join(f"{steps:,}" for steps in sorted({row["steps"] for row in rows}))
     title = f"small language models after {steps} steps: test loss, mean of {seeds_of(rows)}"
     return [Text(title, style="bold"), table, caption]

@@ -84,7 +84,10 @@ class Kernels(Reading, kind="kernels"):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Sizes):
-    """What is trained. Seeds of language models and of the small tasks are apart: the latter cost next to nothing."""
+    """What is trained; the command's default sizes of the part longer are smaller.
+
+    Seeds of language models and of the small tasks are apart: the latter cost next to nothing.
+    """
 
     part: str = "all"
     few: float = 0.02

@@ -148,7 +148,8 @@ class Together:
     def _resume(self, most: int) -> None:
         """Continue from the checkpoint of an earlier run, unless it is beyond the first branch."""
         state = torch.load(self.kept, map_location=self.device, weights_only=True) if self.kept.exists() else {}
-        if state and state["step"] <= most:
+        known = state and state["optimiser"].keys() == self.optimiser.state().keys()  # not of an earlier version
+        if known and state["step"] <= most:
             self.load(state)
         self.begun = self.step
 
