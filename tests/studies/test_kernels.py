@@ -460,6 +460,8 @@ def test_the_command_runs(corpus, tmp_path):
     reading = kq.Reading.load(tmp_path / "a.json")
     assert {row["seed"] for row in reading.language} == {4}
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + len(reading.language)
+    ignored = CliRunner().invoke(cli.app, [*arguments, "--share", "0.5"])
+    assert "--objective, --positions and --share are of the part longer, not of init" in str(ignored.exception)
     refused = CliRunner().invoke(cli.app, [*arguments, "--picture", str(tmp_path / "a.svg")])
     assert "--picture shows the parts synthetic, language and longer, not init" in str(
         refused.exception

@@ -96,6 +96,8 @@ def kernels(
 
     if "picture" in output.files and part == "init":
         raise ValueError("--picture shows the parts synthetic, language and longer, not init")
+    if part != "longer" and (objective or positions or share):
+        raise ValueError(f"--objective, --positions and --share are of the part longer, not of {part}")
     given = {"steps": steps, "width": width, "depth": depth, "length": length, "batch": batch, "vocabulary": vocabulary}
     sizes = {name: SIZES[name][part == "longer"] if value is None else value for name, value in given.items()}
     options: dict[str, Any] = {"part": part, "doubled": doubled, "few": few, **sizes}
