@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,17 +17,22 @@ from keyquery.instruments.monitor.records import FILE, read_records, reading_of
 def monitor(
     run: Annotated[Path, typer.Argument(help="The folder that a kq.Monitor writes to, or its monitor.jsonl.")],
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep watching, and print alarms as they are written.")
+        bool, typer.Option("--follow", "-f", help="Keep watching, and print records and alarms as they are written.")
     ] = False,
-    seconds: Annotated[float, typer.Option(min=0.1, help="With --follow: seconds between two looks.")] = 5.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="With --follow: seconds between checks.")] = 5.0,
     *,
     output: Output,
 ) -> None:
     """Watch a training that runs under `kq.Monitor(model, folder=RUN)`: attention logits of every head, and alarms.
 
+    Files are written once, from the records so far.
+
     Examples: `keyquery monitor runs/a --html monitor.html` · `keyquery monitor runs/a --follow`
     """
-    path = run / FILE if run.is_dir() else run
+    path = run if run.suffix == ".jsonl" else run / FILE
+    if follow and not path.exists():
+        typer.echo(f"waiting for {path}", err=True)
+        _wait_for(path, seconds)
     if not path.exists():
         raise FileNotFoundError(f"{run} has no {FILE}: no kq.Monitor(…, folder=…) has recorded there yet")
     state = read_records(path)
@@ -40,9 +46,16 @@ def monitor(
                 typer.echo(f"step {record['step']}: largest logit {_largest(record):.4g}")
                 for alarm in record["alarms"]:
                     typer.echo(f"step {alarm['step']}: {alarm['reason']}")
-            known = len(records)
+            known = len(records)  # fewer than before if the run was begun anew
     except KeyboardInterrupt:
         return
+
+
+def _wait_for(path: Path, seconds: float) -> None:
+    """Until a file has its first record, or an interrupt."""
+    with suppress(KeyboardInterrupt):
+        while not (path.exists() and len(path.read_text(encoding="utf-8").splitlines()) > 1):
+            time.sleep(seconds)
 
 
 def _largest(record: dict[str, dict[str, list[float | None]]]) -> float:

@@ -123,6 +123,67 @@ def test_weights_that_are_nan_do_not_stop_a_training_that_clips():
         model.body.blocks[0].attention.key.weight.data.fill_(torch.nan)
 
 
+def test_nan_weights_of_one_layer_do_not_keep_another_from_being_clipped():
+    torch.manual_seed(0)
+    model, ids = own("general").train(), torch.randint(60, (2, 12))
+    monitor = kq.Monitor(model, every=1, on_alarm=lambda alarm: None)
+    model(ids)
+    monitor.step()
+    model.body.blocks[1].attention.key.weight.data.fill_(torch.nan)
+    values = monitor.recorder.records[-1]["values"]["largest"]
+    values[4:] = [None] * 4  # as of the next record
+    clips = monitor.clip(min(values[:4]) / 2)
+    assert [clip["name"] for clip in clips] == [f"body.blocks.0.attention.{head}" for head in range(4)]
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"add_bias_kv": True}], ids=str)
+def test_heads_of_torchs_own_attention_end_at_tau(options):
+    torch.manual_seed(0)
+    model = torch.nn.MultiheadAttention(32, 4, batch_first=True, **options).double().train()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4.0)
+    query, key = torch.randn(2, 2, 9, 32).double()
+
+    def recorded():
+        monitor = kq.Monitor(model, every=1, strict=True, on_alarm=lambda alarm: None)
+        model(query, key, key, need_weights=False)
+        monitor.step()
+        monitor.close()
+        return monitor, torch.tensor(monitor.recorder.records[-1]["values"]["largest"])
+
+    monitor, before = recorded()
+    tau = float(before.sort().values[1:3].mean())
+    assert len(monitor.clip(tau)) == int((before > tau).sum()) > 0
+    assert torch.allclose(recorded()[1], before.clamp(max=tau), rtol=1e-6)
+
+
+def t5(bias):
+    config = transformers.T5Config(
+        vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, dropout_rate=0
+    )
+    model = transformers.T5EncoderModel(config).double().train()
+    attention = model.encoder.block[0].layer[0].SelfAttention
+    with torch.no_grad():
+        attention.relative_attention_bias.weight.fill_(bias)
+        attention.q.weight.mul_(10)
+    return model, attention
+
+
+def test_a_bias_by_offset_is_not_scaled():
+    torch.manual_seed(0)
+    (model, attention), ids = t5(1.0), torch.randint(60, (2, 12))
+    monitor = record(model, ids)
+    before = torch.tensor(monitor.recorder.records[-1]["values"]["largest"])
+    tau = float(before.min()) / 2 + 0.5  # halfway to the bias, for the lowest head
+    assert len(monitor.clip(tau)) == 4
+    assert torch.allclose(torch.tensor(record(model, ids).recorder.records[-1]["values"]["largest"]), torch.tensor(tau))
+    kept = attention.q.weight.clone()
+    with pytest.warns(RuntimeWarning, match="its bias by offset alone exceeds 0.5"):
+        assert record(model, ids).clip(0.5) == []
+    assert torch.equal(attention.q.weight, kept)
+
+
 def test_qk_norm_is_refused():
     config = transformers.Qwen3Config(**SIZES, intermediate_size=48, num_key_value_heads=2, head_dim=8)
     model = transformers.Qwen3ForCausalLM(config).train()

@@ -36,7 +36,8 @@ class Rules:
         A head's effective rank is below `rank_share` of what it was first. Default: True.
     overflow
         Logits before scaling, or entries of queries or keys, exceed `overflow_share` of the largest float of `dtype`,
-        or are not finite. Default: True.
+        or are not finite. Entries are known where torch's fused attention is called, not its softmax alone.
+        Default: True.
     limit, horizon, window, collapse, dead_range, rank_share, overflow_share
         Thresholds, as above.
     dtype
@@ -65,6 +66,11 @@ class Rules:
     def __post_init__(self) -> None:
         for name in ("limit", "collapse", "dead_range", "rank_share", "overflow_share"):
             check_number(name, getattr(self, name))
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("growth", "entropy", "dead", "rank", "overflow"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         check_count("horizon", self.horizon, least=0)
         check_count("window", self.window, least=4)
         if self.dtype is not None and self.dtype not in SHORT:

@@ -3,11 +3,14 @@
 A head whose largest logit is s > tau has its scores multiplied by γ = tau/s. With keys of its own, its query and key
 weights are each multiplied by √γ; where heads share keys (GQA), its query weights by γ. In latent attention (MLA), the
 unrotated query and key rows are multiplied by √γ, the rotary query rows by γ, since all heads share the rotary key.
+
+Of logits with a learned bias by offset (T5), b at most, only the rest is scaled: γ = (tau − b)/(s − b).
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.layer import LatentLayer
+from keyquery.instruments.monitor.weights import bias_table, has_table
 
 Factors = dict[str, Tensor]  # by parameter name: what it is multiplied by, elementwise
 
@@ -43,6 +47,17 @@ class Places:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
+
+
+def score_factor(heads: Heads, layer: Layer, head: int, largest: float, tau: float) -> float | None:
+    """γ that brings a head's largest logit to at most tau; None if its bias alone exceeds tau."""
+    if layer.softcap is not None:  # c·tanh(s/c) is scaled inside
+        cap = layer.softcap
+        largest, tau = (cap * math.atanh(min(value / cap, 1 - 1e-7)) for value in (largest, tau))
+    bias = 0.0
+    if has_table(layer):
+        bias = max(bias_table(heads, layer)[:, head].max().item(), 0.0)
+    return (tau - bias) / (largest - bias) if bias < tau else None
 
 
 @torch.no_grad()
@@ -82,7 +97,9 @@ def _factors(
 
     module = layer.modules.get("module")
     if module is not None:
-        _own(model.get_submodule(module), module, layer, gammas, put)
+        attention = model.get_submodule(module)
+        clip = _torch if isinstance(attention, nn.MultiheadAttention) else _own
+        clip(attention, module, layer, gammas, put)
     elif isinstance(layer, LatentLayer):
         _latent(heads, layer, gammas, put, weights)
     else:
@@ -110,6 +127,23 @@ def _own(module: Any, name: str, layer: Layer, gammas: Mapping[int, float], put:
         else:
             scale("query", head, gamma**0.5)
             scale("key", head, gamma**0.5)
+
+
+def _torch(module: Any, name: str, layer: Layer, gammas: Mapping[int, float], put: Any) -> None:
+    """`nn.MultiheadAttention`: queries and keys in one parameter, or, where keys have their own width, in two."""
+    start, size, width = f"{name}." if name else "", module.head_dim, module.embed_dim
+    joined = module.in_proj_weight is not None
+    blocks = (
+        [("in_proj_weight", 0), ("in_proj_weight", width)] if joined else [("q_proj_weight", 0), ("k_proj_weight", 0)]
+    )
+    blocks += [("in_proj_bias", 0), ("in_proj_bias", width)] if module.in_proj_bias is not None else []
+    blocks += [("bias_k", 0)] if module.bias_k is not None else []  # one more key
+    for head, gamma in gammas.items():
+        for part, first in blocks:
+            weight = getattr(module, part)
+            rows = weight.shape[-1:] if part == "bias_k" else weight.shape
+            places = torch.arange(weight.numel()).reshape(rows)
+            put(f"{start}{part}", places[first + head * size : first + (head + 1) * size], gamma**0.5)
 
 
 def _latent(heads: Heads, layer: LatentLayer, gammas: Mapping[int, float], put: Any, weights: Any) -> None:

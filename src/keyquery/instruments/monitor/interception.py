@@ -36,7 +36,7 @@ class Seen:
     length: int = 0
     causal: bool = False
     dtype: torch.dtype = torch.float32
-    scale: float = 1.0
+    scale: float | None = None  # of the scores; unknown where their softmax alone is heard
 
 
 class Interception(TorchFunctionMode):
@@ -164,9 +164,9 @@ class Interception(TorchFunctionMode):
             return
         with torch.autocast(logits.device.type, enabled=False):
             found = statistics_of_logits(logits).unsqueeze(0)
-        self._note(found, logits.dtype, 1.0, True, logits.shape[-1])
+        self._note(found, logits.dtype, None, True, logits.shape[-1])
 
-    def _note(self, found: Tensor, dtype: torch.dtype, scale: float, causal: bool, length: int) -> None:
+    def _note(self, found: Tensor, dtype: torch.dtype, scale: float | None, causal: bool, length: int) -> None:
         name, _ = self._running[-1]
         seen = self.seen.setdefault(name, Seen())
         seen.statistics.append(found)

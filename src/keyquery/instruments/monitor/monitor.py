@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -98,20 +100,26 @@ class Monitor:
     ) -> None:
         check_count("every", every)
         check_count("structure", structure)
+        if rules is not None and not isinstance(rules, Rules):
+            raise TypeError(f"rules must be a Rules, got {type(rules).__name__}")
+        if on_alarm is not None and not callable(on_alarm):
+            raise TypeError(f"on_alarm must be a function, got {type(on_alarm).__name__}")
         self.model, self._outer = bare(model), model
         self.every, self.structure, self.strict = every, structure, strict
-        self.heads, self.unread = _heads_of(self.model)
-        self.name = name or type(self.model).__name__
-        self.layers = None if self.heads is None else Layers(self.heads, self.model)
-        self._head_counts = {} if self.layers is None else self.layers.counts
-        self.recorder = Recorder(self.name, every, rules or Rules(), on_alarm or _print, folder, board)
-        self.recorder.shared = _shared(model)
+        self._warned: set[str] = set()
         self.count = 0  # optimiser steps so far
+        self.heads, self.layers, self.unread = _layers_of(self.model)
+        self.name = name or type(self.model).__name__
+        self._head_counts = {} if self.layers is None else self.layers.counts
+        tell = partial(self._safely, on_alarm or _print)  # an exception there must not cost a record
+        self.recorder = Recorder(self.name, every, rules or Rules(), tell, folder, board)
+        self.recorder.shared = _shared(model)
+        self._check_folder()
         self._interception: Interception | None = None  # of the forward that is running
         self._named: set[str] = set()  # modules whose attention was heard by its name; empty: to be found out
         self._call: tuple[Any, Any] | None = None  # arguments of a compiled forward
         self._optimiser: Optimizer | None = None
-        self._warned: set[str] = set()
+        self._others: WeakSet[Optimizer] = WeakSet()  # optimisers whose steps are not counted
         self._hooks = ExitStack()
         self._attach()
 
@@ -125,8 +133,10 @@ class Monitor:
     def clip(self, tau: float = 100.0) -> list[dict[str, Any]]:
         """QK-Clip: scale down query and key weights of the heads whose largest recorded logit exceeds `tau`.
 
-        Call it after an optimiser step. It uses the latest record, once: with `every=1` no head stays above `tau`.
-        Heads that share keys (GQA) have their queries scaled alone; latent attention (MLA) as published.
+        Call it after an optimiser step. It uses the latest record, once: on that batch, with the weights and inputs of
+        the record, no clipped head's logits would exceed `tau`; the optimiser step itself, and clipped layers below,
+        may have changed them. Heads that share keys (GQA) have their queries scaled alone; latent attention (MLA) as
+        published. Biases by offset (T5) are not scaled.
 
         Parameters
         ----------
@@ -141,9 +151,12 @@ class Monitor:
         check_number("tau", tau)
         if tau <= 0:
             raise ValueError(f"tau must be above 0, got {tau}")
-        if self.heads is None:
+        heads, layers = self.heads, self.layers
+        if heads is None or layers is None:
             raise ValueError(f"{self.name} cannot be clipped, its weights are not read: {self.unread}")
-        return self.recorder.clip(self.model, self.heads, float(tau))
+        clips: list[dict[str, Any]] = []
+        self._safely(lambda: clips.extend(self.recorder.clip(self.model, heads, layers.index, float(tau))))
+        return clips
 
     def callback(self, tau: float | None = None) -> Any:
         """A callback for the transformers Trainer (extra `hf`); with tau, heads are clipped after each record."""
@@ -175,11 +188,12 @@ class Monitor:
         """Continue from a checkpoint."""
         self.recorder.load(state["records"])
         self.resume(int(state["count"]))
+        self.recorder.rewrite()
 
     def close(self) -> None:
         """Remove all hooks; the records stay."""
         self._hooks.close()
-        self.recorder.close()
+        self._safely(self.recorder.close)
 
     def __enter__(self) -> Monitor:
         self._attach()
@@ -230,7 +244,9 @@ class Monitor:
         tokens = self.recorder.count % self.structure == 0
         interception = Interception(self.model, self._head_counts, tokens, by_name and bool(self._named))
         interception.__enter__()
-        if "" in self._head_counts and self._outer is self.model:  # its forward is already running
+        counts = self._head_counts
+        itself = "" in counts if counts else looks_like_attention(self.model)
+        if itself and self._outer is self.model:  # its forward is already running
             interception.begin("", self.model, args, kwargs)
         self._interception = interception
 
@@ -238,7 +254,8 @@ class Monitor:
         interception, self._interception = self._interception, None
         if interception is not None:
             interception.__exit__(None, None, None)
-            self._safely(self._read, interception)
+            if out is not None:  # otherwise the forward raised
+                self._safely(self._read, interception)
         elif self._call is not None:
             (args, kwargs), self._call = self._call, None
             self._safely(self._replay, args, kwargs)
@@ -273,10 +290,14 @@ class Monitor:
     # Steps
 
     def _before_step(self, optimiser: Optimizer, *arguments: Any) -> None:
-        if self._optimiser is None:
-            own = {id(weight) for weight in self.model.parameters()}
-            if any(id(weight) in own for group in optimiser.param_groups for weight in group["params"]):
+        if optimiser is not self._optimiser and optimiser not in self._others:
+            # The first of the model's, or one that takes over its weights; another, of other weights, is not counted.
+            before = self.model.parameters() if self._optimiser is None else _weights(self._optimiser)
+            known = {id(weight) for weight in before}
+            if any(id(weight) in known for weight in _weights(optimiser)):
                 self._optimiser = optimiser
+            else:
+                self._others.add(optimiser)
         if optimiser is self._optimiser:
             self._safely(self._gradients)
 
@@ -304,18 +325,31 @@ class Monitor:
                 self._warned.add(first_line(error))
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
 
+    def _check_folder(self) -> None:
+        """Refuse a folder with records of a model with other heads."""
+        found = Counter(head["name"].rpartition(".")[0] for head in self.recorder.heads)
+        if self._head_counts and any(self._head_counts.get(name) != count for name, count in found.items()):
+            raise ValueError(f"{self.recorder.path} has records of another model, {self.recorder.heads[0]['name']} …")
+
     def _facts(self) -> dict[str, Any]:
         return {"every": self.every, "unread": self.unread}
 
 
-def _heads_of(model: nn.Module) -> tuple[Heads | None, str]:
-    """The heads of a model, or None and why they cannot be read."""
+def _weights(optimiser: Optimizer) -> list[Any]:
+    return [weight for group in optimiser.param_groups for weight in group["params"]]
+
+
+def _layers_of(model: nn.Module) -> tuple[Heads | None, Layers | None, str]:
+    """The heads of a model and their layers, or None and why they cannot be read."""
     try:
-        return read(model), ""
+        heads = read(model)
+        return heads, Layers(heads, model), ""
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         if not any(looks_like_attention(module) for module in model.modules()):
             raise ValueError(f"{type(model).__name__} has no attention module: there is nothing to monitor") from None
-        return None, first_line(error)
+        if not all(weight.isfinite().all() for weight in model.parameters()):
+            raise
+        return None, None, first_line(error)
 
 
 def _shared(model: nn.Module) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,12 @@ from torch.distributed import ReduceOp, all_reduce, get_backend, get_rank
 
 from keyquery.checkpoints import Heads
 from keyquery.instruments.monitor.alarms import Rules
-from keyquery.instruments.monitor.clip import clip_heads
+from keyquery.instruments.monitor.clip import clip_heads, score_factor
 from keyquery.instruments.monitor.interception import Seen
 from keyquery.instruments.monitor.packing import Packed, largest_norms, merge_forwards, plain
 from keyquery.instruments.monitor.reading import METRICS, Monitored
 from keyquery.instruments.monitor.structure import Ranks
-from keyquery.instruments.monitor.weights import Layers, module_of
+from keyquery.instruments.monitor.weights import Layers
 from keyquery.reading import provenance
 from keyquery.support.files import append_line, read_text, write_text
 from keyquery.training.tensorboard import Board
@@ -82,12 +84,14 @@ class Recorder:
         seen = {name: each for name, each in seen.items() if each.statistics}
         norms = largest_norms({name: each.norms for name, each in seen.items() if each.norms})
         measured: dict[str, dict[str, Tensor]] = {}
+        scales = {} if layers is None else layers.scales()
         for name, each in seen.items():
             statistics = torch.cat(each.statistics) if len(each.statistics) > 1 else each.statistics[0]
             measured[name] = {"statistics": statistics}
             if name in norms:
                 measured[name]["input_norm"] = norms[name].expand(statistics.shape[-1])
-            self._scales[name], self._dtypes[name] = each.scale, each.dtype
+            scale = scales.get(name, 1.0) if each.scale is None else each.scale
+            self._scales[name], self._dtypes[name] = scale, each.dtype
             self.dtype = str(each.dtype).removeprefix("torch.")
             # Before weights are read, which fails where they are NaN.
             self._open.setdefault(name, []).append(measured[name])
@@ -105,6 +109,8 @@ class Recorder:
     def finish(self, step: int) -> None:
         """Close the record of a step. Its numbers are read a step later, so that the device need not be waited for."""
         self.settle()
+        if self._records and step <= self._records[-1]["step"]:
+            self._begin_anew()
         opened, self._open, ranks, self._ranks = self._open, {}, self._ranks, None
         whole = bool(opened)
         if self.shared:
@@ -139,12 +145,17 @@ class Recorder:
         if self.path is not None or self.board is not None:
             self._fill(record, columns)
             self.write(record)
+        for alarm in record["alarms"] if self._first_process() else ():  # last: it is the user's, and may raise
+            self.on_alarm(alarm)
 
-    def _alarms(self, step: int) -> list[dict[str, Any]]:
+    def _raised(self) -> list[dict[str, Any]]:
+        """Alarms that hold at the last record, also older ones."""
         layers = [head["layer"] for head in self.heads]
         self._past = self._history()
-        raised = self.rules.check(self._past, [record["step"] for record in self._recent()], layers, self.dtype)
-        fresh = []
+        return self.rules.check(self._past, [record["step"] for record in self._recent()], layers, self.dtype)
+
+    def _alarms(self, step: int) -> list[dict[str, Any]]:
+        raised, fresh = self._raised(), []
         for alarm in raised:
             if new := [head for head in alarm["heads"] if (alarm["rule"], head) not in self._active]:
                 others = f" ({len(alarm['heads'])} heads in all)" if len(alarm["heads"]) > 1 else ""
@@ -153,9 +164,20 @@ class Recorder:
                 facts = {"step": step, "rule": alarm["rule"], "heads": new, "head": alarm["head"]}
                 fresh.append({**facts, "value": value, "reason": reason})
         self._active = {(alarm["rule"], head) for alarm in raised for head in alarm["heads"]}
-        for alarm in fresh if self._first_process() else ():
-            self.on_alarm(alarm)
         return fresh
+
+    def _begin_anew(self) -> None:
+        """Put the records of an earlier run in the folder aside."""
+        if self.path is not None and self.path.exists() and self._first_process():
+            number = next(n for n in count(1) if not self.path.with_name(f"monitor.{n}.jsonl").exists())
+            aside = self.path.rename(self.path.with_name(f"monitor.{number}.jsonl"))
+            warnings.warn(
+                f"{self.path} held a run up to step {self._records[-1]['step']}, now in {aside.name};"
+                " monitor.resume(step) would have continued it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._records, self._columns, self._past, self._active, self.count = [], [], None, set(), 0
 
     def _recent(self) -> list[dict[str, Any]]:
         return self._records[:1] + self._records[1:][-RECENT:]
@@ -191,8 +213,11 @@ class Recorder:
         if self.board is not None and "values" in record:
             self.board.tell(_summary(record))
 
-    def clip(self, model: nn.Module, heads: Heads, tau: float) -> list[dict[str, Any]]:
-        """Clip the heads whose largest logit in the latest record exceeds tau, once per record."""
+    def clip(self, model: nn.Module, heads: Heads, layers: Mapping[str, int], tau: float) -> list[dict[str, Any]]:
+        """Clip the heads whose largest logit in the latest record exceeds tau, once per record.
+
+        `layers` has the index of a layer by its module.
+        """
         if not self.records or "clips" in self.records[-1]:
             return []
         record = self.records[-1]
@@ -202,23 +227,22 @@ class Recorder:
             for head, largest in zip(self.heads, values, strict=True)
             if largest is not None and largest > tau
         ]
-        clips = [
-            {"step": record["step"], "name": head["name"], "largest": largest, "factor": tau / largest}
-            for head, largest in high
-        ]
-        if high:  # otherwise layers are not read, which takes long, and fails where weights are NaN
-            layers = {module_of(layer.name, self._modules()): layer.index for layer in reversed(list(heads))}
-            gammas: dict[int, dict[int, float]] = {}
-            for head, largest in high:
-                gammas.setdefault(layers[head["name"].rpartition(".")[0]], {})[head["head"]] = tau / largest
-            clip_heads(model, heads, gammas)
+        clips: list[dict[str, Any]] = []
+        gammas: dict[int, dict[int, float]] = {}
+        for head, largest in high:  # other layers are not read, which takes long, and fails where weights are NaN
+            index = layers[head["name"].rpartition(".")[0]]
+            gamma = score_factor(heads, heads[index], head["head"], largest, tau)
+            if gamma is None:
+                message = f"{head['name']} is not clipped: its bias by offset alone exceeds {tau:g}"
+                warnings.warn(message, RuntimeWarning, stacklevel=3)
+                continue
+            gammas.setdefault(index, {})[head["head"]] = gamma
+            clips.append({"step": record["step"], "name": head["name"], "largest": largest, "factor": gamma})
+        clip_heads(model, heads, gammas)
         record["clips"] = clips
         if clips:
             self.write({"step": record["step"], "clips": clips})
         return clips
-
-    def _modules(self) -> dict[str, int]:
-        return {head["name"].rpartition(".")[0]: 0 for head in self.heads}
 
     def drop(self, step: int) -> None:
         """Drop records from a step on, also of TensorBoard."""
@@ -230,8 +254,14 @@ class Recorder:
             return
         self._records, self._columns, self.count = kept, self._columns[: len(kept)], len(kept)
         self._past = None
-        if self.path is not None and self.path.exists() and self._first_process():
-            write_text(self.path, "".join(json.dumps(line) + "\n" for line in (self._head(), *kept)))
+        self.rewrite()
+
+    def rewrite(self) -> None:
+        """Write all records to the file anew."""
+        if self.path is not None and self._records and self._first_process():
+            write_text(self.path, "".join(json.dumps(line) + "\n" for line in (self._head(), *self.records)))
+        elif self.path is not None and self.path.exists() and self._first_process():
+            self.path.unlink()
 
     def _head(self) -> dict[str, Any]:
         return {"model": self.name, "every": self.every, "heads": self.heads}
@@ -253,6 +283,8 @@ class Recorder:
         self._columns = [
             {**columns, "finite": columns.get("finite", np.ones(len(self.heads)))} for columns in self._columns
         ]
+        raised = self._raised() if self._records else []
+        self._active = {(alarm["rule"], head) for alarm in raised for head in alarm["heads"]}
 
     def reading(self, facts: Mapping[str, Any]) -> Monitored:
         """All records as a Reading."""
@@ -290,7 +322,8 @@ def reading_of(state: Mapping[str, Any], facts: Mapping[str, Any]) -> Monitored:
     records = state["records"]
     if not records:
         raise ValueError(
-            "the monitor has recorded nothing: no training step ran under `with monitor`, or before monitor.step()"
+            "the monitor has recorded nothing: no training step ran under `with monitor`, or before monitor.step(),"
+            " with the model in training mode and its own optimiser"
         )
     curves = {
         metric: [

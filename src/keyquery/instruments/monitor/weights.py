@@ -62,6 +62,10 @@ class Layers:
         with gathered(self._model.get_submodule(self._own[index])) if self._own else nullcontext():
             return self.heads[index]
 
+    def scales(self) -> dict[str, float]:
+        """The factor of the scores, by module."""
+        return {name: float(self._kept[index].scale) for name, index in self.index.items()}
+
     @torch.no_grad()
     def measure(
         self, seen: Mapping[str, Seen], largest: Mapping[str, Tensor], whole: bool
@@ -80,8 +84,8 @@ class Layers:
             if isinstance(layer, LatentLayer):
                 kernels = [self._read(index) for index in self._indices(name)]
                 bound = latent_bound([each for each in kernels if isinstance(each, LatentLayer)], norms[layer.name])
-            elif _has_table(layer):
-                bound = bound + self._table(layer).amax(0).to(bound)
+            elif has_table(layer):
+                bound = bound + bias_table(self.heads, layer).amax(0).to(bound)
             results[name] = {"sigma": sigma, "bound": bound}
         if whole:
             for name, parts in part_shares(layers, seen).items():
@@ -91,11 +95,7 @@ class Layers:
 
     def _plain(self, layer: Layer) -> Layer:
         """A layer without a bias by offset, whose largest entry is added to its bound."""
-        return replace(layer, position="none") if _has_table(layer) else layer
-
-    def _table(self, layer: Layer) -> Tensor:
-        """T5's biases, (buckets, heads)."""
-        return self.heads.source.rows(layer.modules["bias_table"] + ".weight").double()
+        return replace(layer, position="none") if has_table(layer) else layer
 
     def _indices(self, module: str) -> list[int]:
         return [index for index, name in self._modules.items() if name == module]
@@ -120,9 +120,14 @@ class Layers:
         return found
 
 
-def _has_table(layer: Layer) -> bool:
+def has_table(layer: Layer) -> bool:
     """Whether a learned bias by offset is added to its scores (T5)."""
     return layer.position == "t5" and "bias_table" in layer.modules
+
+
+def bias_table(heads: Heads, layer: Layer) -> Tensor:
+    """The biases of a layer that has them, (buckets, heads)."""
+    return heads.source.rows(layer.modules["bias_table"] + ".weight").double()
 
 
 def bounds(layers: Sequence[Layer], norms: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

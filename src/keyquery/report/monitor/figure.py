@@ -26,12 +26,13 @@ def head_map(reading: Monitored, pyplot: Any, metric: str = "largest", title: st
     shown = np.where(values > 0, values, np.nan) if norm else values
     extent = (-0.5, len(reading.steps) - 0.5, len(values) - 0.5, -0.5)
     image = axis.imshow(shown, cmap=ramp, norm=norm, aspect="auto", extent=extent, interpolation="nearest")
-    figure.colorbar(image, label=f"{metric.replace('_', ' ')} ({reading.units[metric]})")
+    plain = optional("matplotlib.ticker", "plot").FormatStrFormatter("%g") if norm else None  # others write TeX
+    figure.colorbar(image, label=f"{metric.replace('_', ' ')} ({reading.units[metric]})", format=plain)
     at = {step: record for record, step in enumerate(reading.steps)}
     marks = [(at[alarm["step"]], head) for alarm in reading.alarms for head in alarm["heads"] if alarm["step"] in at]
     if marks:
         axis.plot(*zip(*marks, strict=True), "x", color="#24292f", markersize=3)
     ticks = np.linspace(0, len(reading.steps) - 1, min(len(reading.steps), 6)).round().astype(int)
     axis.set_xticks(ticks, [str(reading.steps[tick]) for tick in ticks])
-    axis.set(xlabel="step", ylabel="head", title=title or reading.model["name"])
+    axis.set(xlabel="step", ylabel="head, by layer", title=title or reading.model["name"])
     return figure

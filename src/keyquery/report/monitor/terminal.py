@@ -14,7 +14,7 @@ SHOWN = {
     "largest": "largest logit",
     "bound": "bound",
     "sigma": "σ₁(M)",
-    "relative_entropy": "entropy",
+    "relative_entropy": "entropy/uniform",
     "sink": "sink",
     "query_gradient": "‖∂Wq‖",
 }

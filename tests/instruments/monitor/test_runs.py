@@ -1,0 +1,184 @@
+"""Runs as users make them: a folder used again, several optimisers, failing callbacks, restarts, wrong arguments."""
+
+import json
+
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.instruments.monitor.alarms import Rules
+
+
+def decoder(heads=2, depth=1):
+    torch.manual_seed(0)
+    return kq.Decoder(16, depth=depth, heads=heads)
+
+
+def train(model, steps, optimiser=None, rate=0.0, after=None):
+    """Steps with an optimiser, by default a new one."""
+    optimiser = optimiser or torch.optim.SGD(model.parameters(), rate)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        model(torch.randn(2, 6, 16, generator=generator)).square().mean().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        if after is not None:
+            after()
+
+
+def quiet(alarm):
+    """No line per alarm."""
+
+
+def steps_of(path):
+    return [line["step"] for line in map(json.loads, path.read_text().splitlines()[1:]) if "values" in line]
+
+
+def test_an_earlier_run_in_the_folder_is_put_aside(tmp_path):
+    model = decoder()
+    with kq.Monitor(model, every=1, folder=tmp_path, on_alarm=quiet):
+        train(model, 4)
+    with (
+        pytest.warns(RuntimeWarning, match=r"held a run up to step 3, now in monitor.1.jsonl"),
+        kq.Monitor(model, every=1, folder=tmp_path, on_alarm=quiet) as monitor,
+    ):
+        train(model, 2)
+    assert monitor.reading().steps == [0, 1]
+    assert steps_of(tmp_path / "monitor.jsonl") == [0, 1]
+    assert steps_of(tmp_path / "monitor.1.jsonl") == [0, 1, 2, 3]
+
+
+def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
+    model = decoder()
+    with kq.Monitor(model, every=1, folder=tmp_path, on_alarm=quiet):
+        train(model, 4)
+    again = kq.Monitor(model, every=1, folder=tmp_path, on_alarm=quiet)
+    again.resume(2)
+    with again:
+        train(model, 2)
+    assert steps_of(tmp_path / "monitor.jsonl") == again.reading().steps == [0, 1, 2, 3]
+
+
+def test_a_folder_of_another_model_is_refused(tmp_path):
+    model = decoder()
+    with kq.Monitor(model, every=1, folder=tmp_path, on_alarm=quiet):
+        train(model, 1)
+    with pytest.raises(ValueError, match="has records of another model"):
+        kq.Monitor(decoder(heads=4, depth=2), folder=tmp_path)
+
+
+def test_a_restored_checkpoint_is_in_the_file(tmp_path):
+    model = decoder()
+    with kq.Monitor(model, every=1, on_alarm=quiet) as first:
+        train(model, 3)
+    second = kq.Monitor(model, every=1, folder=tmp_path, on_alarm=quiet)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    with second:
+        train(model, 2)
+    assert steps_of(tmp_path / "monitor.jsonl") == second.reading().steps == [0, 1, 2, 3, 4]
+
+
+def test_alarms_that_were_raised_before_a_restart_are_not_raised_again():
+    model, raised = decoder(), []
+    rules = Rules(limit=1e-6, entropy=False, dead=False, rank=False)
+    with kq.Monitor(model, every=1, rules=rules, on_alarm=quiet) as first:
+        train(model, 2)
+    assert len(first.reading().alarms) == 1
+    second = kq.Monitor(model, every=1, rules=rules, on_alarm=raised.append)
+    second.load_state_dict(first.state_dict())
+    with second:
+        train(model, 2)
+    assert raised == []
+
+
+def test_an_optimiser_that_takes_over_is_counted():
+    model = decoder()
+    with kq.Monitor(model, every=1, on_alarm=quiet) as monitor:
+        train(model, 2)
+        train(model, 3)
+    assert monitor.reading().steps == [0, 1, 2, 3, 4]
+
+
+def test_a_second_optimiser_of_other_weights_is_not_counted():
+    model = decoder()
+    weights = list(model.parameters())
+    first, second = (torch.optim.SGD(part, 0.0) for part in (weights[:2], weights[2:]))
+    with kq.Monitor(model, every=1, on_alarm=quiet) as monitor:
+        train(model, 3, first, after=second.step)
+    assert monitor.reading().steps == [0, 1, 2]
+
+
+def test_a_failing_on_alarm_loses_no_record(tmp_path):
+    def fails(alarm):
+        raise OSError("no network")
+
+    model = decoder()
+    rules = Rules(limit=1e-6, entropy=False, dead=False, rank=False)
+    with (
+        pytest.warns(RuntimeWarning, match="no network"),
+        kq.Monitor(model, every=1, rules=rules, folder=tmp_path, on_alarm=fails) as monitor,
+    ):
+        train(model, 4)
+    assert steps_of(tmp_path / "monitor.jsonl") == monitor.reading().steps == [0, 1, 2, 3]
+    assert len(monitor.reading().alarms) == 1
+
+
+def test_scores_before_scaling_are_those_of_fused_attention_also_where_the_softmax_is_heard():
+    layer = torch.nn.MultiheadAttention(32, 2, batch_first=True)
+    x, found = torch.randn(2, 5, 32), []
+    for weights in (False, True):
+        monitor = kq.Monitor(layer, every=1, strict=True, on_alarm=quiet)
+        layer(x, x, x, need_weights=weights)
+        monitor.step()
+        monitor.close()
+        found.append(monitor.recorder.records[-1]["values"]["unscaled"])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_cross_attention_to_other_widths_is_recorded_without_its_weights():
+    layer = torch.nn.MultiheadAttention(16, 2, kdim=12, vdim=12, batch_first=True)
+    query, key = torch.randn(2, 5, 16), torch.randn(2, 7, 12)
+    monitor = kq.Monitor(layer, every=1, strict=True, on_alarm=quiet)
+    layer(query, key, key, need_weights=False)
+    monitor.step()
+    monitor.close()
+    q, k = query @ layer.q_proj_weight.mT, key @ layer.k_proj_weight.mT  # its biases are 0
+    truth = (q.view(2, 5, 2, 8).transpose(1, 2) @ k.view(2, 7, 2, 8).permute(0, 2, 3, 1) / 8**0.5).amax((0, 2, 3))
+    assert monitor.reading().curves["largest"] == pytest.approx(truth.detach()[:, None].numpy(), rel=1e-5)
+    with pytest.raises(ValueError, match="cannot be clipped, its weights are not read"):
+        monitor.clip(1.0)
+
+
+def test_a_forward_that_raises_is_not_blamed_on_attention(recwarn):
+    model = decoder()
+    with kq.Monitor(model, every=1, on_alarm=quiet), pytest.raises(RuntimeError):
+        model(torch.randn(2, 6, 5))
+    assert not [warning for warning in recwarn if "attention" in str(warning.message)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rules": {"limit": 3}}, "rules must be a Rules, got dict"),
+        ({"on_alarm": "print"}, "on_alarm must be a function, got str"),
+        ({"every": 0}, "every must be at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_named(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        kq.Monitor(decoder(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"limit": -1}, "limit must be above 0, got -1"), ({"growth": "no"}, "growth must be True or False, got 'no'")],
+)
+def test_rules_that_mean_nothing_are_refused(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Rules(**options)
+
+
+def test_without_lightning_its_package_is_named(monkeypatch):
+    monkeypatch.setattr("keyquery.instruments.monitor.callbacks.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="needs Lightning: pip install lightning"):
+        kq.Monitor(decoder()).lightning()
