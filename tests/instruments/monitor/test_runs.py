@@ -1,6 +1,8 @@
 """Runs as users make them: a folder used again, several optimisers, failing callbacks, restarts, wrong arguments."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -182,3 +184,18 @@ def test_without_lightning_its_package_is_named(monkeypatch):
     monkeypatch.setattr("keyquery.instruments.monitor.callbacks.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="needs Lightning: pip install lightning"):
         kq.Monitor(decoder()).lightning()
+
+
+@pytest.mark.slow
+def test_a_watcher_may_be_started_before_the_run(tmp_path):
+    script = f"from keyquery.cli import main; import sys; sys.argv = {['keyquery', 'monitor', str(tmp_path / 'a')]!r}"
+    script += " + ['--follow', '--seconds', '0.1']; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert "waiting for" in run.stderr.readline()
+        model = decoder()
+        with kq.Monitor(model, every=1, folder=tmp_path / "a", on_alarm=quiet):
+            train(model, 2)
+        assert "Decoder: step" in run.stdout.readline()
+        run.terminate()
