@@ -13,6 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -286,6 +287,21 @@ def append_line(path: str | Path, line: str) -> None:
     """Append a line to a file, which is created if needed."""
     with _target(Path(path)).open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
+
+
+def put_aside(path: Path) -> Path:
+    """Rename a file to the first free of name.1.suffix, name.2.suffix, …, and return where it is.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     for _ in range(2):
+    ...         append_line(Path(folder, "a.jsonl"), "{}")
+    ...         print(put_aside(Path(folder, "a.jsonl")).name)
+    a.1.jsonl
+    a.2.jsonl
+    """
+    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from keyquery.instruments.monitor.reading import METRICS, Monitored
 from keyquery.instruments.monitor.structure import Ranks
 from keyquery.instruments.monitor.weights import Layers
 from keyquery.reading import provenance
-from keyquery.support.files import append_line, read_text, write_text
+from keyquery.support.files import append_line, put_aside, read_text, write_text
 from keyquery.training.tensorboard import Board
 
 RECENT = 64  # records that alarms look at, beside the first
@@ -169,8 +168,7 @@ class Recorder:
     def _begin_anew(self) -> None:
         """Put the records of an earlier run in the folder aside."""
         if self.path is not None and self.path.exists() and self._first_process():
-            number = next(n for n in count(1) if not self.path.with_name(f"monitor.{n}.jsonl").exists())
-            aside = self.path.rename(self.path.with_name(f"monitor.{number}.jsonl"))
+            aside = put_aside(self.path)
             warnings.warn(
                 f"{self.path} held a run up to step {self._records[-1]['step']}, now in {aside.name};"
                 " monitor.resume(step) would have continued it",
