@@ -25,37 +25,42 @@ def monitor(
 ) -> None:
     """Watch a training that runs under `kq.Monitor(model, folder=RUN)`: attention logits of every head, and alarms.
 
-    Files are written once, from the records so far.
+    --json, --csv, --html and --picture hold the records so far; with --follow they are not updated.
 
     Examples: `keyquery monitor runs/a --html monitor.html` · `keyquery monitor runs/a --follow`
     """
-    path = run if run.suffix == ".jsonl" else run / FILE
-    if follow and not path.exists():
-        typer.echo(f"waiting for {path}", err=True)
+    path = run if run.is_file() or run.suffix == ".jsonl" else run / FILE
+    if not follow:
+        _show(path, output)
+        return
+    with suppress(KeyboardInterrupt):
         _wait_for(path, seconds)
-    if not path.exists():
-        raise FileNotFoundError(f"{run} has no {FILE}: no kq.Monitor(…, folder=…) has recorded there yet")
-    state = read_records(path)
-    output.deliver(reading_of(state, {"file": path.name, "every": state["every"]}))
-    known = len(state["records"])
-    try:
-        while follow:
+        known = _show(path, output)
+        while True:
             time.sleep(seconds)
             records = read_records(path)["records"]
             for record in records[known:]:
                 typer.echo(f"step {record['step']}: largest logit {_largest(record):.4g}")
                 for alarm in record["alarms"]:
                     typer.echo(f"step {alarm['step']}: {alarm['reason']}")
-            known = len(records)  # fewer than before if the run was begun anew
-    except KeyboardInterrupt:
-        return
+            known = len(records)  # fewer than before if the run was restarted
+
+
+def _show(path: Path, output: Output) -> int:
+    """Print and write the records so far; returns how many there are."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: no kq.Monitor(…, folder=…) has recorded there yet")
+    state = read_records(path)
+    output.deliver(reading_of(state, {"file": path.name, "every": state["every"]}))
+    return len(state["records"])
 
 
 def _wait_for(path: Path, seconds: float) -> None:
-    """Until a file has its first record, or an interrupt."""
-    with suppress(KeyboardInterrupt):
-        while not (path.exists() and len(path.read_text(encoding="utf-8").splitlines()) > 1):
-            time.sleep(seconds)
+    """Return once a file has its first record."""
+    if not path.exists():
+        typer.echo(f"waiting for {path}", err=True)
+    while not (path.exists() and read_records(path)["records"]):
+        time.sleep(seconds)
 
 
 def _largest(record: dict[str, dict[str, list[float | None]]]) -> float:

@@ -46,9 +46,10 @@ def optional(module: str, what: str, package: str | None = None) -> Any:
         return import_module(module)
     except ImportError as error:
         root = module.partition(".")[0]
-        distribution, extra = EXTRAS.get(module) or EXTRAS[package or root]
+        distribution, extra = EXTRAS.get(module) or EXTRAS.get(package or root, (root, ""))
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
         if missing in (root, distribution):
-            raise ImportError(f"{what} needs {distribution}: pip install 'keyquery[{extra}]'") from None
+            target = f"'keyquery[{extra}]'" if extra else distribution
+            raise ImportError(f"{what} needs {distribution}: pip install {target}") from None
         # It is installed, but one of its own dependencies is missing or has the wrong version.
         raise ImportError(f"{what} needs {distribution}, which cannot be imported: {error}") from error

@@ -289,14 +289,14 @@ def append_line(path: str | Path, line: str) -> None:
         file.write(f"{line}\n")
 
 
-def put_aside(path: Path) -> Path:
-    """Rename a file to the first free of name.1.suffix, name.2.suffix, …, and return where it is.
+def move_aside(path: Path) -> Path:
+    """Rename a file to the first free name of name.1.suffix, name.2.suffix, …; returns its new path.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     for _ in range(2):
     ...         append_line(Path(folder, "a.jsonl"), "{}")
-    ...         print(put_aside(Path(folder, "a.jsonl")).name)
+    ...         print(move_aside(Path(folder, "a.jsonl")).name)
     a.1.jsonl
     a.2.jsonl
     """

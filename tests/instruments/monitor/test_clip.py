@@ -136,18 +136,21 @@ def test_nan_weights_of_one_layer_do_not_keep_another_from_being_clipped():
     assert [clip["name"] for clip in clips] == [f"body.blocks.0.attention.{head}" for head in range(4)]
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"add_bias_kv": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"vdim": 24}, {"add_bias_kv": True}], ids=str)
 def test_heads_of_torchs_own_attention_end_at_tau(options):
     torch.manual_seed(0)
     model = torch.nn.MultiheadAttention(32, 4, batch_first=True, **options).double().train()
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(4.0)
+        if model.bias_k is not None:
+            model.bias_k.mul_(10.0)  # the largest logits are those of the learned key
     query, key = torch.randn(2, 2, 9, 32).double()
+    value = torch.randn(2, 9, options.get("vdim", 32)).double()
 
     def recorded():
         monitor = kq.Monitor(model, every=1, strict=True, on_alarm=lambda alarm: None)
-        model(query, key, key, need_weights=False)
+        model(query, key, value, need_weights=False)
         monitor.step()
         monitor.close()
         return monitor, torch.tensor(monitor.recorder.records[-1]["values"]["largest"])
@@ -156,6 +159,20 @@ def test_heads_of_torchs_own_attention_end_at_tau(options):
     tau = float(before.sort().values[1:3].mean())
     assert len(monitor.clip(tau)) == int((before > tau).sum()) > 0
     assert torch.allclose(recorded()[1], before.clamp(max=tau), rtol=1e-6)
+
+
+def test_a_softcapped_head_ends_at_tau():
+    torch.manual_seed(0)
+    more = {"intermediate_size": 48, "num_key_value_heads": 4, "head_dim": 8, "attn_logit_softcapping": 5.0}
+    config = transformers.Gemma2Config(**{**SIZES, "num_hidden_layers": 1}, **more, attn_implementation="eager")
+    model, ids = transformers.Gemma2ForCausalLM(config).double().train(), torch.randint(60, (2, 12))
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight.mul_(600.0)
+    monitor = record(model, ids)
+    before = torch.tensor(monitor.recorder.records[-1]["values"]["largest"])
+    assert 2.5 < before.min() <= before.max() < 5
+    assert len(monitor.clip(2.0)) == 4
+    assert torch.allclose(torch.tensor(record(model, ids).recorder.records[-1]["values"]["largest"]), torch.tensor(2.0))
 
 
 def t5(bias):
@@ -170,7 +187,7 @@ def t5(bias):
     return model, attention
 
 
-def test_a_bias_by_offset_is_not_scaled():
+def test_a_relative_position_bias_is_not_scaled():
     torch.manual_seed(0)
     (model, attention), ids = t5(1.0), torch.randint(60, (2, 12))
     monitor = record(model, ids)
@@ -179,7 +196,7 @@ def test_a_bias_by_offset_is_not_scaled():
     assert len(monitor.clip(tau)) == 4
     assert torch.allclose(torch.tensor(record(model, ids).recorder.records[-1]["values"]["largest"]), torch.tensor(tau))
     kept = attention.q.weight.clone()
-    with pytest.warns(RuntimeWarning, match="its bias by offset alone exceeds 0.5"):
+    with pytest.warns(RuntimeWarning, match="its relative position bias alone exceeds 0.5"):
         assert record(model, ids).clip(0.5) == []
     assert torch.equal(attention.q.weight, kept)
 

@@ -41,7 +41,7 @@ def test_an_earlier_run_in_the_folder_is_put_aside(tmp_path):
     with kq.Monitor(model, every=1, folder=tmp_path, on_alarm=quiet):
         train(model, 4)
     with (
-        pytest.warns(RuntimeWarning, match=r"held a run up to step 3, now in monitor.1.jsonl"),
+        pytest.warns(RuntimeWarning, match=r"has a run up to step 3, now renamed to monitor.1.jsonl"),
         kq.Monitor(model, every=1, folder=tmp_path, on_alarm=quiet) as monitor,
     ):
         train(model, 2)
@@ -91,6 +91,22 @@ def test_alarms_that_were_raised_before_a_restart_are_not_raised_again():
     with second:
         train(model, 2)
     assert raised == []
+
+
+def test_alarms_of_dropped_records_are_raised_again():
+    model, raised = decoder(), []
+    rules = Rules(limit=50.0, horizon=0, entropy=False, dead=False, rank=False)
+    with kq.Monitor(model, every=1, rules=rules, on_alarm=raised.append) as monitor:
+        train(model, 1)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(20)
+        train(model, 1)
+    assert [alarm["step"] for alarm in raised] == [1]
+    monitor.resume(1)
+    with monitor:
+        train(model, 1)
+    assert [alarm["step"] for alarm in raised] == [1, 1]
 
 
 def test_an_optimiser_that_takes_over_is_counted():
@@ -181,8 +197,9 @@ def test_rules_that_mean_nothing_are_refused(options, message):
 
 
 def test_without_lightning_its_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightning", None)  # as if it were not installed
     monkeypatch.setattr("keyquery.instruments.monitor.callbacks.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="needs Lightning: pip install lightning"):
+    with pytest.raises(ImportError, match=r"lightning\(\) needs lightning: pip install lightning"):
         kq.Monitor(decoder()).lightning()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -32,10 +31,8 @@ def trainer_callback(monitor: Any, tau: float | None) -> Any:
 
 def lightning_callback(monitor: Any, tau: float | None) -> Any:
     """A Lightning callback that counts optimiser steps, and clips heads if tau is given."""
-    package = "lightning.pytorch" if find_spec("lightning") else "pytorch_lightning"
-    if package == "pytorch_lightning" and not find_spec(package):
-        raise ImportError("lightning() needs Lightning: pip install lightning")
-    base = import_module(package).Callback
+    former = find_spec("pytorch_lightning") and not find_spec("lightning")
+    base = optional("pytorch_lightning" if former else "lightning.pytorch", "lightning()").Callback
 
     class Watch(base):  # type: ignore[misc, valid-type]
         def on_train_start(self, trainer: Any, module: Any) -> None:

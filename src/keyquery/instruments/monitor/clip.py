@@ -4,7 +4,7 @@ A head whose largest logit is s > tau has its scores multiplied by γ = tau/s. W
 weights are each multiplied by √γ; where heads share keys (GQA), its query weights by γ. In latent attention (MLA), the
 unrotated query and key rows are multiplied by √γ, the rotary query rows by γ, since all heads share the rotary key.
 
-Of logits with a learned bias by offset (T5), b at most, only the rest is scaled: γ = (tau − b)/(s − b).
+Relative position biases (T5), b at most, are not scaled: γ = (tau − b)/(s − b).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.layer import LatentLayer
-from keyquery.instruments.monitor.weights import bias_table, has_table
+from keyquery.instruments.monitor.weights import bias_table, has_bias_table
 
 Factors = dict[str, Tensor]  # by parameter name: what it is multiplied by, elementwise
 
@@ -50,12 +50,12 @@ class Places:
 
 
 def score_factor(heads: Heads, layer: Layer, head: int, largest: float, tau: float) -> float | None:
-    """γ that brings a head's largest logit to at most tau; None if its bias alone exceeds tau."""
-    if layer.softcap is not None:  # c·tanh(s/c) is scaled inside
+    """γ that brings a head's largest logit to at most tau; None if its relative position bias alone exceeds tau."""
+    if layer.softcap is not None:  # the logit is c·tanh(s/c), and s is scaled
         cap = layer.softcap
         largest, tau = (cap * math.atanh(min(value / cap, 1 - 1e-7)) for value in (largest, tau))
     bias = 0.0
-    if has_table(layer):
+    if has_bias_table(layer):
         bias = max(bias_table(heads, layer)[:, head].max().item(), 0.0)
     return (tau - bias) / (largest - bias) if bias < tau else None
 
@@ -96,14 +96,13 @@ def _factors(
         factors.setdefault(name, blank)[places.flatten().long()] *= factor
 
     module = layer.modules.get("module")
-    if module is not None:
-        attention = model.get_submodule(module)
-        clip = _torch if isinstance(attention, nn.MultiheadAttention) else _own
-        clip(attention, module, layer, gammas, put)
+    attention = None if module is None else model.get_submodule(module)
+    if attention is not None and not isinstance(attention, nn.MultiheadAttention):
+        _own(attention, str(module), layer, gammas, put)
     elif isinstance(layer, LatentLayer):
         _latent(heads, layer, gammas, put, weights)
     else:
-        _read(model, heads, index, layer, gammas, put)
+        _read(model, heads, index, layer, gammas, put, with_keys=getattr(attention, "bias_k", None) is None)
 
 
 def _own(module: Any, name: str, layer: Layer, gammas: Mapping[int, float], put: Any) -> None:
@@ -129,23 +128,6 @@ def _own(module: Any, name: str, layer: Layer, gammas: Mapping[int, float], put:
             scale("key", head, gamma**0.5)
 
 
-def _torch(module: Any, name: str, layer: Layer, gammas: Mapping[int, float], put: Any) -> None:
-    """`nn.MultiheadAttention`: queries and keys in one parameter, or, where keys have their own width, in two."""
-    start, size, width = f"{name}." if name else "", module.head_dim, module.embed_dim
-    joined = module.in_proj_weight is not None
-    blocks = (
-        [("in_proj_weight", 0), ("in_proj_weight", width)] if joined else [("q_proj_weight", 0), ("k_proj_weight", 0)]
-    )
-    blocks += [("in_proj_bias", 0), ("in_proj_bias", width)] if module.in_proj_bias is not None else []
-    blocks += [("bias_k", 0)] if module.bias_k is not None else []  # one more key
-    for head, gamma in gammas.items():
-        for part, first in blocks:
-            weight = getattr(module, part)
-            rows = weight.shape[-1:] if part == "bias_k" else weight.shape
-            places = torch.arange(weight.numel()).reshape(rows)
-            put(f"{start}{part}", places[first + head * size : first + (head + 1) * size], gamma**0.5)
-
-
 def _latent(heads: Heads, layer: LatentLayer, gammas: Mapping[int, float], put: Any, weights: Any) -> None:
     names, config = layer.modules, heads.config
     nope, rope = int(config["qk_nope_head_dim"]), int(config["qk_rope_head_dim"])
@@ -160,12 +142,24 @@ def _latent(heads: Heads, layer: LatentLayer, gammas: Mapping[int, float], put: 
         put(key, ups[:nope], gamma**0.5)
 
 
-def _read(model: nn.Module, heads: Heads, index: int, layer: Layer, gammas: Mapping[int, float], put: Any) -> None:
-    """Any other layout: the entries of a head are found by their places, and must be those that were read."""
+def _read(
+    model: nn.Module,
+    heads: Heads,
+    index: int,
+    layer: Layer,
+    gammas: Mapping[int, float],
+    put: Any,
+    with_keys: bool,
+) -> None:
+    """Any other layout: the entries of a head are found by their positions, and must be those that were read.
+
+    Queries are scaled alone if heads share keys, or not `with_keys`: `nn.MultiheadAttention` may add a learned key.
+    """
     shown = copy.copy(heads)
     shown.source = places = Places(heads.source, model)
     found = shown[index].weights
     shared = layer.weights.query.shape[1]
+    with_keys = with_keys and shared == 1
     flat = torch.cat([weight.detach().reshape(-1) for weight in _plain(model)])
     for role in ("query", "key", "query_bias", "key_bias"):
         at, own = getattr(found, role), getattr(layer.weights, role)
@@ -175,8 +169,8 @@ def _read(model: nn.Module, heads: Heads, index: int, layer: Layer, gammas: Mapp
         group, of_group = divmod(head, shared)
         for role in ("query", "query_bias"):
             if (at := getattr(found, role)) is not None:
-                _put_places(places, at[group, of_group], gamma if shared > 1 else gamma**0.5, put)
-        for role in ("key", "key_bias") if shared == 1 else ():
+                _put_places(places, at[group, of_group], gamma**0.5 if with_keys else gamma, put)
+        for role in ("key", "key_bias") if with_keys else ():
             if (at := getattr(found, role)) is not None:
                 _put_places(places, at[group, 0], gamma**0.5, put)
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from keyquery.capture.probe import device_of, untouched
-from keyquery.checkpoints import Heads, read
+from keyquery.checkpoints import read
 from keyquery.checkpoints.sources import bare, first_line
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.callbacks import lightning_callback, trainer_callback
@@ -108,11 +108,11 @@ class Monitor:
         self.every, self.structure, self.strict = every, structure, strict
         self._warned: set[str] = set()
         self.count = 0  # optimiser steps so far
-        self.heads, self.layers, self.unread = _layers_of(self.model)
+        self.layers, self.unread = _layers_of(self.model)
         self.name = name or type(self.model).__name__
         self._head_counts = {} if self.layers is None else self.layers.counts
-        tell = partial(self._safely, on_alarm or _print)  # an exception there must not cost a record
-        self.recorder = Recorder(self.name, every, rules or Rules(), tell, folder, board)
+        report = partial(self._safely, on_alarm or _print)  # if it fails, the record must not be lost
+        self.recorder = Recorder(self.name, every, rules or Rules(), report, folder, board)
         self.recorder.shared = _shared(model)
         self._check_folder()
         self._interception: Interception | None = None  # of the forward that is running
@@ -136,7 +136,7 @@ class Monitor:
         Call it after an optimiser step. It uses the latest record, once: on that batch, with the weights and inputs of
         the record, no clipped head's logits would exceed `tau`; the optimiser step itself, and clipped layers below,
         may have changed them. Heads that share keys (GQA) have their queries scaled alone; latent attention (MLA) as
-        published. Biases by offset (T5) are not scaled.
+        published. Relative position biases (T5) are not scaled.
 
         Parameters
         ----------
@@ -151,12 +151,9 @@ class Monitor:
         check_number("tau", tau)
         if tau <= 0:
             raise ValueError(f"tau must be above 0, got {tau}")
-        heads, layers = self.heads, self.layers
-        if heads is None or layers is None:
+        if self.layers is None:
             raise ValueError(f"{self.name} cannot be clipped, its weights are not read: {self.unread}")
-        clips: list[dict[str, Any]] = []
-        self._safely(lambda: clips.extend(self.recorder.clip(self.model, heads, layers.index, float(tau))))
-        return clips
+        return self._safely(self.recorder.clip, self.model, self.layers, float(tau)) or []
 
     def callback(self, tau: float | None = None) -> Any:
         """A callback for the transformers Trainer (extra `hf`); with tau, heads are clipped after each record."""
@@ -291,7 +288,7 @@ class Monitor:
 
     def _before_step(self, optimiser: Optimizer, *arguments: Any) -> None:
         if optimiser is not self._optimiser and optimiser not in self._others:
-            # The first of the model's, or one that takes over its weights; another, of other weights, is not counted.
+            # The model's first optimiser, or one that replaces it; one of other weights of the model is not counted.
             before = self.model.parameters() if self._optimiser is None else _weights(self._optimiser)
             known = {id(weight) for weight in before}
             if any(id(weight) in known for weight in _weights(optimiser)):
@@ -313,10 +310,10 @@ class Monitor:
         self._safely(*((self.recorder.finish, self.count) if self.due else (self.recorder.settle, False)))
         self.count += 1
 
-    def _safely(self, work: Callable[..., Any], *args: Any) -> None:
-        """Do some of the monitor's work; an exception becomes a warning, once, unless `strict`."""
+    def _safely(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Do some of the monitor's work; an exception becomes a warning, once, unless `strict`, and the result None."""
         try:
-            work(*args)
+            return work(*args)
         except Exception as error:
             if self.strict:
                 raise
@@ -339,17 +336,16 @@ def _weights(optimiser: Optimizer) -> list[Any]:
     return [weight for group in optimiser.param_groups for weight in group["params"]]
 
 
-def _layers_of(model: nn.Module) -> tuple[Heads | None, Layers | None, str]:
-    """The heads of a model and their layers, or None and why they cannot be read."""
+def _layers_of(model: nn.Module) -> tuple[Layers | None, str]:
+    """The attention layers of a model, or None and why they cannot be read."""
     try:
-        heads = read(model)
-        return heads, Layers(heads, model), ""
+        return Layers(read(model), model), ""
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         if not any(looks_like_attention(module) for module in model.modules()):
             raise ValueError(f"{type(model).__name__} has no attention module: there is nothing to monitor") from None
         if not all(weight.isfinite().all() for weight in model.parameters()):
             raise
-        return None, None, first_line(error)
+        return None, first_line(error)
 
 
 def _shared(model: nn.Module) -> bool:

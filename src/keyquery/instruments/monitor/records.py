@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ReduceOp, all_reduce, get_backend, get_rank
 
-from keyquery.checkpoints import Heads
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.clip import clip_heads, score_factor
 from keyquery.instruments.monitor.interception import Seen
@@ -23,7 +22,7 @@ from keyquery.instruments.monitor.reading import METRICS, Monitored
 from keyquery.instruments.monitor.structure import Ranks
 from keyquery.instruments.monitor.weights import Layers
 from keyquery.reading import provenance
-from keyquery.support.files import append_line, put_aside, read_text, write_text
+from keyquery.support.files import append_line, move_aside, read_text, write_text
 from keyquery.training.tensorboard import Board
 
 RECENT = 64  # records that alarms look at, beside the first
@@ -109,7 +108,7 @@ class Recorder:
         """Close the record of a step. Its numbers are read a step later, so that the device need not be waited for."""
         self.settle()
         if self._records and step <= self._records[-1]["step"]:
-            self._begin_anew()
+            self._restart()
         opened, self._open, ranks, self._ranks = self._open, {}, self._ranks, None
         whole = bool(opened)
         if self.shared:
@@ -148,7 +147,9 @@ class Recorder:
             self.on_alarm(alarm)
 
     def _raised(self) -> list[dict[str, Any]]:
-        """Alarms that hold at the last record, also older ones."""
+        """Alarms that hold at the last record, also those that were raised before."""
+        if not self._records:
+            return []
         layers = [head["layer"] for head in self.heads]
         self._past = self._history()
         return self.rules.check(self._past, [record["step"] for record in self._recent()], layers, self.dtype)
@@ -162,16 +163,16 @@ class Recorder:
                 value = alarm["value"] if math.isfinite(alarm["value"]) else None
                 facts = {"step": step, "rule": alarm["rule"], "heads": new, "head": alarm["head"]}
                 fresh.append({**facts, "value": value, "reason": reason})
-        self._active = {(alarm["rule"], head) for alarm in raised for head in alarm["heads"]}
+        self._active = _pairs(raised)
         return fresh
 
-    def _begin_anew(self) -> None:
-        """Put the records of an earlier run in the folder aside."""
+    def _restart(self) -> None:
+        """Rename the file of an earlier run in the folder, and forget its records."""
         if self.path is not None and self.path.exists() and self._first_process():
-            aside = put_aside(self.path)
+            aside = move_aside(self.path)
             warnings.warn(
-                f"{self.path} held a run up to step {self._records[-1]['step']}, now in {aside.name};"
-                " monitor.resume(step) would have continued it",
+                f"{self.path} has a run up to step {self._records[-1]['step']}, now renamed to {aside.name};"
+                " to continue it, call monitor.resume(step)",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -211,32 +212,29 @@ class Recorder:
         if self.board is not None and "values" in record:
             self.board.tell(_summary(record))
 
-    def clip(self, model: nn.Module, heads: Heads, layers: Mapping[str, int], tau: float) -> list[dict[str, Any]]:
-        """Clip the heads whose largest logit in the latest record exceeds tau, once per record.
-
-        `layers` has the index of a layer by its module.
-        """
+    def clip(self, model: nn.Module, layers: Layers, tau: float) -> list[dict[str, Any]]:
+        """Clip the heads whose largest logit in the latest record exceeds tau, once per record."""
         if not self.records or "clips" in self.records[-1]:
             return []
         record = self.records[-1]
         values = record["values"].get("largest", [None] * len(self.heads))  # left out where all are NaN
         high = [
-            (head, largest)
+            (head["name"].rpartition(".")[0], head, largest)
             for head, largest in zip(self.heads, values, strict=True)
             if largest is not None and largest > tau
         ]
+        now = layers.now({module for module, _, _ in high})  # others are not read, which fails where weights are NaN
         clips: list[dict[str, Any]] = []
         gammas: dict[int, dict[int, float]] = {}
-        for head, largest in high:  # other layers are not read, which takes long, and fails where weights are NaN
-            index = layers[head["name"].rpartition(".")[0]]
-            gamma = score_factor(heads, heads[index], head["head"], largest, tau)
+        for module, head, largest in high:
+            gamma = score_factor(layers.heads, now[module], head["head"], largest, tau)
             if gamma is None:
-                message = f"{head['name']} is not clipped: its bias by offset alone exceeds {tau:g}"
-                warnings.warn(message, RuntimeWarning, stacklevel=3)
+                message = f"{head['name']} is not clipped: its relative position bias alone exceeds {tau:g}"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
                 continue
-            gammas.setdefault(index, {})[head["head"]] = gamma
+            gammas.setdefault(layers.index[module], {})[head["head"]] = gamma
             clips.append({"step": record["step"], "name": head["name"], "largest": largest, "factor": gamma})
-        clip_heads(model, heads, gammas)
+        clip_heads(model, layers.heads, gammas)
         record["clips"] = clips
         if clips:
             self.write({"step": record["step"], "clips": clips})
@@ -252,14 +250,17 @@ class Recorder:
             return
         self._records, self._columns, self.count = kept, self._columns[: len(kept)], len(kept)
         self._past = None
+        self._active = _pairs(self._raised())
         self.rewrite()
 
     def rewrite(self) -> None:
-        """Write all records to the file anew."""
-        if self.path is not None and self._records and self._first_process():
+        """Make the file hold all records, and no others."""
+        if self.path is None or not self._first_process():
+            return
+        if self._records:
             write_text(self.path, "".join(json.dumps(line) + "\n" for line in (self._head(), *self.records)))
-        elif self.path is not None and self.path.exists() and self._first_process():
-            self.path.unlink()
+        else:
+            self.path.unlink(missing_ok=True)
 
     def _head(self) -> dict[str, Any]:
         return {"model": self.name, "every": self.every, "heads": self.heads}
@@ -281,8 +282,7 @@ class Recorder:
         self._columns = [
             {**columns, "finite": columns.get("finite", np.ones(len(self.heads)))} for columns in self._columns
         ]
-        raised = self._raised() if self._records else []
-        self._active = {(alarm["rule"], head) for alarm in raised for head in alarm["heads"]}
+        self._active = _pairs(self._raised())
 
     def reading(self, facts: Mapping[str, Any]) -> Monitored:
         """All records as a Reading."""
@@ -340,6 +340,10 @@ def reading_of(state: Mapping[str, Any], facts: Mapping[str, Any]) -> Monitored:
         clips=[clip for record in records for clip in record.get("clips", [])],
         provenance=provenance(**facts),
     )
+
+
+def _pairs(alarms: list[dict[str, Any]]) -> set[tuple[str, int]]:
+    return {(alarm["rule"], head) for alarm in alarms for head in alarm["heads"]}
 
 
 def _everywhere(whole: bool) -> bool:

@@ -84,7 +84,7 @@ class Layers:
             if isinstance(layer, LatentLayer):
                 kernels = [self._read(index) for index in self._indices(name)]
                 bound = latent_bound([each for each in kernels if isinstance(each, LatentLayer)], norms[layer.name])
-            elif has_table(layer):
+            elif has_bias_table(layer):
                 bound = bound + bias_table(self.heads, layer).amax(0).to(bound)
             results[name] = {"sigma": sigma, "bound": bound}
         if whole:
@@ -94,8 +94,8 @@ class Layers:
         return results
 
     def _plain(self, layer: Layer) -> Layer:
-        """A layer without a bias by offset, whose largest entry is added to its bound."""
-        return replace(layer, position="none") if has_table(layer) else layer
+        """A layer without a relative position bias, whose largest entry is added to its bound."""
+        return replace(layer, position="none") if has_bias_table(layer) else layer
 
     def _indices(self, module: str) -> list[int]:
         return [index for index, name in self._modules.items() if name == module]
@@ -120,8 +120,8 @@ class Layers:
         return found
 
 
-def has_table(layer: Layer) -> bool:
-    """Whether a learned bias by offset is added to its scores (T5)."""
+def has_bias_table(layer: Layer) -> bool:
+    """Whether a relative position bias is added to its scores (T5)."""
     return layer.position == "t5" and "bias_table" in layer.modules
 
 
