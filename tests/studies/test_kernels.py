@@ -14,6 +14,7 @@ from keyquery_studies.common.comparisons import difference, holm
 from keyquery_studies.common.language_models import INITS, Tokenizer, Training, begin, first_below, prepare
 from keyquery_studies.common.rates import tuned
 from keyquery_studies.kernels.arms import ARMS
+from keyquery_studies.kernels.command import SIZES
 from keyquery_studies.kernels.longer import longer
 from keyquery_studies.kernels.study import Kernels, Plan, starts
 from keyquery_studies.kernels.study import run as run_kernels
@@ -448,6 +449,13 @@ def test_tables_fit_the_terminal(study):
     assert max(map(len, text.splitlines())) <= 80
     assert "next token  50%   RoPE       symmetric init" in text
     assert "starts of the unconstrained kernel" in text
+
+
+def test_sizes_of_the_command_are_those_of_the_plan():
+    assert {name: usual for name, (usual, _) in SIZES.items()} == Plan().sizes()
+    plans = [part["plan"] for part in kq.Reading.load("docs/studies/kernels.json").provenance["longer"]]
+    longer = {name: value for name, (_, value) in SIZES.items() if name != "steps"}
+    assert all({name: plan[name] for name in longer} == longer for plan in plans)
 
 
 def test_the_command_runs(corpus, tmp_path):

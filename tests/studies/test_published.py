@@ -37,7 +37,7 @@ def test_the_page_of_kernels_says_what_its_rows_do():
     assert f"{words} and {fell['masked']:.3f}".replace("0.", ".") in page
     gaps = [row for row in end if row["gap"] is not None]
     assert max(abs(row["gap"]) for row in gaps) < 0.0085
-    assert max(abs(row[end]) for row in gaps for end in ("gap_low", "gap_high")) < 0.018
+    assert max(abs(row[limit]) for row in gaps for limit in ("gap_low", "gap_high")) < 0.018
     compared = [row for row in rows if row["part"] in ("language", "longer") and row["gap"] is not None]
     structured = [row for row in compared if row["arm"] != "symmetric init"]
     worse = [row for row in structured if row["gap_p"] < 0.05]

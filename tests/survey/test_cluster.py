@@ -145,7 +145,7 @@ def test_the_scheduler_is_restarted(how, tmp_path, machines, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_scheduler_that_stays_away_is_told(tmp_path, machines, monkeypatch):
+def test_a_scheduler_that_stays_away_is_reported(tmp_path, machines, monkeypatch):
     monkeypatch.setattr(crews, "PAUSE", 1.0)
     real = crews.Cluster.__init__
     monkeypatch.setattr(crews.Cluster, "__init__", lambda self, address: real(self, address, patience=2.0))
@@ -160,7 +160,7 @@ def test_a_scheduler_that_stays_away_is_told(tmp_path, machines, monkeypatch):
                 scheduler.kill()
                 scheduler.wait()
 
-    with pytest.raises(ConnectionError, match="since 2 seconds; what is recorded stays, and the same command goes on"):
+    with pytest.raises(ConnectionError, match="for 2 seconds; recorded results are kept, and the same command resumes"):
         survey_on(machines, models, tmp_path / "out", progress=watch)
     assert list((tmp_path / "out" / "records").rglob("*.json"))
     survey.run(models, tmp_path / "out", workers=1)

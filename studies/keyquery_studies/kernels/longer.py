@@ -34,8 +34,6 @@ class KernelRun(StartRun):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("kernel", self.kernel, KERNELS)
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
 
     @property
     def name(self) -> str:
