@@ -19,8 +19,8 @@ if __name__ == "__main__":  # not where tests are collected
 import keyquery as kq
 from keyquery.forms.kernels.tridiagonal import eigenvalues
 from keyquery.instruments.monitor.statistics import logit_statistics
+from keyquery.intervene.dial.widen import HalfTurn, widen
 from keyquery.layers import blockwise
-from keyquery.surgery.dial.widen import HalfTurn, widen
 
 TYPES = {
     **{torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"},

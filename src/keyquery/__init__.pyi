@@ -50,10 +50,11 @@ from keyquery.layers import (
     TimeAttention as TimeAttention,
     regularizer as regularizer,
 )
+from keyquery.listening.listen import listen as listen
 from keyquery.reading import Reading as Reading
-from keyquery.surgery.dial.dial import dial as dial
-from keyquery.surgery.distill import distill as distill
-from keyquery.surgery.head_output import ablate_heads as ablate_heads
-from keyquery.surgery.project.project import project as project
-from keyquery.surgery.rewriting.register import register as register
-from keyquery.surgery.swap.swap import swap as swap
+from keyquery.intervene.dial.dial import dial as dial
+from keyquery.intervene.distill import distill as distill
+from keyquery.intervene.handle import undo as undo
+from keyquery.intervene.head_output import ablate_heads as ablate_heads
+from keyquery.intervene.project.project import project as project
+from keyquery.intervene.swap.swap import swap as swap

@@ -37,7 +37,7 @@ MODULES = {
     "depth": "keyquery.instruments.depth.depth",
     "dial effect": "keyquery.instruments.ablation.dialled",
     "discovery": "keyquery.instruments.discover.discover",
-    "distillation": "keyquery.surgery.distill",
+    "distillation": "keyquery.intervene.distill",
     "event evaluation": "keyquery.estimators.events.evaluation",
     "explanation": "keyquery.instruments.causes.explain",
     "flow": "keyquery.instruments.flow.flow",

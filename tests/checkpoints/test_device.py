@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.capture.load import load_model
 from keyquery.checkpoints.layer import Layer
+from keyquery.listening.inputs.load import load_model
 
 
 def test_every_tensor_of_a_layer_is_read_to_the_device():

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.capture.load import load_model
 from keyquery.layers import LanguageModel, Shape
 from keyquery.layers.kernels import KERNELS
+from keyquery.listening.inputs.load import load_model
 
 
 def test_a_live_model_reads_like_its_file():

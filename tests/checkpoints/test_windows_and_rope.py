@@ -10,8 +10,8 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 import transformers
 
 import keyquery as kq
-from keyquery.capture import joint_moments
 from keyquery.forms.shares import Visible, shares
+from keyquery.listening import joint_moments
 from keyquery.testing.families import tiny_model
 
 LENGTH = 14

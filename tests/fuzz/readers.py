@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 
 import keyquery as kq
 from keyquery import Reading
-from keyquery.capture.batches import read_lines, text_batches
 from keyquery.checkpoints.fitted import saved_network
 from keyquery.checkpoints.remote.hub import Hub
 from keyquery.checkpoints.tokenizer import Tokenizer
@@ -28,12 +27,13 @@ from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.data import load_images, load_revisited, load_table, load_ts
 from keyquery.data.text import read_column, read_corpus
 from keyquery.instruments.cooccurrence.tally import Tally, read_into
+from keyquery.intervene.swap.swap import FORMAT, _read_saved
 from keyquery.layers import LanguageModel, Shape
+from keyquery.listening.inputs.batches import read_lines, text_batches
 from keyquery.reading import MODULES
 from keyquery.report.kit import terminal
 from keyquery.support.files import read_text
 from keyquery.support.plugins import plugins
-from keyquery.surgery.swap.swap import FORMAT, _read_saved
 from keyquery.training import Recipe, train
 from tests.fuzz import forged
 from tests.fuzz import mutations as m

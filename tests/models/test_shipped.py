@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.capture.load import load_model
 from keyquery.layers import LanguageModel
+from keyquery.listening.inputs.load import load_model
 
 FOLDERS = (kq.models.ENCODER, kq.models.DECODER)
 

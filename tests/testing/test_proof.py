@@ -20,7 +20,6 @@ from keyquery.checkpoints.proven import proof_of
 from keyquery.cli import app
 from keyquery.testing.proof import search, written
 from keyquery.testing.proof import sweep as sweep_module
-from keyquery.testing.proof.capture import captured
 from keyquery.testing.proof.compare import Comparison, Match, informative
 from keyquery.testing.proof.proof import Proof, _verdict, prove
 from keyquery.testing.proof.sizes import shrink
@@ -203,23 +202,6 @@ def test_the_search_writes_a_reading_that_is_exact(monkeypatch):
     import tomllib
 
     assert parse("cohere2", tomllib.loads(text)).attention == parse("cohere2", tables).attention
-
-
-def test_every_softmax_of_products_is_captured_and_no_other():
-    class Odd(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q, self.k, self.router = (torch.nn.Linear(4, 4) for _ in range(3))
-
-        def forward(self, x):
-            scores = torch.einsum("nd,md->nm", self.q(x), self.k(x)) / 2
-            return (scores + 1).softmax(-1) @ x, self.router(x).softmax(-1)
-
-    model = Odd()
-    with captured(model) as capture:
-        model(torch.randn(5, 4))
-    (event,) = capture.events
-    assert event.scores.shape == (5, 5)
 
 
 def test_sizes_keep_their_relations():

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from keyquery import models
-from keyquery.capture.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
-from keyquery.capture.load import in_float32, load_model
 from keyquery.checkpoints import read
 from keyquery.cli.options import DEVICE, Device, Dtype, Ids, Output, default_of, writes
 from keyquery.instruments.attribution.attribution import attribute as attribute_head
 from keyquery.instruments.attribution.wiring import wiring as measure_wiring
+from keyquery.listening.inputs.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
+from keyquery.listening.inputs.load import in_float32, load_model
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the bundled decoder.")]
 Text = Annotated[

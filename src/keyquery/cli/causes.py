@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from keyquery.capture.load import has_lm_head, load_model
-from keyquery.capture.word_pieces import words_of
 from keyquery.cli.options import Device, Dtype, Output, default_of, writes
 from keyquery.instruments.causes.causes import Causes
 from keyquery.instruments.causes.causes import causes as find_causes
 from keyquery.instruments.causes.explain import explain
 from keyquery.instruments.causes.masked_prediction import predicted
+from keyquery.listening.inputs.load import has_lm_head, load_model
+from keyquery.listening.inputs.word_pieces import words_of
 from keyquery.support.files import read_text
 
 

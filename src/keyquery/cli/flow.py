@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from keyquery.capture.load import load_model, load_processor
 from keyquery.cli.options import DEVICE, Device, Dtype, Output, default_of, writes
 from keyquery.instruments.flow.flow import flow as measure_flow
+from keyquery.listening.inputs.load import load_model, load_processor
 from keyquery.report.flow.page import HEADS
 
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from keyquery import models
-from keyquery.capture.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
 from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.fitted import saved_network
 from keyquery.checkpoints.remote.cache import located
@@ -22,6 +21,7 @@ from keyquery.instruments.look.compare import compare as side_by_side
 from keyquery.instruments.look.look import look as look_at
 from keyquery.instruments.look.on_data import PAIRS
 from keyquery.instruments.look.reading import Look
+from keyquery.listening.inputs.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
 from keyquery.reading import Reading
 from keyquery.report.look.page import DIRECTIONS
 from keyquery.report.look.page import TOKENS as SAMPLE

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from keyquery.capture.batches import LENGTH
 from keyquery.cli.options import Output, writes
 from keyquery.instruments.roles.roles import roles as measure_roles
 from keyquery.instruments.roles.run import LEAST, SEQUENCES, WINDOW
+from keyquery.listening.inputs.batches import LENGTH
 
 
 @writes("json", "csv", "html", "picture")

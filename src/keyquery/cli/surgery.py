@@ -10,9 +10,6 @@ import typer
 from torch import nn
 
 from keyquery import models
-from keyquery.capture import text_batches
-from keyquery.capture.batches import LENGTH, id_batches, read_ids, read_lines
-from keyquery.capture.load import load_model
 from keyquery.checkpoints import read
 from keyquery.cli.look import for_page, watched_look
 from keyquery.cli.options import DEVICE, Device, Dtype, Ids, Output, default_of, numbers_of, writes
@@ -22,10 +19,13 @@ from keyquery.instruments.ablation.ablate import ablate as ablate_parts
 from keyquery.instruments.ablation.dialled import dial_effect
 from keyquery.instruments.ablation.losses import default_loss
 from keyquery.instruments.look.labels import Thresholds
+from keyquery.intervene.dial.dial import dial as dial_parts
+from keyquery.intervene.dial.directions import BASES, KINDS
+from keyquery.listening import text_batches
+from keyquery.listening.inputs.batches import LENGTH, id_batches, read_ids, read_lines
+from keyquery.listening.inputs.load import load_model
 from keyquery.reading import Reading
 from keyquery.support.checks import check_choice
-from keyquery.surgery.dial.dial import dial as dial_parts
-from keyquery.surgery.dial.directions import BASES, KINDS
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the bundled decoder.")]
 Text = Annotated[

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.inputs.tables import target_of
 from keyquery.estimators.inputs.targets import labels_of
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import plain
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.checks import check_count, check_number

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from keyquery.support.interrupts import first_interrupt_stops
 from keyquery.support.progress import Progress
 from keyquery.training import Log, Recipe, train
 from keyquery.training.loop import Draw, Loss
@@ -79,6 +81,25 @@ def fit_network(
             interrupted(message := f"training was interrupted after step {last} of {recipe.steps}: {kept} are kept")
             warnings.warn(message, stacklevel=4)
     return log
+
+
+@contextmanager
+def first_interrupt_stops() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether Ctrl-C was pressed; a second Ctrl-C raises KeyboardInterrupt as usual."""
+    pressed, before = threading.Event(), signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, before)
+
+    if threading.current_thread() is not threading.main_thread():  # only that one receives signals
+        yield pressed.is_set
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def report(verbose: bool, text: str) -> None:

@@ -60,8 +60,9 @@ class Rotated(NamedTuple):
         means = query_mean.expand_as(query), key_mean.expand_as(key)
         if rope is None:
             return cls(*contents, *means, *contents)
-        forward = (rope.rotate(x, positions) for x in (*contents, *means))
-        return cls(*forward, *(rope.back(x, positions) for x in contents))
+        # As one each: on a GPU a kernel costs as much as its launch.
+        forward = rope.rotate(torch.stack((*contents, *means)), positions)
+        return cls(*forward.unbind(), *rope.back(torch.stack(contents), positions).unbind())
 
     def swapped(self) -> Float[Tensor, "*batch n n"]:
         """q′ⱼ R(j−i) k′ᵢ, which is k′ᵢ R(i−j) q′ⱼ: the roles swapped, and rotated the other way."""

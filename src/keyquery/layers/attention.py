@@ -179,9 +179,15 @@ class Attention(nn.Module):
         at = positions.unsqueeze(-2) if positions.ndim == 2 else positions
         return self.rope.rotate(query, at), self.rope.rotate(key, at), value
 
-    def _attend(
+    attend_by: Any = None  # set while `kq.listen` sees, or changes, its attention
+
+    def _attend(self, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+        return self.attend(*inputs) if self.attend_by is None else self.attend_by(*inputs)
+
+    def attend(
         self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, visible: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """The output of all heads (batch, heads, n, r), and which queries see any key (None: all)."""
         query, key = self._centred(query, key, real)
         dropout = self.dropout if self.training else 0.0
         return attend(query, key, value, self.scale, real, visible, is_causal, self._key_norm(key), dropout)

@@ -13,15 +13,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from keyquery.capture.guard import uninterrupted
 from keyquery.checkpoints.sources import first_line
 from keyquery.support.extras import optional
 from keyquery.survey.worker import Job, perform
@@ -188,7 +187,7 @@ def gather(backend: Backend, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, 
     while jobs or running:
         try:
             while jobs and _may_submit(backend, jobs[0], running.values(), deaths):
-                with uninterrupted():  # a worker whose start is interrupted prints a traceback
+                with _signals_deferred():  # a worker whose start is interrupted prints a traceback
                     future = executor.submit(perform, jobs[0])
                 running[future] = jobs.popleft()
                 future.add_done_callback(finished.put)
@@ -207,6 +206,24 @@ def gather(backend: Backend, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, 
         else:
             if done is not None:
                 yield running.pop(done), outcome
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Handle signals that arrive in the block after it; only the main thread gets them."""
+    waiting: list[int] = []
+    numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
+    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    before = before if current_thread() is main_thread() else {}
+    for number in before:
+        signal.signal(number, lambda number, _: waiting.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in waiting:
+        signal.raise_signal(number)
 
 
 def _may_submit(backend: Backend, job: Job, running: Collection[Job], deaths: Counter[Job]) -> bool:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.family import families
+from keyquery.listening.call import Call
+from keyquery.listening.hooks import on_input
+from keyquery.listening.listen import listen
 from keyquery.support.extras import optional
 
-SPY = "keyquery_spy"
 # Architectures that do not use the attention interface of transformers: their attention maps are compared instead.
 BYPASS = ("bloom", "deberta_v2", "falcon", "gpt_neo", "gptj")
 TOLERANCE = 1e-5
@@ -96,7 +99,7 @@ def _compare(model: Any, on_disk: Heads, at_zero: bool) -> None:
     watched = sorted({name for layer in in_memory for name in layer.modules.values()} - hidden)
     with _spied(model, name) as calls, _recorded(model, watched) as seen, torch.no_grad():
         out = model(**inputs, **({"output_attentions": True} if name in BYPASS else {}))
-    assert calls or name in BYPASS, f"{name} did not call the attention function it was given"
+    assert calls or name in BYPASS, f"{name} shows no attention call"
     kernels = list(zip(on_disk, in_memory, strict=True))
     maps = iter(out.attentions) if name in BYPASS else None
     while kernels:
@@ -174,7 +177,7 @@ def _entering(live: Layer, seen: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tens
     names = live.modules
     query = next(names[role] for role in ("query", "query_down", "module", "fused") if role in names)
     key = next(names[role] for role in ("key", "key_down", "module", "fused") if role in names)
-    return seen[query][0], seen[key][0]
+    return seen[query][0], seen[key][1]
 
 
 def _owner(live: Layer) -> str:
@@ -197,44 +200,29 @@ def _close(name: str, given: Tensor, expected: Tensor) -> None:
 
 @contextmanager
 def _spied(model: Any, name: str) -> Iterator[dict[str, Tensor]]:
-    """Record scaled q·k of every attention module, by its name, from transformers' attention interface."""
-    if name in BYPASS:
-        yield {}
-        return
-    utils, masks = (optional(f"transformers.{part}", "check_family") for part in ("modeling_utils", "masking_utils"))
-    names = {module: label for label, module in model.named_modules()}
+    """Record scaled q·k of every attention module, by its name."""
     calls: dict[str, Tensor] = {}
 
-    def spy(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: Any = None, **rest: Any) -> Any:
-        groups = query.shape[1] // key.shape[1]
-        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
-        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-        calls.setdefault(names[module], scores[0])
-        masked = scores if mask is None else scores + mask[..., : key.shape[-2]]
-        return (masked.softmax(-1) @ value).transpose(1, 2).contiguous(), None
+    def note(call: Call) -> None:
+        if call.scale is not None:
+            calls.setdefault(call.name, call.scale * (call.query @ call.keys().mT)[0])
 
-    utils.AttentionInterface.register(SPY, spy)
-    # Without a registered mask function of the same name, the mask would be dropped silently.
-    masks.AttentionMaskInterface.register(SPY, masks.eager_mask)
-    model.set_attn_implementation(SPY)
-    yield calls
+    with ExitStack() if name in BYPASS else listen(model, note):
+        yield calls
 
 
 @contextmanager
 def _recorded(model: Any, modules: list[str]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """Input and output of modules, of the first and only sequence, by name."""
+    """What enters modules, of the first and only sequence, by name; of attention, tokens of queries and of keys."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def record(label: str) -> Any:
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-            entered = args[0] if args else next(iter(kwargs.values()))
-            first = out[0] if isinstance(out, tuple) else out
-            seen.setdefault(label, (entered.reshape(-1, entered.shape[-1]), first.reshape(-1, first.shape[-1])))
-
-        return hook
+    def record(label: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        entered = [*args, *kwargs.values()]
+        both = entered[:2] if isinstance(module, nn.MultiheadAttention) else [entered[0], entered[0]]
+        query, key = (tokens.reshape(-1, tokens.shape[-1]) for tokens in both)
+        seen.setdefault(label, (query, key))
 
     with ExitStack() as stack:
         for label in modules:
-            handle = model.get_submodule(label).register_forward_hook(record(label), with_kwargs=True)
-            stack.callback(handle.remove)
+            on_input(model.get_submodule(label), partial(record, label), stack)
         yield seen

@@ -9,7 +9,7 @@ pytest.importorskip("transformers", reason="the models need the extra hf")
 import gguf
 
 import keyquery as kq
-from keyquery.capture.load import load_model
+from keyquery.listening.inputs.load import load_model
 from keyquery.testing.families import tiny_model
 
 SIZE = {"num_hidden_layers": 2, "rms_norm_eps": 1e-5}

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import keyquery as kq
-from keyquery.capture.load import load_model
 from keyquery.checkpoints.remote.cache import cache_folder, cached, full_names
+from keyquery.listening.inputs.load import load_model
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch.distributions import Categorical, LogNormal, MixtureSameFamily
 
 import keyquery as kq
 from keyquery.estimators.events.mixture import Mixture
-from keyquery.support.interrupts import first_interrupt_stops
+from keyquery.estimators.training import first_interrupt_stops
 from tests.estimators.events.test_model import QUICK, SMALL, clicks, late
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.capture.load import load_model
+from keyquery.listening.inputs.load import load_model
 
 PASSAGES = ["A ship on the sea.", "A house in the town.", "The old man was asleep."]
 

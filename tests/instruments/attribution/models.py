@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from keyquery.listening.softmaxes import captured
 from keyquery.testing.families import tiny_model
-from keyquery.testing.proof.capture import captured
 
 IDS = torch.tensor([[7, 12, 5, 33, 12, 5]])
 SIZES = {

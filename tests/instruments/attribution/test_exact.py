@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.capture import attention_maps, text_batches
-from keyquery.capture.batches import read_lines
-from keyquery.capture.load import load_tokenizer
-from keyquery.capture.residual.tracing import module_of
 from keyquery.layers import LanguageModel
+from keyquery.listening import attention_maps, text_batches
+from keyquery.listening.inputs.batches import read_lines
+from keyquery.listening.inputs.load import load_tokenizer
+from keyquery.listening.residual.tracing import module_of
 from tests.instruments.attribution.models import ARCHITECTURES, IDS, build, inputs, softmax_inputs
 
 pytest.importorskip("transformers")

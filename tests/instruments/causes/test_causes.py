@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery.capture import attention_maps
-from keyquery.capture.word_pieces import words_of
 from keyquery.instruments.causes.causes import Causes
 from keyquery.instruments.causes.discovery import DSeparation, icd
 from keyquery.instruments.causes.masked_prediction import predicted
 from keyquery.layers import LanguageModel
+from keyquery.listening import attention_maps
+from keyquery.listening.inputs.word_pieces import words_of
 from keyquery.testing.families import tiny_model
 from tests.instruments.causes.sems import random_sem
 

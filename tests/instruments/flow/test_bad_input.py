@@ -216,15 +216,46 @@ def test_a_dialled_model_is_not_measured_as_if_it_were_plain():
         kq.flow(model, LABELS, inputs=ids)
 
 
-def test_a_model_whose_maps_nobody_gets(monkeypatch):
-    model = tiny_model("bloom")  # attends in a way of its own
-    monkeypatch.setattr(model, "set_attn_implementation", _refuse)
-    with pytest.raises(ValueError, match="BloomModel returns no attention maps: it has no eager attention"):
-        kq.flow(model, LABELS, inputs={"input_ids": torch.randint(3, 60, (1, 4))})
+def test_a_model_without_attention():
+    with pytest.raises(
+        ValueError, match="Linear returns no attention maps: no attention call of it goes through torch"
+    ):
+        kq.flow(torch.nn.Linear(2, 2), LABELS, inputs={"input": torch.zeros(1, 4, 2)})
 
 
-def _refuse(name):
-    raise ValueError("no eager here")
+class Widths(torch.nn.Module):
+    """Layers with different numbers of heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([kq.Attention(8, 2), kq.Attention(8, 4)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_layers_with_different_numbers_of_heads():
+    with pytest.raises(ValueError, match="Widths has layers of 2 and 4 heads: not supported"):
+        kq.flow(Widths(), LABELS, inputs={"x": torch.randn(1, 4, 8)})
+
+
+class Crossed(torch.nn.Module):
+    """One sequence attends to another, and none to itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.cross = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x, memory):
+        return self.cross(x, memory, memory)[0]
+
+
+def test_a_model_without_joint_attention():
+    sentence = "Crossed returns no joint attention over all of its tokens: no sequence attends to itself"
+    with pytest.raises(ValueError, match=sentence):
+        kq.flow(Crossed(), LABELS, inputs={"x": torch.randn(1, 4, 8), "memory": torch.randn(1, 4, 8)})
 
 
 @pytest.mark.parametrize("attentions", [None, (), (None, None)])

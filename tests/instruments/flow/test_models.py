@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.capture import attention_maps
-from keyquery.capture.word_pieces import token_texts
 from keyquery.instruments.flow.modality import patch_order
+from keyquery.listening import attention_maps
+from keyquery.listening.inputs.word_pieces import token_texts
 from keyquery.testing.families import tiny_inputs, tiny_model
 from tests import vision
 

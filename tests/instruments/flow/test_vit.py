@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.capture import queries_and_keys
+from keyquery.listening import queries_and_keys
 from tests import vision
 
 pytest.importorskip("transformers")

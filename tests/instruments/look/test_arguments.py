@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.capture.load import load_tokenizer
-from keyquery.instruments.look import data
 from keyquery.instruments.look.labels import Thresholds
 from keyquery.layers import LanguageModel
+from keyquery.listening.inputs import data
+from keyquery.listening.inputs.load import load_tokenizer
 
 pytestmark = pytest.mark.unchecked  # types are checked by look itself
 TEXT = {"text": kq.models.TEXT}

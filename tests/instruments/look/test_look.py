@@ -183,7 +183,7 @@ def test_a_model_without_its_pooler_is_run(tmp_path):
 def test_on_data_equals_the_form_on_the_activations(encoder):
     from transformers import AutoModel, AutoTokenizer
 
-    from keyquery.capture import activations
+    from keyquery.listening import activations
 
     path, text = encoder
     model, tokenizer = AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.capture import attention_maps
-from keyquery.capture.scores.on_data import SEQUENCES
 from keyquery.forms.parts import PARTS, score_parts
 from keyquery.instruments.look.sample import DIGITS, take
+from keyquery.listening import attention_maps
+from keyquery.listening.parts.on_data import SEQUENCES
 
 FAMILIES = ("bert", "gpt2", "llama", "bloom", "t5", "qwen3", "gptj", "phi")
 
@@ -58,7 +58,7 @@ def test_the_softmax_of_the_sum_is_the_attention_of_the_model(name):
 @pytest.mark.few(2)
 def test_parts_are_those_of_the_definition(name, rows):
     """Token by token, each vector rotated to its own place; means by position where there are enough sequences."""
-    from keyquery.capture import queries_and_keys
+    from keyquery.listening import queries_and_keys
 
     model, batch, reading = looked(name, rows=rows, length=6, sample=6)
     heads = kq.read(model)

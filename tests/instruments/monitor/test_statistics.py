@@ -81,6 +81,22 @@ def test_statistics_are_those_of_the_whole_matrix(n, m, kv, causal, kind, impl, 
     assert torch.allclose(whole[:2], truth[:2], rtol=1e-12)
 
 
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+@pytest.mark.parametrize(("n", "m", "kv", "causal", "kind"), CASES)
+def test_queries_at_padding_do_not_count(n, m, kv, causal, kind, impl, monkeypatch):
+    monkeypatch.setattr(statistics, "BUDGET", 500)
+    torch.manual_seed(0)
+    query, key, mask = torch.randn(3, 4, n, 24) * 3, torch.randn(3, kv, m, 24) * 3, masks(kind, n, m)
+    rows = torch.rand(3, n) > 0.3
+    query[~rows[:, None].expand(-1, 4, -1)] *= 1e3
+    logits = logits_of(query, key, 0.2, mask, causal).masked_fill(~rows[:, None, :, None], -torch.inf)
+    truth = brute(logits, query.where(rows[:, None, :, None], 0.0), key)
+    found = logit_statistics(query, key, 0.2, mask, causal, impl, rows).double()
+    assert torch.allclose(found, truth, rtol=1e-5, atol=1e-4)
+    whole = statistics_of_logits(logits_of(query, key, 0.2, mask, causal), rows)
+    assert torch.allclose(whole, truth[:6], rtol=1e-9)
+
+
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Triton's interpreter
 @pytest.mark.parametrize("impl", ["reference", "triton"])
 def test_a_nan_is_not_taken_for_a_masked_key(impl):

@@ -1,26 +1,48 @@
 """Effective ranks and shares of a record, against the library's other ways to them."""
 
+import numpy as np
 import pytest
 import torch
 
 import keyquery as kq
-from keyquery.instruments.monitor.interception import Seen
-from keyquery.instruments.monitor.structure import SHARES, Ranks, part_shares
+from keyquery.instruments.monitor.structure import SHARES, Ranks
+from keyquery.layers import LanguageModel, Shape
+from keyquery.listening.parts.on_data import score_variances
+from keyquery.listening.parts.shares import score_shares
+from keyquery.testing.families import tiny_model
+
+NO_DROPOUT = {"t5": {"dropout_rate": 0.0}}
 
 
-@pytest.mark.parametrize("rope", [None, kq.Rope(8), kq.Rope(8, interleaved=True, factor=1.2)], ids=str)
-def test_layers_computed_as_one_have_the_shares_of_each(rope):
+@pytest.mark.parametrize("rows", [4, 32])
+@pytest.mark.parametrize("kind", ["kq", "llama", "gpt2", "bert", "t5", "gptj"])
+def test_shares_are_those_of_look(kind, rows):
+    """With means over all positions, and by position if there are enough sequences."""
     torch.manual_seed(0)
-    modules = {"one": kq.Attention(16, 2, rope=rope), "two": kq.Attention(16, 2, rope=rope, kernel="split")}
-    modules["grouped"] = kq.Attention(16, 4, kv_heads=2, head_dim=8, rope=rope)
-    layers = {name: kq.read(module)[0] for name, module in modules.items()}
-    inputs = {name: torch.randn(40, 16) + 0.3 for name in modules}
-    seen = {name: Seen(tokens=x, length=40) for name, x in inputs.items()}
-    results = part_shares(layers, seen)
-    for name, module in modules.items():
-        expected = module.double().parts(inputs[name].double()[None])
+    shape = Shape(60, 32, 2, 4, 16, True, "general", rope=True)
+    model = LanguageModel(shape) if kind == "kq" else tiny_model(kind, **NO_DROPOUT.get(kind, {}))
+    ids, real = torch.randint(3, 60, (rows, 9)), torch.ones(rows, 9, dtype=torch.long)
+    real[1, 6:] = 0
+    batch = {"input_ids": ids, "attention_mask": real}
+    batch |= {"decoder_input_ids": ids, "decoder_attention_mask": real} if kind == "t5" else {}
+    heads = kq.read(model)
+    expected = {
+        heads[index].name: score_shares(sums).estimates
+        for index, sums in score_variances(model, [batch], heads, list).items()
+        if heads[index].on_data
+    }
+    for module in model.modules():
+        module.p = 0.0  # of dropout
+    monitor = kq.Monitor(model.train(), every=1, strict=True, on_alarm=lambda alarm: None)
+    model(**batch)
+    monitor.step()
+    reading = monitor.reading()
+    assert expected
+    for name, estimates in expected.items():
+        of_layer = [at for at, head in enumerate(reading.heads) if head["name"].rpartition(".")[0] == name]
         for part in SHARES:
-            torch.testing.assert_close(results[name][part], expected[part].double(), rtol=1e-4, atol=1e-6)
+            shown = [reading.curves[part][at][0] for at in of_layer]
+            np.testing.assert_allclose(shown, estimates[part].value, rtol=1e-3, atol=1e-5, err_msg=f"{name} {part}")
 
 
 def test_ranks_are_those_of_the_form():

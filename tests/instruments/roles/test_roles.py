@@ -8,17 +8,18 @@ import torch
 from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery.capture import attention_maps
-from keyquery.capture.attention_stream import stream_maps
-from keyquery.capture.batches import with_decoder_ids
 from keyquery.cli import app
-from keyquery.instruments.roles.measure import Place, copied, measure, places_of
+from keyquery.instruments.roles.measure import ScoredLayer, copied, layers_read, measure
 from keyquery.instruments.roles.naming import estimate, named
 from keyquery.instruments.roles.patterns import Patterns, Scores, alignment, keys_of
+from keyquery.listening import attention_maps
+from keyquery.listening.call import Call
+from keyquery.listening.inputs.batches import with_decoder_ids
 from keyquery.testing.families import tiny_inputs, tiny_model
 
 pytest.importorskip("transformers")
 
+from tests.instruments.plain import GPT, ViT
 from tests.instruments.roles.circuit import built, by_hand
 
 
@@ -74,7 +75,7 @@ def test_scores_are_explicit_sums_over_the_models_own_maps(name):
     batch = {"input_ids": torch.randint(3, 12, (2, 14))}  # few ids, so that many come again
     if name == "t5":
         batch["decoder_input_ids"] = batch["input_ids"]
-    places = [place for place in places_of(kq.read(model)) if place.kind == "self" and "decoder" not in place.name]
+    places = [place for place in layers_read(kq.read(model)) if place.kind == "self" and "decoder" not in place.name]
     measured = measure(model, [batch], places, window=3)
     maps = attention_maps(model, batch)
     roles = {role for _, _, role in measured}
@@ -94,15 +95,19 @@ def test_scores_are_explicit_sums_over_the_models_own_maps(name):
                         assert (score, null) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", "bart"])
-def test_padding_counts_neither_as_query_nor_as_key(name):
-    model = tiny_model(name)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["llama", "bert", "bart", "bloom", "gpt_oss", "opt"])
+def test_padding_counts_neither_as_query_nor_as_key(name, side):
+    model, places = tiny_model(name), torch.arange(9)[None]
     short = {"input_ids": torch.randint(3, 9, (1, 9)), "attention_mask": torch.ones(1, 9, dtype=torch.long)}
-    padded = {"input_ids": torch.cat((short["input_ids"], torch.full((1, 4), 5)), 1)}
-    padded["attention_mask"] = torch.tensor([[1] * 9 + [0] * 4])
+    if name == "bert":  # positions are given, since it counts padding as well
+        short["position_ids"] = places
+    more = {"input_ids": 5, "attention_mask": 0, "position_ids": 0}
+    width = (4, 0) if side == "left" and name != "bart" else (0, 4)  # bart counts padding, and takes no positions
+    padded = {key: torch.nn.functional.pad(value, width, value=more[key]) for key, value in short.items()}
     batches = with_decoder_ids([short, padded]) if name == "bart" else [short, padded]
-    places = places_of(kq.read(model))
-    alone, beside = (measure(model, [batch], places, window=3) for batch in batches)
+    layers = layers_read(kq.read(model))
+    alone, beside = (measure(model, [batch], layers, window=3) for batch in batches)
     assert ("alignment" in {role for _, _, role in alone}) == (name == "bart")
     for key, scores in alone.items():
         assert torch.allclose(torch.stack(scores), torch.stack(beside[key]), atol=1e-5), key
@@ -110,7 +115,7 @@ def test_padding_counts_neither_as_query_nor_as_key(name):
 
 def test_long_sequences_are_run_in_smaller_parts_with_the_same_scores():
     model, ids = tiny_model("gpt2", n_positions=300), torch.randint(3, 60, (5, 256))
-    places = places_of(kq.read(model))
+    places = layers_read(kq.read(model))
     whole = measure(model, [{"input_ids": ids}], places, window=8)
     single = measure(model, [{"input_ids": row[None]} for row in ids], places, window=8)
     for key, scores in whole.items():
@@ -202,7 +207,7 @@ def test_of_six_hundred_heads_without_a_role_none_is_named_and_a_true_one_is():
     null = torch.full((16,), 0.2, dtype=torch.float64)
     part = {(0, at, "sink"): Scores(null + 0.1 * torch.randn(16, dtype=torch.float64), null) for at in range(600)}
     part[0, 7, "sink"] = Scores(null + 0.2 + 0.05 * torch.randn(16, dtype=torch.float64), null)
-    place = Place(0, "attention", "self", True, 600)
+    place = ScoredLayer(0, "attention", "self", True, 600)
     rows = named({"random": part}, [place], least=0.0)
     assert [row["head"] for row in rows if row["role"]] == [7]
     assert sum(estimate(scores, tests=1)["clears"] for scores in part.values()) > 5  # without the correction
@@ -212,7 +217,7 @@ def test_few_sequences_name_nothing_and_small_ones_neither():
     sure = Scores(torch.full((7,), 0.5), torch.full((7,), 0.1))
     assert not estimate(sure, 1)["clears"]
     weak = {(0, 0, "sink"): Scores(torch.full((9,), 0.35), torch.full((9,), 0.1))}
-    place = Place(0, "attention", "self", True, 1)
+    place = ScoredLayer(0, "attention", "self", True, 1)
     assert named({"random": weak}, [place], least=0.3)[0]["roles"] == []
     assert named({"random": weak}, [place], least=0.0)[0]["roles"] == ["sink"]
 
@@ -266,27 +271,75 @@ def test_bad_input_is_one_sentence(options, message):
 
 @pytest.mark.unchecked
 def test_what_has_no_attention_maps_is_refused():
-    with pytest.raises(ValueError, match="returns no attention maps"):
-        kq.roles(torch.nn.TransformerEncoderLayer(8, 2), inputs={"src": torch.randn(1, 4, 8)})
+    with pytest.raises(
+        ValueError, match="Linear returns no attention maps: no attention call of it goes through torch"
+    ):
+        kq.roles(torch.nn.Linear(8, 2), inputs={"input": torch.randn(1, 4, 8)})
+    with pytest.raises(ValueError, match="Linear takes other inputs, not token ids: pass inputs"):
+        kq.roles(torch.nn.Linear(8, 2))
     with pytest.raises(TypeError, match="model must be a path or a live model, got a int"):
         kq.roles(3)
 
 
 def test_a_map_is_dropped_before_the_next_one_is_scored(monkeypatch):
     alive, most = [], []
+    weights = Call.weights
 
-    def watched(model, batch, hear):
-        def keep(heard):
-            most.append(sum(ref() is not None for ref in alive))
-            alive.append(weakref.ref(heard.maps))
-            hear(heard)
+    def watched(call, heads=slice(None)):
+        maps = weights(call, heads)
+        most.append(sum(ref() is not None for ref in alive))
+        alive.append(weakref.ref(maps))
+        return maps
 
-        return stream_maps(model, batch, keep)
-
-    monkeypatch.setattr("keyquery.instruments.roles.measure.stream_maps", watched)
+    monkeypatch.setattr(Call, "weights", watched)
     kq.roles(kq.models.DECODER, sequences=4, length=40)
     assert len(alive) >= 2 * 16  # every head, on random tokens and on needles
     assert max(most) <= 1
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_model_of_ones_own_needs_no_declaration(fused):
+    model = GPT(fused=fused)
+    reading = kq.roles(model, sequences=8, length=40)
+    assert reading.model == {"name": "GPT", "layers": 2, "heads": 8}
+    assert reading.heads[-1]["name"] == "h.1.attn.3"
+    assert sorted(reading.heads[0]["scores"]) == ["duplicate_token", "induction", "local", "previous_token", "sink"]
+    assert reading.provenance["data"] == ["random", "needle"]
+    idx = torch.randint(60, (9, 20))
+    measured = kq.roles(model, inputs=[{"idx": idx}], length=40)
+    assert measured.provenance["data"] == ["random", "needle", "inputs"]
+    maps = attention_maps(model, {"idx": idx})[1][:, 3]
+    ones = maps.diagonal(-1, 1, 2).double()
+    # A query's only visible keys are not counted.
+    assert head(measured, 1, 3)["scores"]["previous_token"]["inputs"]["score"] == pytest.approx(
+        ones.mean().item(), abs=1e-6
+    )
+
+
+def test_a_text_of_unequal_lines_needs_no_mask(tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text("\n".join("the sea and the sky" + " again" * (number % 3) for number in range(9)))
+
+    class Words:
+        pad_token_id = None
+
+        def __call__(self, line):
+            return {"input_ids": [len(word) for word in line.split()]}
+
+    reading = kq.roles(GPT(), text, tokenizer=Words(), sequences=9, length=36)
+    assert reading.heads[0]["scores"]["sink"]["text"]["sequences"] == 9
+
+
+def test_models_without_tokens_are_measured_on_inputs():
+    vit = kq.roles(ViT(), inputs={"x": torch.randn(9, 3, 16, 16)})
+    assert sorted(vit.heads[0]["scores"]) == ["local", "next_token", "previous_token", "sink"]
+    assert vit.notes == ["random tokens are not measured: the inputs have x, not token ids alone"]
+    encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, batch_first=True), 2)
+    causal = torch.ones(10, 10, dtype=torch.bool).triu(1)
+    reading = kq.roles(encoder, inputs={"src": torch.randn(9, 10, 16), "mask": causal})
+    assert sorted(reading.heads[0]["scores"]) == ["local", "previous_token", "sink"]  # its mask is causal
+    with pytest.raises(ValueError, match="TransformerEncoder takes other inputs, not token ids: pass inputs"):
+        kq.roles(encoder)
 
 
 def test_a_small_vocabulary_repeats_tokens_and_has_no_needles():
@@ -356,3 +409,9 @@ def test_look_shows_a_column_of_roles_and_writes_it(tmp_path):
     assert re.search(r"label +role", done.output)
     assert "heads by role" in done.output
     assert "sink_random_low" in table.read_text().splitlines()[0]
+
+
+def test_random_tokens_fit_the_learned_positions_of_a_model_of_ones_own():
+    roles = kq.roles(GPT(context=40).eval())
+    assert len(roles.heads) == 8
+    assert any("40 a sequence" in note for note in roles.notes)

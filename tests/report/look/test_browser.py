@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.capture import attention_maps
 from keyquery.forms.parts import PARTS
+from keyquery.listening import attention_maps
 from keyquery.report.kit.notebook import frame
 from keyquery.report.look.shares import bar_shares
 from tests.report.conftest import CHROMIUM

@@ -7,7 +7,7 @@ from keyquery_studies.circuit.score_changes import Change, changeable, shuffled
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
-from keyquery.surgery.dial.means import Means
+from keyquery.intervene.dial.means import Means
 
 
 @pytest.fixture(scope="module")

@@ -176,7 +176,7 @@ def test_uniform_attention_gives_the_first_token_its_harmonic_share():
 
 def test_the_mass_is_that_of_the_maps_that_a_model_gives():
     transformers = pytest.importorskip("transformers")
-    from keyquery.capture import attention_maps
+    from keyquery.listening import attention_maps
 
     config = transformers.LlamaConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float64, Int, Shaped
 from torch import Tensor
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes, seeded
 from keyquery.estimators.events.covariates import Described
 from keyquery.estimators.events.interactions import Context, context_tensors, take_contexts
@@ -27,6 +26,7 @@ from keyquery.estimators.inputs.columns import times_of
 from keyquery.estimators.inputs.event_streams import Stream, stream_of, unpacked
 from keyquery.estimators.inputs.targets import classes_of, label_facts
 from keyquery.layers.time.attention import WAYS
+from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars
 

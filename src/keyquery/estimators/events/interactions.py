@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float32, Float64, Int
 from torch import Tensor
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.events.covariates import Described
 from keyquery.estimators.events.lasts import following
 from keyquery.estimators.events.mixture import Mixture
 from keyquery.estimators.events.windows import Batch, Windows
 from keyquery.estimators.inputs.targets import label_facts
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.progress import Progress, bars
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.base import check_is_fitted, seed_of
 from keyquery.estimators.events.covariates import Described
 from keyquery.estimators.events.evaluation import EventEvaluation, evaluated, transitions
@@ -17,6 +16,7 @@ from keyquery.estimators.events.prediction import EventPredictor
 from keyquery.estimators.events.sampling import Events, sampled
 from keyquery.estimators.events.windows import Clock, cut
 from keyquery.estimators.inputs.event_streams import learnable, seen, stream_of, unpacked, weights_of_events
+from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_count
 from keyquery.support.progress import bars
 

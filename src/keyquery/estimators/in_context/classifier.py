@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float64, Int, Shaped
 from torch import Tensor
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, seed_of
 from keyquery.estimators.in_context.explanation import InContextExplanation, Question, attribute
 from keyquery.estimators.in_context.inputs import Member, Preparation, members, numbers
@@ -20,6 +19,7 @@ from keyquery.estimators.in_context.network import ContextNetwork, read_network
 from keyquery.estimators.inputs.tables import Field, check_features, columns_of, fields_of, target_of
 from keyquery.estimators.inputs.targets import classes_of, label_facts, labels_of
 from keyquery.layers.datapoints import Memory
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress, bars

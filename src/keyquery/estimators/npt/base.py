@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Float64, Int, Shaped
 from torch import Tensor
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
 from keyquery.estimators.inputs.tables import Field, Rows, check_features, columns_of, encode, fields_of, target_of
 from keyquery.estimators.inputs.targets import is_missing, kept_of, rows_of_weight, weights_of
@@ -24,6 +23,7 @@ from keyquery.estimators.npt.support_set import memories_of
 from keyquery.estimators.npt.training import Plan, Samples, answers, learn, seen_by, stratified
 from keyquery.layers.datapoints import ROWS, Memory
 from keyquery.layers.kernels import KERNELS
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars

@@ -11,12 +11,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.base import Estimator, check_sizes
 from keyquery.estimators.inputs.vectors import Asked, asked_of, like, lists_of, vectors_of
 from keyquery.estimators.rerank.network import PUBLISHED_ANCHORS, TOP, affinities, check_anchors, cosines
 from keyquery.estimators.rerank.reading import Reranking, Shown, reranking_of
 from keyquery.estimators.rerank.search import search, search_index
+from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_count
 from keyquery.support.progress import bars
 

@@ -11,10 +11,12 @@ import torch
 from jaxtyping import Float64, Int
 from torch import nn
 
-from keyquery.capture.attention_stream import Heard, stream_maps
-from keyquery.capture.encoding import encoded, special_tokens
-from keyquery.capture.load import in_float32, load_model, pick_device
 from keyquery.estimators.base import Estimator
+from keyquery.listening.call import Call
+from keyquery.listening.inputs.data import token_argument
+from keyquery.listening.inputs.encoding import encoded, special_tokens
+from keyquery.listening.inputs.load import in_float32, load_model, pick_device
+from keyquery.listening.maps import is_square, last_queries, layers_of, maps_by_head, run_with
 from keyquery.support.checks import check_count
 from keyquery.support.progress import bars
 
@@ -33,7 +35,7 @@ class HeadReranker(Estimator):
     Parameters
     ----------
     model
-        A model folder or file, as in `kq.look`, or a model of transformers.
+        A model folder or file, as in `kq.look`, or a live model that takes token ids.
     tokenizer
         Of a model that is not a path. Default: that of the path.
     heads
@@ -167,15 +169,18 @@ class HeadReranker(Estimator):
         spans = list(pairwise(ends))
         device = next(model.parameters()).device
         ids = torch.tensor([[*start, *(token for part in parts for token in part)]], device=device)
-        collected: dict[int, list[np.ndarray]] = {}
+        scores: dict[int, list[np.ndarray]] = {}
 
-        def hear(heard: Heard) -> None:
-            rows = heard.maps[0, :, slice(*spans[-1])].double().mean(1)
-            sums = torch.stack([rows[:, slice(*span)].sum(1) for span in spans[: len(passages)]], 1)
-            collected.setdefault(heard.call, []).append(sums.cpu().numpy())
+        def add(call: Call, number: int) -> None:
+            if not is_square(call):
+                return
+            for _, maps in maps_by_head(last_queries(call, spans[-1][1] - spans[-1][0])):
+                row = maps[0, 0].double().mean(0)
+                sums = torch.stack([row[slice(*span)].sum() for span in spans[: len(passages)]])
+                scores.setdefault(number, []).append(sums.cpu().numpy())
 
-        calls, _ = stream_maps(model, {"input_ids": ids}, hear)
-        return np.stack([np.concatenate(collected[call]) for call in calls])
+        layers = layers_of(model, *run_with(model, {token_argument(model): ids}, add))
+        return np.stack([np.stack(scores[layer.number]) for layer in layers])
 
     def _loaded(self) -> tuple[nn.Module, Any]:
         """The model in float32 on the device, and its tokenizer; a path is read once."""

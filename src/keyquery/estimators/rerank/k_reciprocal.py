@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.base import check_sizes
 from keyquery.estimators.inputs.vectors import Asked, vectors_of
 from keyquery.estimators.rerank.base import ListReranker, by_score, dots, in_batches
 from keyquery.estimators.rerank.search import CHUNK, itself_first, mutual, search
+from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_number
 
 SHARE = 2 / 3  # of a neighbour's k/2-reciprocal set that must be in R for the set to be added

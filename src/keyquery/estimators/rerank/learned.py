@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes, seed_of, seeded
 from keyquery.estimators.inputs.targets import labels_of
 from keyquery.estimators.inputs.vectors import Asked, asked_of, descriptors_of
@@ -33,6 +32,7 @@ from keyquery.estimators.rerank.network import (
 from keyquery.estimators.rerank.search import itself_first, search
 from keyquery.estimators.training import fit_network
 from keyquery.layers.kernels import KERNELS
+from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars
 from keyquery.training import Recipe

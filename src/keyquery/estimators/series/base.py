@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 from torch import Tensor
 
-from keyquery.capture.load import pick_device
 from keyquery.data.series import Series
 from keyquery.estimators.base import Classifier, SavedEstimator, check_is_fitted
 from keyquery.estimators.inputs.sequences import Padded, axes_of, columns_of, padded, series_of
 from keyquery.estimators.inputs.tables import target_of
 from keyquery.estimators.inputs.targets import labels_of, weights_of
 from keyquery.estimators.series.importance import Importance, occlude
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress, bars, silent

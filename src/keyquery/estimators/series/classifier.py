@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.base import check_sizes, hold_out, seed_of, seeded
 from keyquery.estimators.inputs.sequences import Padded, columns_of, padded, restored_statistics, statistics
 from keyquery.estimators.inputs.targets import classes_of, label_facts
@@ -29,6 +28,7 @@ from keyquery.estimators.series.training import (
     temperature_of,
 )
 from keyquery.estimators.training import fit_network, report
+from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.progress import Progress, bars, silent
 from keyquery.training import Recipe

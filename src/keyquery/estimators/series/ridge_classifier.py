@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.base import check_sizes, seed_of
 from keyquery.estimators.inputs.sequences import Padded, columns_of, padded, restored_statistics, statistics
 from keyquery.estimators.inputs.targets import classes_of, label_facts
@@ -18,6 +17,7 @@ from keyquery.estimators.series.base import SeriesEstimator
 from keyquery.estimators.series.competing import Competing
 from keyquery.estimators.series.convolution import KERNELS, Convolutions
 from keyquery.estimators.series.ridge import fit_ridge
+from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.progress import Progress, bars, silent
 

@@ -13,7 +13,6 @@ from jaxtyping import Float64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
 from keyquery.estimators.inputs.points import Points, points_of
 from keyquery.estimators.inputs.sequences import restored_statistics, statistics
@@ -32,6 +31,7 @@ from keyquery.estimators.transport.alignment import (
     map_loss,
     room,
 )
+from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, bars
 from keyquery.training import Recipe

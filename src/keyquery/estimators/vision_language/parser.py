@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Float64, UInt8
 from torch import Tensor, nn
 
-from keyquery.capture.load import load_model, pick_device
 from keyquery.estimators.base import SavedEstimator, check_is_fitted, check_sizes, seed_of, seeded
 from keyquery.estimators.inputs.captions import Vocabulary, cut, texts_of
 from keyquery.estimators.inputs.images import images_of
@@ -22,6 +21,7 @@ from keyquery.estimators.vision_language.training import MASKINGS, Pairs, learn,
 from keyquery.estimators.vision_language.words import WordEncoder
 from keyquery.layers.kernels import KERNELS
 from keyquery.layers.vision import VisionEncoder
+from keyquery.listening.inputs.load import load_model, pick_device
 from keyquery.reading import plain
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, bars

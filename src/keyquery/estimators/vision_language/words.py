@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from keyquery.capture.load import load_model
+from keyquery.listening.inputs.load import load_model
 
 WORDS = 256  # per forward pass
 

@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.capture import Batch
-from keyquery.checkpoints import read
 from keyquery.checkpoints.sources import bare
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.losses import Loss, next_token_loss
@@ -21,17 +19,19 @@ from keyquery.instruments.ablation.trials import Trial, Trials
 from keyquery.instruments.ablation.variants import losses_of
 from keyquery.instruments.look.labels import Thresholds, label_head
 from keyquery.instruments.look.reading import Look
+from keyquery.intervene.dial.dial import dial
+from keyquery.intervene.dial.means import Means
+from keyquery.intervene.handle import Handle
+from keyquery.intervene.head_output import KINDS, ablate_heads, mean_outputs
+from keyquery.intervene.rewrites import sites_of
+from keyquery.intervene.selection import Selection, select
+from keyquery.intervene.sites import Site, labels_of
+from keyquery.listening import Batch
+from keyquery.listening.live import live_heads
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, Runs, silent
 from keyquery.support.statistics import paired
-from keyquery.surgery.dial.dial import dial
-from keyquery.surgery.dial.means import Means
-from keyquery.surgery.handle import Handle
-from keyquery.surgery.head_output import KINDS, ablate_heads, mean_outputs, output_name
-from keyquery.surgery.rewriting.attach import sites_of
-from keyquery.surgery.rewriting.sites import Site, labels_of
-from keyquery.surgery.selection import Selection, select
 
 BY = ("head", "layer", "all", "direction")
 
@@ -162,6 +162,7 @@ def ablate(
     batches = list(data)
     if not batches:
         raise ValueError("data must contain at least one batch, got none")
+    live_heads(model, batches[0])
     sites = sites_of(model)
     known = {index: range(site.count) for index, site in sites.items()}
     chosen = select(heads, known, labels_of(sites))
@@ -174,7 +175,7 @@ def ablate(
     parts = [part for part in parts if part not in ("position", "query_only") or placed]
     before = losses_of(model, batches, loss)
     trials = [Trial(*group, part) for group in _groups(chosen, by) for part in parts]
-    outputs = mean_outputs(model, batches, {i: output_name(model, sites[i]) for i in chosen}) if "mean" in parts else {}
+    outputs = mean_outputs(model, batches, {i: sites[i] for i in chosen}) if "mean" in parts else {}
     rows = []
     with dial(model, heads=heads, data=measured) as dialled:
 
@@ -266,4 +267,4 @@ def _groups(chosen: Mapping[int, list[int]], by: str) -> Iterator[tuple[int | No
 
 def facts_of(model: nn.Module, name: str | None) -> dict[str, Any]:
     """Facts of a live model for a reading, with an optional name."""
-    return {**read(model).model, **({"name": name} if name else {})}
+    return {**live_heads(model).model, **({"name": name} if name else {})}

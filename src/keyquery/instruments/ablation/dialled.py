@@ -12,19 +12,19 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from keyquery.capture import Batch
-from keyquery.capture.hooks import evaluating
 from keyquery.checkpoints.sources import bare
 from keyquery.instruments.ablation.ablate import facts_of
 from keyquery.instruments.ablation.losses import default_loss, hide, logits, real_tokens
 from keyquery.instruments.ablation.variants import losses_of
+from keyquery.intervene.dial.dial import Dial, dial
+from keyquery.intervene.dial.means import Means
+from keyquery.intervene.rewrites import sites_of
+from keyquery.intervene.selection import Selection
+from keyquery.listening import Batch
+from keyquery.listening.hooks import evaluating
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.progress import Progress, silent
 from keyquery.support.statistics import paired
-from keyquery.surgery.dial.dial import Dial, dial
-from keyquery.surgery.dial.means import Means
-from keyquery.surgery.rewriting.attach import sites_of
-from keyquery.surgery.selection import Selection
 
 first = itemgetter(0)
 PROMPT, ANSWER = 12, 24  # tokens of a prompt, and of its continuation

@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from keyquery.capture import Batch
-from keyquery.checkpoints import read
+from keyquery.listening import Batch
+from keyquery.listening.live import live_heads
 
-# A model and a batch in, one loss per sequence out.
-Loss = Callable[[nn.Module, Batch], Float[Tensor, " batch"]]
+# A model and a batch in, one loss per sequence out; sequences that have none may be left out.
+Loss = Callable[[nn.Module, Batch], Float[Tensor, " sequences"]]
 IGNORED = -100  # target of a token without a loss
 ROWS = 256  # tokens whose losses are computed at once on a CPU, since the copy of their logits is large
 MASKED = 0.15  # share of an encoder's non-padding tokens that are masked
@@ -30,16 +30,20 @@ def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "batch n vocabulary"
     return values.float()
 
 
-def next_token_loss(model: nn.Module, batch: Batch) -> Float[Tensor, " batch"]:
-    """Next-token cross-entropy, averaged over the non-padding tokens of each sequence, in nats."""
-    targets, counted = batch["input_ids"][:, 1:], real_tokens(batch)[:, 1:]
+def next_token_loss(model: nn.Module, batch: Batch) -> Float[Tensor, " sequences"]:
+    """Next-token cross-entropy in nats, averaged per sequence over tokens that follow one which is no padding either.
+
+    Sequences of a single token are left out.
+    """
+    targets, real = batch["input_ids"][:, 1:], real_tokens(batch)
+    counted = real[:, 1:] & real[:, :-1]
     return _mean_loss(logits(model, batch), *(pad(values, (0, 1)) for values in (targets, counted)))
 
 
 def masked_loss(mask: int, special: set[int], seed: int = 0) -> Loss:
     """Masked-token cross-entropy, averaged per sequence, in nats; the same tokens are masked at every call."""
 
-    def loss(model: nn.Module, batch: Batch) -> Float[Tensor, " batch"]:
+    def loss(model: nn.Module, batch: Batch) -> Float[Tensor, " sequences"]:
         hidden = hide(batch, special, seed)
         masked = {**batch, "input_ids": batch["input_ids"].masked_fill(hidden, mask)}
         return _mean_loss(logits(model, masked), batch["input_ids"], hidden)
@@ -65,7 +69,7 @@ def real_tokens(batch: Batch) -> Bool[Tensor, "batch n"]:
 
 def default_loss(model: nn.Module, tokenizer: Any) -> tuple[str, Loss]:
     """The training objective of a model: next token if its attention is causal, else masked tokens."""
-    if read(model)[0].causal:
+    if live_heads(model)[0].causal:
         return "next token", next_token_loss
     mask = getattr(tokenizer, "mask_token_id", None)
     if mask is None:
@@ -75,10 +79,13 @@ def default_loss(model: nn.Module, tokenizer: Any) -> tuple[str, Loss]:
 
 def _mean_loss(
     predicted: Float[Tensor, "batch n vocabulary"], targets: Int[Tensor, "batch n"], counted: Bool[Tensor, "batch n"]
-) -> Float[Tensor, " batch"]:
+) -> Float[Tensor, " sequences"]:
+    """The mean loss of every sequence that has tokens to count."""
     targets = targets.masked_fill(~counted, IGNORED).to(predicted.device).flatten()
     rows = predicted.flatten(0, 1)
     size = len(rows) if rows.is_cuda else ROWS
     parts = zip(rows.split(size), targets.split(size), strict=True)
     losses = torch.cat([cross_entropy(*part, ignore_index=IGNORED, reduction="none") for part in parts])
-    return losses.cpu().double().reshape(counted.shape).sum(1) / counted.sum(1)
+    counted = counted.cpu()
+    means = losses.cpu().double().reshape(counted.shape).sum(1) / counted.sum(1)
+    return means[counted.any(1)]

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.instruments.ablation.variants import repeated_rows
-from keyquery.surgery.handle import put
-from keyquery.surgery.rewriting.attach import Replaced
+from keyquery.listening.hooks import on_output, replace_method
 
 
 @contextmanager
@@ -38,12 +37,13 @@ def from_block(model: nn.Module, module: str, run: Callable[[], Tensor]) -> Iter
             yield None
             return
         recorded: list[Any] = []
-        with blocks[-1].register_forward_hook(lambda block, args, out: recorded.append(out)):
+        with ExitStack() as recording:
+            on_output(blocks[-1], lambda block, args, kwargs, out: recorded.append(out), recording)
             whole = run()
         if recorded:
             tape = Tape(recorded)
             for block in blocks:
-                put(block, "forward", Replaced(tape.play if block is blocks[-1] else tape.peek), changes)
+                replace_method(block, "forward", tape.play if block is blocks[-1] else tape.peek, changes)
         if not recorded or not _same(run, whole):
             changes.close()
             yield None

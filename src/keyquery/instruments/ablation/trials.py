@@ -11,15 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.capture import Batch
 from keyquery.checkpoints.positions.given import GIVEN
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.losses import Loss
 from keyquery.instruments.ablation.replay import Tape
 from keyquery.instruments.ablation.variants import fitting, losses_of, losses_together
-from keyquery.surgery.dial.dial import Dial
-from keyquery.surgery.rewriting.sites import Site
+from keyquery.intervene.dial.dial import Dial
+from keyquery.intervene.sites import Site
+from keyquery.listening import Batch
 
 # Kinds of error of a model that does not run on repeated inputs: any code may be in it.
 REFUSALS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)

@@ -5,7 +5,7 @@ The loss is computed per ablation, on its own rows of the model's output, as if 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,11 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.capture import Batch
-from keyquery.capture.hooks import evaluating
 from keyquery.instruments.ablation.losses import Loss
-from keyquery.surgery.handle import put
-from keyquery.surgery.rewriting.attach import Replaced
+from keyquery.listening import Batch
+from keyquery.listening.hooks import around_calls, evaluating, is_compiled
 
 TOKENS = {"cuda": 32768, "cpu": 2048}  # of a run that leaves a device little idle time
 
@@ -26,7 +24,10 @@ def losses_of(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> Float[T
     """One loss per sequence."""
     with evaluating(model):
         per_batch = [_checked(loss(model, batch)) for batch in batches]
-    return torch.cat(per_batch)
+    losses = torch.cat(per_batch)
+    if not len(losses):
+        raise ValueError("no sequence has a loss: one of at least two tokens is needed")
+    return losses
 
 
 def losses_together(
@@ -48,8 +49,7 @@ def fitting(model: nn.Module, batches: Sequence[Batch]) -> int:
     """How many copies of the inputs a run takes, from their tokens; memory may allow fewer."""
     tokens = max((batch["input_ids"].numel() for batch in batches if "input_ids" in batch), default=0)
     kind = next((weight.device.type for weight in model.parameters()), "cpu")
-    compiled = getattr(model, "_compiled_call_impl", None) is not None  # a call that cannot be intercepted
-    return 1 if compiled or not tokens else max(TOKENS.get(kind, 0) // tokens, 1)
+    return 1 if is_compiled(model) or not tokens else max(TOKENS.get(kind, 0) // tokens, 1)  # one shape per graph
 
 
 def _checked(losses: Any) -> Float[Tensor, " sequences"]:
@@ -93,16 +93,16 @@ class Copies:
         True
         """
         with ExitStack() as changes:
-            put(self._model, "_call_impl", Replaced(self._call), changes)
+            around_calls(self._model, self._call, changes)
             yield self
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.now != self._asked:
             self._asked, self._calls = self.now, 0
         if self.now == 0:
             rows = _rows((args, kwargs))
             args, kwargs = (repeated_rows(part, self.count, rows) for part in (args, kwargs))
-            out = nn.Module._call_impl(self._model, *args, **kwargs)
+            out = call(*args, **kwargs)
             self._outputs.append((out, rows))
         out, rows = self._outputs[self._calls]
         self._calls += 1

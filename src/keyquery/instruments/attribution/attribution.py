@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture.batches import LENGTH
-from keyquery.capture.encoding import token_text
-from keyquery.capture.hooks import Batch
-from keyquery.capture.residual.recording import recording
-from keyquery.checkpoints import read
 from keyquery.instruments.attribution.null import null_levels
 from keyquery.instruments.attribution.paths import unfolded
 from keyquery.instruments.attribution.removal import removed
 from keyquery.instruments.attribution.table import HeadScores
 from keyquery.instruments.attribution.target import Features, Target, check_features, facts_of, running, sequence_of
-from keyquery.instruments.look.data import Data
+from keyquery.listening.hooks import Batch
+from keyquery.listening.inputs.batches import LENGTH
+from keyquery.listening.inputs.data import Data
+from keyquery.listening.inputs.encoding import token_text
+from keyquery.listening.live import live_heads
+from keyquery.listening.residual.recording import recording
 from keyquery.reading import Reading, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
@@ -188,7 +188,7 @@ def attribute(
     data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=(sequence + 1) * length)
     prepared = running(source, data, progress)
     model = prepared.model
-    heads = read(model)
+    heads = live_heads(model, prepared.windows[length][0])
     target = Target.of(heads, head)
     batch = sequence_of(prepared.windows[length], sequence)
     with recording(model, heads, target.layers, patterns=True) as run:

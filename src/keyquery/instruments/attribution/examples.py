@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.capture.residual.kernels import Kernel, centred
-from keyquery.capture.residual.recording import Recording
-from keyquery.capture.residual.terms import HeadWrites, Mapped, Sum, Term, Write, carried
 from keyquery.checkpoints import Layer
+from keyquery.listening.residual.kernels import Kernel, centred
+from keyquery.listening.residual.recording import Recording
+from keyquery.listening.residual.terms import HeadWrites, Mapped, Sum, Term, Write, carried
 
 PAIRS = 3  # of one cell
 

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.capture.residual.kernels import centred
 from keyquery.instruments.attribution.table import HeadScores
+from keyquery.listening.residual.kernels import centred
 
 ORDERS, LEVEL = 100, 0.95  # random orders, and the percentile over them
 

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.capture.residual.recording import Recording
-from keyquery.capture.residual.terms import HeadWrites, parts, pulled
 from keyquery.instruments.attribution.table import HeadScores
 from keyquery.instruments.attribution.target import Target
+from keyquery.listening.residual.recording import Recording
+from keyquery.listening.residual.terms import HeadWrites, parts, pulled
 
 SOURCES = 3  # heads that are unfolded on each side
 POSITIONS = 3  # tokens that are listed of each

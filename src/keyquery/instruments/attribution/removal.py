@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from keyquery.capture.residual.terms import BIAS
 from keyquery.instruments.attribution.table import HeadScores
+from keyquery.listening.residual.terms import BIAS
 from keyquery.support.checks import check_choice
 
 

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from keyquery.capture.residual.kernels import Kernel, centred
-from keyquery.capture.residual.terms import BIAS
+from keyquery.listening.residual.kernels import Kernel, centred
+from keyquery.listening.residual.terms import BIAS
 
 POSITION = "position bias"  # the source of ALiBi and T5's bias, which belongs to pairs of tokens
 

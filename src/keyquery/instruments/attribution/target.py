@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture.hooks import Batch
-from keyquery.capture.load import in_float32
-from keyquery.capture.residual.kernels import Kernel, position_bias
-from keyquery.capture.residual.recording import Recording, features_of, sources_of
-from keyquery.capture.residual.tracing import stem_of
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.sources import bare
 from keyquery.instruments.attribution.table import HeadScores
-from keyquery.instruments.look.data import Data, Prepared
+from keyquery.intervene.rewrites import check_unchanged
+from keyquery.intervene.selection import select
+from keyquery.listening.hooks import Batch
+from keyquery.listening.inputs.data import Data, Prepared
+from keyquery.listening.inputs.load import in_float32
+from keyquery.listening.residual.kernels import Kernel, position_bias
+from keyquery.listening.residual.recording import Recording, features_of, sources_of
+from keyquery.listening.residual.tracing import stem_of
 from keyquery.support.checks import check_float
 from keyquery.support.progress import Progress, silent
-from keyquery.surgery.rewriting.attach import check_unchanged
-from keyquery.surgery.selection import select
 
 Features = Mapping[str, tuple[Tensor, Tensor]]
 SAME = 1e-3  # difference of attention weights above which scores are not the model's
@@ -35,8 +35,7 @@ def running(source: str | Path | nn.Module, data: Data, progress: Progress | Non
     if isinstance(source, nn.Module):
         source = bare(source)
         check_unchanged(source)
-    prepared = data.prepare(source, progress or silent)
-    assert prepared is not None
+    prepared = data.load(source, progress or silent)
     return prepared if isinstance(source, nn.Module) else replace(prepared, model=in_float32(prepared.model))
 
 
@@ -102,7 +101,7 @@ class Target:
         own = attended.weights.reshape(1, -1, n, n)[0, self.head].double()
         own = own / own.sum(-1, keepdim=True).clamp(min=1e-30)  # without the share of a learned sink
         difference = (own - scores.weights(self.layers[0].softcap)).abs()
-        if float(difference[scores.visible.any(-1)].max()) > SAME and attended.value.dtype == torch.float32:
+        if float(difference[scores.visible.any(-1)].max()) > SAME and attended.call.query.dtype == torch.float32:
             raise ValueError(f"{self.layers[0].name}: the scores read from its weights are not those of the model")
 
 

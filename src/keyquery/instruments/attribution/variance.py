@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from keyquery.capture.residual.kernels import Kernel, centred, position_bias
-from keyquery.capture.residual.recording import Recording
-from keyquery.capture.residual.terms import BIAS, HeadWrites, Write, pulled
 from keyquery.checkpoints import Heads, Layer
 from keyquery.instruments.attribution.table import POSITION
+from keyquery.listening.residual.kernels import Kernel, centred, position_bias
+from keyquery.listening.residual.recording import Recording
+from keyquery.listening.residual.terms import BIAS, HeadWrites, Write, pulled
 
 WHOLE = 1e-3  # relative error up to which the shares of all sources sum to 1
 

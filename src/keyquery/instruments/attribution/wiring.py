@@ -10,16 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture.batches import LENGTH, TOKENS
-from keyquery.capture.encoding import token_text
-from keyquery.capture.hooks import Batch
-from keyquery.capture.residual.recording import recording
-from keyquery.capture.scores.on_data import rows_of
-from keyquery.checkpoints import Heads, Layer, read
+from keyquery.checkpoints import Heads, Layer
 from keyquery.instruments.attribution.examples import examples
 from keyquery.instruments.attribution.target import attention_layers, facts_of, running
 from keyquery.instruments.attribution.variance import Sums, WiringSums, capacity_of
-from keyquery.instruments.look.data import Data
+from keyquery.listening.hooks import Batch
+from keyquery.listening.inputs.batches import LENGTH, TOKENS
+from keyquery.listening.inputs.data import Data
+from keyquery.listening.inputs.encoding import token_text
+from keyquery.listening.live import live_heads
+from keyquery.listening.parts.on_data import rows_of
+from keyquery.listening.residual.recording import recording
 from keyquery.reading import Reading, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, silent
@@ -144,7 +145,7 @@ def wiring(
     data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=tokens)
     prepared, watching = running(source, data, progress), progress or silent
     model = prepared.model
-    heads = read(model)
+    heads = live_heads(model, prepared.windows[length][0])
     groups = attention_layers(heads)
     batches = list(_in_memory(prepared.windows[length], heads))
     sequences = sum(map(rows_of, batches))

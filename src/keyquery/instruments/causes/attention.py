@@ -13,9 +13,11 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from keyquery.capture import attention_maps
-from keyquery.capture.load import load_model
-from keyquery.capture.word_pieces import Words, words_of
+from keyquery.listening import attention_maps
+from keyquery.listening.inputs.data import as_arguments
+from keyquery.listening.inputs.load import load_model
+from keyquery.listening.inputs.word_pieces import Words, words_of
+from keyquery.listening.tokens import has_two_sides
 from keyquery.support.checks import check_count, check_float
 
 NEAR = 1e-4  # tolerance of row sums; the machine epsilon in half precision
@@ -111,8 +113,8 @@ def _prepared(
         raise ValueError(f"{type(model).__name__} takes {argument}, not text: pass `inputs` from Python")
     words = text if isinstance(text, Words) else words_of(text, _tokenizer(tokenizer, own_tokenizer), merge)
     check_length(model, len(words.ids))
-    batch = words.batch()
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    batch = next(as_arguments(model, words.batch()))
+    if has_two_sides(model):
         batch = {**batch, "decoder_input_ids": batch["input_ids"]}
     return model, words, batch
 

@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from keyquery.capture.word_pieces import Words
 from keyquery.instruments.causes.attention import Mapped, listed, mapped
 from keyquery.instruments.causes.discovery import (
     Edge,
@@ -28,6 +27,7 @@ from keyquery.instruments.causes.discovery import (
     fci,
     icd,
 )
+from keyquery.listening.inputs.word_pieces import Words
 from keyquery.reading import Reading, digest, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.extras import optional
@@ -168,8 +168,8 @@ def causes(
     Parameters
     ----------
     attention
-        A tensor (n, n) or (heads, n, n) whose rows sum to 1; or a transformers model, `kq.Attention` or a module built
-        of it, with `text` or `inputs`; or the path of a model, with `text`.
+        A tensor (n, n) or (heads, n, n) whose rows sum to 1; or any live model that `kq.listen` sees, with `text`
+        or `inputs`; or the path of a model, with `text`.
     nodes
         Positions to include, or how many of those that receive most attention. The rest, and special tokens, are
         hidden causes. Default: all words.

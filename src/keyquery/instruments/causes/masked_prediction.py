@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.capture.hooks import evaluating
-from keyquery.capture.word_pieces import Words
 from keyquery.checkpoints import read
 from keyquery.instruments.ablation.losses import logits
 from keyquery.instruments.causes.attention import check_length
+from keyquery.listening.hooks import evaluating
+from keyquery.listening.inputs.word_pieces import Words
 from keyquery.support.checks import check_count
 
 

@@ -12,11 +12,11 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from keyquery.capture.encoding import encoded
 from keyquery.forms import Form
 from keyquery.forms import counts as algebra
 from keyquery.forms.counts import KINDS
 from keyquery.instruments.cooccurrence.tally import CHUNK, Tally, read_into, require_words, tokens_of, words_in
+from keyquery.listening.inputs.encoding import encoded
 from keyquery.reading import Reading, digest, plain, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.progress import Progress, bars

@@ -6,7 +6,6 @@ over the visible positions gives the null level.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
@@ -15,8 +14,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
-
-from keyquery.capture.attention_stream import Heard
 
 SOME = 1 << 16  # entries of a map processed at a time
 SINK = 0.3  # share of a head's attention above which a token is a sink (Gu et al., 2024)
@@ -36,8 +33,21 @@ class Classes:
         return self.of[min(index, len(self.of) - 1)]
 
 
+@dataclass(frozen=True, eq=False)
+class HeadMaps:
+    """Maps of some heads of one attention call, with the visible pairs of tokens, and those that are not padding."""
+
+    call: int  # its number
+    stack: str  # the layers that a rollout goes through
+    first: int  # index of the first of these heads
+    last: bool  # whether these are the last heads of the call
+    maps: Float[Tensor, "batch heads n n"]
+    visible: Bool[Tensor, "#batch all n n"] | None  # per head, or one for all; None: everything is visible
+    real: Bool[Tensor, "batch n"] | None = None  # None: all
+
+
 @dataclass
-class Call:
+class CallSums:
     """Sums over one attention call, as lists: small live tensors would fragment memory."""
 
     mass: dict[str, list[list[Any]]] = field(default_factory=dict)  # by reading, text and head; classes × classes
@@ -62,79 +72,73 @@ class Crossing:
     keep: int = 0
     sink: float = SINK
     within: int | None = None  # class whose map with itself is kept too
-    calls: dict[int, Call] = field(default_factory=dict)
-    sizes: dict[int, int] = field(default_factory=dict)  # tokens per call, also of calls that are not counted
+    calls: dict[int, CallSums] = field(default_factory=dict)
     kept: list[tuple[float, int, int, Any]] = field(default_factory=list)
     rolled: dict[tuple[str, int, bool], Tensor] = field(default_factory=dict)  # V, by stack, text, and True for chance
 
-    def hear(self, heard: Heard, lengths: Float[Tensor, "batch heads n"] | None = None) -> None:
-        """Add some heads of an attention call; calls with other sequence lengths are skipped."""
-        self.sizes[heard.call] = heard.maps.shape[-1]
-        if tuple(heard.maps.shape[-2:]) != (self.classes.of.shape[1],) * 2:
-            return
-        if lengths is not None and (len(lengths), lengths.shape[-1]) != (len(heard.maps), heard.maps.shape[-1]):
-            lengths = None  # belongs to other tokens
-        call = self.calls.setdefault(heard.call, Call())
-        for text in range(len(heard.maps)):
-            for head in range(heard.maps.shape[1]):
-                carried = None if lengths is None else lengths[text, heard.first + head].double()
-                self._add_head(call, heard, text, head, carried)
-        call.heads += heard.maps.shape[1]
-        if heard.last:
-            self._roll(call, heard)
+    def add(self, heads: HeadMaps, lengths: Float[Tensor, "batch heads n"] | None = None) -> None:
+        """Add some heads of an attention call."""
+        sums = self.calls.setdefault(heads.call, CallSums())
+        for text in range(len(heads.maps)):
+            for head in range(heads.maps.shape[1]):
+                carried = None if lengths is None else lengths[text, heads.first + head].double()
+                self._add_head(sums, heads, text, head, carried)
+        sums.heads += heads.maps.shape[1]
+        if heads.last:
+            self._roll(sums, heads)
 
-    def _add_head(self, call: Call, heard: Heard, text: int, head: int, carried: Tensor | None) -> None:
-        number = heard.first + head
-        attention, allowed = heard.maps[text, head], _at(heard.allowed, text, number)
-        keys, queries = self._members(heard, text, allowed)
+    def _add_head(self, sums: CallSums, heads: HeadMaps, text: int, head: int, carried: Tensor | None) -> None:
+        number = heads.first + head
+        attention, allowed = heads.maps[text, head], _at(heads.visible, text, number)
+        keys, queries = self._members(heads, text, allowed)
         for chance in (False, True):
-            below = self.rolled.get((_stack(heard), text, chance), keys)
+            below = self.rolled.get((heads.stack, text, chance), keys)
             products = _times(allowed if chance else attention, keys, carried, below)
-            mass, kind = queries.mT @ products[0], call.chance if chance else call.mass
+            mass, kind = queries.mT @ products[0], sums.chance if chance else sums.mass
             _put(kind, "raw", text, mass)
             _put(kind, "residual", text, (mass + torch.diag_embed(queries.sum(0))) / 2)
             if carried is not None:
                 _put(kind, "weighted", text, queries.mT @ products[1])
-            if (text, chance) in call.through:
-                call.through[text, chance] += products[-1]
+            if (text, chance) in sums.through:
+                sums.through[text, chance] += products[-1]
             else:
-                call.through[text, chance] = products[-1]
+                sums.through[text, chance] = products[-1]
         sinks = _sinks(attention, allowed, queries[:, self.classes.counted].sum(-1), self.sink)
-        for rows, kind in ((attention, call.mass), (allowed, call.chance)):
+        for rows, kind in ((attention, sums.mass), (allowed, sums.chance)):
             away = queries.mT @ _columns(rows, sinks, len(attention)) @ keys[sinks]
             _put(kind, "net", text, away.new_tensor(kind["raw"][text][-1]) - away)
         groups = [(keys[:, number_of_class] > 0).nonzero().squeeze(1) for number_of_class in self.classes.counted]
         split = _split(attention, allowed, groups)
-        for value, values in zip(split, (call.symmetry, call.reciprocity), strict=True):
+        for value, values in zip(split, (sums.symmetry, sums.reciprocity), strict=True):
             _row(values, text).append(value)
-        if self.keep and len(heard.maps) == 1:
-            self._keep(call, heard.call, number, attention * queries.any(-1, keepdim=True))
+        if self.keep and len(heads.maps) == 1:
+            self._keep(sums, heads.call, number, attention * queries.any(-1, keepdim=True))
 
-    def _members(self, heard: Heard, text: int, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _members(self, heads: HeadMaps, text: int, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
         """One-hot classes as keys and as queries, (n, classes); zero for padding and for queries that see nothing."""
-        device = heard.maps.device
+        device = heads.maps.device
         keys = torch.nn.functional.one_hot(self.classes.text(text).to(device), len(self.classes.names)).double()
-        if heard.real is not None:
-            keys = keys * heard.real[text].to(device).unsqueeze(-1)
+        if heads.real is not None:
+            keys = keys * heads.real[text].to(device).unsqueeze(-1)
         elif allowed is not None:
             keys = keys * allowed.any(0).unsqueeze(-1)
         return keys, keys if allowed is None else keys * allowed.any(1).unsqueeze(-1)
 
-    def _roll(self, call: Call, heard: Heard) -> None:
+    def _roll(self, sums: CallSums, heads: HeadMaps) -> None:
         """Extend the rollout by this layer: heads averaged, plus the residual stream."""
-        for (text, chance), summed in call.through.items():
-            keys, queries = self._members(heard, text, _at(heard.allowed, text, 0))
-            place = (_stack(heard), text, chance)
-            self.rolled[place] = (summed / call.heads + self.rolled.get(place, keys)) / 2
-            (call.rollout_chance if chance else call.rollout).append((queries.mT @ self.rolled[place]).tolist())
-        call.through = {}
+        for (text, chance), summed in sums.through.items():
+            keys, queries = self._members(heads, text, _at(heads.visible, text, 0))
+            place = (heads.stack, text, chance)
+            self.rolled[place] = (summed / sums.heads + self.rolled.get(place, keys)) / 2
+            (sums.rollout_chance if chance else sums.rollout).append((queries.mT @ self.rolled[place]).tolist())
+        sums.through = {}
 
-    def _keep(self, call: Call, number: int, head: int, attention: Tensor) -> None:
+    def _keep(self, sums: CallSums, number: int, head: int, attention: Tensor) -> None:
         """Keep the maps between classes of the heads with the largest net crossing."""
         counted = self.classes.counted
         raw, net, chance = (
             torch.tensor(kind[name][0][-1], dtype=torch.float64)
-            for kind, name in ((call.mass, "raw"), (call.mass, "net"), (call.chance, "net"))
+            for kind, name in ((sums.mass, "raw"), (sums.mass, "net"), (sums.chance, "net"))
         )
         above = float(crossing(net_shares(net, raw, counted) - net_shares(net, raw, counted, chance)))
         if len(self.kept) == self.keep and above <= self.kept[0][0]:
@@ -300,11 +304,6 @@ def _correlation(sums: Float64[Tensor, " 6"], near: float) -> float | None:
     level = float(pairs * (means + near).square().max())
     varies = float(spread[:2].min()) > FLAT**2 * level
     return float(spread[2] / (spread[0] * spread[1]).sqrt()) if varies else None
-
-
-def _stack(heard: Heard) -> str:
-    """The layer stack of an attention module: its name up to the first number."""
-    return re.split(r"\d", heard.module, maxsplit=1)[0]
 
 
 def _at(allowed: Tensor | None, text: int, head: int) -> Tensor | None:

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from keyquery.capture.load import load_model, load_processor
 from keyquery.checkpoints.sources import bare
 from keyquery.instruments.flow.counting import SINK
-from keyquery.instruments.flow.measure import Counting, Measured, heard, listened
+from keyquery.instruments.flow.measure import Counting, Measured, flow_of_model, flow_of_tensor
 from keyquery.instruments.flow.modality import SPECIAL, Tokens, labelled, located, patch_order, prepared, tokens_of
+from keyquery.intervene.rewrites import check_unchanged
+from keyquery.listening.inputs.load import load_model, load_processor
 from keyquery.reading import Reading, digest, digests, provenance
 from keyquery.support.checks import check_choice
-from keyquery.surgery.rewriting.attach import check_unchanged
 
 READINGS = ("raw", "residual", "weighted", "net", "rollout")
 
@@ -189,8 +189,8 @@ def flow(
     ----------
     attention
         A tensor (..., n, n) with rows that sum to 1: of a head, of heads, or of layers and heads; or a list of one per
-        layer, as transformers returns it. Or a transformers model, `kq.Attention` or a module built of it, or the path
-        of a model; it is run once, with the maps of one layer in memory at a time.
+        layer, as transformers returns it. Or any live model that `kq.listen` sees, or the path of one; it is run once,
+        with the map of one head in memory at a time.
     modality
         One label per token. Default: those of a vision-language model.
     values, output
@@ -240,7 +240,7 @@ def flow(
             raise ValueError("inputs, text, image and processor need a model, and attention is a tensor")
         if modality is None:
             raise ValueError("modality is required with a tensor: one label per token")
-        measured = heard(attention, labelled(modality), counting, values, output, mask)
+        measured = flow_of_tensor(attention, labelled(modality), counting, values, output, mask)
         run, facts = Tokens({}, measured.labels), {"name": name or "attention"}
         return _reading(measured, run, tokens, facts, counted, _digests(attention))
     if any(argument is not None for argument in (values, output, mask)):
@@ -251,7 +251,7 @@ def flow(
     check_unchanged(model)
     run = _run_on(model, inputs, text, image, processor, modality)
     with patch_order(model) as order:
-        measured = listened(model, run, counting)
+        measured = flow_of_model(model, run, counting)
     run = located(run, order, processor, shown=keep > 0)
     label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
     return _reading(measured, run, tokens, {"name": label}, counted, digests(model.state_dict()))

@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.capture.attention_stream import Heard, stream_maps
-from keyquery.capture.value_norms import carried, lengths
 from keyquery.instruments.causes.attention import check_rows
-from keyquery.instruments.flow.counting import Classes, Crossing, net_shares, shares
-from keyquery.instruments.flow.modality import CLASS, IMAGE, TOWERS, Tokens
+from keyquery.instruments.flow.counting import CallSums, Classes, Crossing, HeadMaps, net_shares, shares
+from keyquery.instruments.flow.modality import CLASS, IMAGE, Tokens
+from keyquery.instruments.flow.values import OutputMaps, lengths
+from keyquery.listening.call import Call
+from keyquery.listening.maps import SelfAttention, is_square, layers_of, maps_by_head, run_with, stack_of
 from keyquery.reading import short
 from keyquery.support.checks import check_batches, check_count, check_float, check_number
 
@@ -62,44 +63,50 @@ class Counting:
         return Crossing(classes, self.keep, self.sink, within)
 
 
-def listened(model: nn.Module, run: Tokens, counting: Counting) -> Measured:
+def flow_of_model(model: nn.Module, run: Tokens, counting: Counting) -> Measured:
     """Run a model and sum its attention as it is computed."""
-    crossing = counting.crossing(run.labels)
-    with carried(model) as (norms, reason):
+    crossing, outputs, tokens = counting.crossing(run.labels), OutputMaps.of(model), len(run.labels[0])
+    unknown: dict[int, str] = {}  # modules of calls whose output projection is not known
 
-        def hear(heard: Heard) -> None:
-            crossing.hear(heard, _near(norms, heard.module))
+    def add(call: Call, number: int) -> None:
+        if not is_square(call) or call.key.shape[-2] != tokens:
+            return
+        norms = outputs.norms(call)
+        if norms is None:
+            unknown[number] = call.name
+        for head, maps in maps_by_head(call):
+            if call.real_queries is not None:
+                maps = maps.masked_fill(~call.real_queries[:, None, :, None], 0.0)
+            last = head == call.heads - 1
+            crossing.add(HeadMaps(number, stack_of(call.name), head, last, maps, call.mask, call.real), norms)
 
-        order, out = stream_maps(model, run.batch, hear)
-    if not order:
-        raise ValueError(_missing(model, out))
-    sizes = sorted({crossing.sizes[call] for call in order})
-    if sizes != [len(run.labels[0])]:
-        counts = " and ".join(map(str, sizes))
-        raise ValueError(
-            f"modality has {len(run.labels[0])} labels, but {type(model).__name__} attends to {counts} tokens"
-        )
-    calls = [crossing.calls[call] for call in order]
-    texts, heads = len(calls[0].symmetry), {call.heads for call in calls}
+    layers = layers_of(model, *run_with(model, run.batch, add), tokens)
+    calls = _checked(model, run, crossing, layers)
+    missing = next((unknown[layer.number] for layer in layers if layer.number in unknown), None)
+    reason = outputs.reason or (f"the output projection of {missing} is not known" if missing is not None else None)
+    notes = [f"norm-weighted flow is not available: {reason}"] if reason else []
+    lead = (len(calls), *([len(calls[0].symmetry)] if len(calls[0].symmetry) > 1 else []), calls[0].heads)
+    return _measured(crossing, [layer.number for layer in layers], run.labels, lead, layered=True, notes=notes)
+
+
+def _checked(model: nn.Module, run: Tokens, crossing: Crossing, layers: Sequence[SelfAttention]) -> list[CallSums]:
+    """Sums of the layers of a model, which must be over all of its tokens, and of as many heads."""
+    name, count = type(model).__name__, len(run.labels[0])
+    sizes = sorted({layer.tokens for layer in layers})
+    if sizes != [count]:
+        raise ValueError(f"modality has {count} labels, but {name} attends to {' and '.join(map(str, sizes))} tokens")
+    calls = [crossing.calls[layer.number] for layer in layers]
+    texts, heads = len(calls[0].symmetry), sorted({call.heads for call in calls})
     if len(run.labels) not in (1, texts):
         raise ValueError(f"modality has {len(run.labels)} rows of labels, but the inputs hold {texts} texts")
     if len(heads) != 1:
-        raise ValueError(
-            f"{type(model).__name__} has layers of {' and '.join(map(str, sorted(heads)))} heads: not supported"
-        )
-    lead = (len(calls), *([texts] if texts > 1 else []), *heads)
-    notes = [f"norm-weighted flow is not available: {reason}"] if reason else []
-    return _measured(crossing, order, run.labels, lead, layered=True, notes=notes)
+        raise ValueError(f"{name} has layers of {' and '.join(map(str, heads))} heads: not supported")
+    return calls
 
 
-def _missing(model: nn.Module, out: Any) -> str:
-    name = type(model).__name__
-    if getattr(out, "text_model_output", None) is not None and getattr(out, "vision_model_output", None) is not None:
-        return f"{name} {TOWERS}"
-    return f"{name} returns no joint attention over all of its tokens: flow cannot be measured"
-
-
-def heard(attention: Any, labels: list[list[str]], counting: Counting, values: Any, output: Any, mask: Any) -> Measured:
+def flow_of_tensor(
+    attention: Any, labels: list[list[str]], counting: Counting, values: Any, output: Any, mask: Any
+) -> Measured:
     """Sum the attention of a tensor (..., n, n), or of a list of one per layer."""
     layered, layers = _layers(attention)
     lead, count = layers[0].shape[:-2], layers[0].shape[-1]
@@ -118,7 +125,7 @@ def heard(attention: Any, labels: list[list[str]], counting: Counting, values: A
             raise ValueError("attention must be 0 where mask is False")
         norms = _norms(_of_layer(values, call, layered), _of_layer(output, call, layered), lead, count)
         real_tokens = None if real is None else real.to(layer.device).expand(texts, -1)
-        crossing.hear(Heard(call, "layers.", 0, True, maps, seen, real_tokens), norms)
+        crossing.add(HeadMaps(call, "", 0, True, maps, seen, real_tokens), norms)
     shape = (len(layers), *lead) if layered else tuple(lead)
     return _measured(crossing, list(range(len(layers))), labels, shape, layered, [])
 
@@ -210,15 +217,6 @@ def classes_of(labels: list[list[str]], special: str, counted: bool) -> Classes:
         only = ", ".join(map(repr, names))
         raise ValueError(f"modality must have at least two labels besides {special!r}, got only {only}")
     return Classes(names, torch.tensor([[names.index(label) for label in row] for row in labels]), modalities)
-
-
-def _near(norms: dict[str, Tensor], module: str) -> Tensor | None:
-    """The value norms of the attention that a module is, contains, or is part of."""
-    for name, value in norms.items():
-        inside = (f"{module}.".startswith(f"{name}."), f"{name}.".startswith(f"{module}."))
-        if name in (module, "") or any(inside):
-            return value
-    return None
 
 
 def _measured(

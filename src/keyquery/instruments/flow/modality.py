@@ -6,7 +6,7 @@ import base64
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture.hooks import Batch, evaluating
-from keyquery.capture.word_pieces import token_texts, words_of
 from keyquery.checkpoints.sources import first_line
 from keyquery.data.images import read_image
 from keyquery.instruments.causes.attention import check_length
+from keyquery.listening.hooks import Batch, evaluating, replace_method
+from keyquery.listening.inputs.word_pieces import token_texts, words_of
+from keyquery.listening.maps import TOWERS
 from keyquery.support.extras import optional
 
 TEXT, IMAGE, SPECIAL = "text", "image", "special"
 CLASS = "class"  # class tokens and registers of a vision Transformer
 SEGMENTS = ("first text", "second text")
-TOWERS = "has separate text and image towers without attention between them"
 LARGEST = 480  # pixels per side of the image on a page
 
 
@@ -188,21 +188,17 @@ def patch_order(model: nn.Module) -> Iterator[list[Tensor]]:
     """Context that records rows and columns (patches, 2) of patches in the model's own order, as in ViLT."""
     owner: Any = next((module for module in model.modules() if hasattr(module, "visual_embed")), None)
     orders: list[Tensor] = []
-    if owner is None:
-        yield orders
-        return
-    original = owner.visual_embed
+    original: Any = getattr(owner, "visual_embed", None)
 
     def recording(*args: Any, **options: Any) -> Any:
         out = original(*args, **options)
         orders.append(out[-1][0][0].cpu())
         return out
 
-    owner.visual_embed = recording
-    try:
+    with ExitStack() as changes:
+        if owner is not None:
+            replace_method(owner, "visual_embed", recording, changes)
         yield orders
-    finally:
-        del owner.visual_embed
 
 
 def located(tokens: Tokens, order: Sequence[Tensor], processor: Any = None, shown: bool = False) -> Tokens:

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from keyquery.capture.load import load_tokenizer
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms.counts import KINDS
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
+from keyquery.listening.inputs.load import load_tokenizer
 from keyquery.support.files import regular
 from keyquery.support.progress import Progress
 

@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from keyquery.capture.batches import LENGTH, TOKENS
-from keyquery.capture.guard import unchanged
-from keyquery.capture.hooks import Batch
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.checkpoints.fitted import opened
 from keyquery.checkpoints.formats.adapters import adapted_name
@@ -20,12 +17,16 @@ from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.instruments.cooccurrence.cooccurrence import WINDOW, Cooccurrence
 from keyquery.instruments.look.corpus import check_corpus, corpus_tokenizer
-from keyquery.instruments.look.data import Data, RunResult
+from keyquery.instruments.look.data import LookData, RunResult
 from keyquery.instruments.look.embeddings import Embedded
 from keyquery.instruments.look.labels import Thresholds
 from keyquery.instruments.look.layers import Measured, Metrics, measure_layer
 from keyquery.instruments.look.on_data import PAIRS, OnData
 from keyquery.instruments.look.reading import Look
+from keyquery.listening.exclusive import alone
+from keyquery.listening.hooks import Batch
+from keyquery.listening.inputs.batches import LENGTH, TOKENS
+from keyquery.listening.live import live_heads
 from keyquery.reading import provenance
 from keyquery.support.checks import check_count, checked_integers
 from keyquery.support.progress import Progress, silent
@@ -131,22 +132,25 @@ def look(
     """
     layers = _check_options(layers, directions, corpus, window, workers, name, thresholds)
     cut: dict[str, Any] = {"length": length, "lengths": lengths, "tokens": tokens, "pairs": pairs, "sample": sample}
-    data = Data(text=text, inputs=inputs, tokenizer=tokenizer, roles=roles, device=device, dtype=dtype, **cut)
+    data = LookData(text=text, inputs=inputs, tokenizer=tokenizer, roles=roles, device=device, dtype=dtype, **cut)
     how: dict[str, Any] = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
     source, name = opened(source, name or adapted_name(source, adapter), text=text, corpus=corpus, **how)
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
     stored = None if isinstance(source, nn.Module) else str(source)  # the path of a model that is not live
     words = vocabulary(stored) if stored and directions else None
     watching = progress or silent
-    with unchanged(source):
+    with alone(source):
         prepared = data.prepare(source, watching, adapter)
         running = {} if prepared is None else {"source": prepared.model, "adapter": None}  # the adapter is in the model
-        checkpoint = read(
-            **{"source": source, "layout": layout, "partial": partial, "device": device, **how, **running}
-        )
+        asked = {"layout": layout, "partial": partial, "device": device, **how}
+        if isinstance(source, nn.Module) and not any(asked.values()):
+            first = None if prepared is None else next(iter(prepared.windows.values()), [None])[0]
+            checkpoint = live_heads(source, first)
+        else:
+            checkpoint = read(**{"source": source, **asked, **running})
         chosen = _chosen(checkpoint, layers)
         tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)  # the last check before the model runs
-        ran = RunResult() if prepared is None else prepared.run(checkpoint, watching)
+        ran = RunResult() if prepared is None else data.run(prepared, checkpoint, watching)
         tensors = checkpoint.recorded()
         embedded = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
         metrics = Metrics(checkpoint, ran.on_data, ran.lengths, embedded, thresholds or Thresholds(), ran.roles)

@@ -10,15 +10,15 @@ from typing import Any
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from keyquery.capture import Batch, Moments, joint_moments, typical_length
-from keyquery.capture.scores.cross import CrossVariance
-from keyquery.capture.scores.on_data import SEQUENCES, rows_of, score_variances
-from keyquery.capture.scores.shares import Estimate, score_shares
-from keyquery.capture.scores.variance import ScoreVariance
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms.parts import PARTS
 from keyquery.forms.shares import Visible, part_ranks, shares
 from keyquery.instruments.look.sample import Sample
+from keyquery.listening import Batch, Moments, joint_moments, typical_length
+from keyquery.listening.parts.cross import CrossVariance
+from keyquery.listening.parts.on_data import SEQUENCES, rows_of, score_variances
+from keyquery.listening.parts.shares import Estimate, score_shares
+from keyquery.listening.parts.variance import ScoreVariance
 from keyquery.support.progress import Progress
 from keyquery.support.statistics import student
 
@@ -144,7 +144,7 @@ def interval(estimate: Estimate, head: int, square: bool = False) -> list[float]
     value, error, freedom = (float(number[head]) for number in estimate)
     if not math.isfinite(error) or freedom < 1:
         return None
-    half = student(int(freedom)) * error
+    half = student(int(freedom + 1e-6)) * error  # n − 1 may be rounded down to less
     if square and half < value / 2:
         return [value * math.exp(-half / value), value * math.exp(half / value)]
     return [value - half, value + half]

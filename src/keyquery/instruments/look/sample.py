@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyquery.capture import Batch, queries_and_keys
-from keyquery.capture.encoding import token_text
-from keyquery.capture.scores.position_means import PositionMeans
-from keyquery.capture.scores.variance import add_term
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms.parts import score_parts
+from keyquery.listening import Batch, queries_and_keys
+from keyquery.listening.inputs.encoding import token_text
+from keyquery.listening.parts.means import PositionMeans
+from keyquery.listening.parts.variance import add_term
 from keyquery.reading import short
 
 DIGITS = 4  # significant digits kept of a score

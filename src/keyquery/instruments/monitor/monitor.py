@@ -20,23 +20,26 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from keyquery.capture.probe import device_of, untouched
 from keyquery.checkpoints import read
 from keyquery.checkpoints.sources import bare, first_line
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.callbacks import lightning_callback, trainer_callback
-from keyquery.instruments.monitor.interception import Interception, looks_like_attention
+from keyquery.instruments.monitor.observation import Observation
 from keyquery.instruments.monitor.records import Recorder
 from keyquery.instruments.monitor.weights import Layers
+from keyquery.listening.functions import looks_like_attention
+from keyquery.listening.hooks import around_calls, is_compiled
+from keyquery.listening.probe import device_of, untouched
 from keyquery.support.checks import check_count, check_number
 
 
 class Monitor:
     """Record every head's attention logits while a model trains, and warn before they explode.
 
-    Every `every` optimiser steps, the forward of that step is read where queries and keys enter torch's attention
-    kernels: the kernels stay in use, and training is bit-identical with and without the monitor. In compiled models the
-    batch of that step is run once more, uncompiled, without gradients or dropout.
+    Any model will do that `kq.listen` sees. Every `every` optimiser steps, queries and keys are read where they enter
+    attention in the forward of that step: kernels stay in use, and training is bit-identical with and without the
+    monitor. Queries at padding do not count. In compiled models the batch of that step is run once more, uncompiled,
+    without gradients or dropout.
 
     `with monitor:` counts the steps of the model's optimiser; `monitor.step()` after each `optimiser.step()` does it by
     hand; `monitor.callback()` and `monitor.lightning()` are callbacks of the transformers Trainer and of Lightning.
@@ -115,9 +118,7 @@ class Monitor:
         self.recorder = Recorder(self.name, every, rules or Rules(), report, folder, board)
         self.recorder.shared = _shared(model)
         self._check_folder()
-        self._interception: Interception | None = None  # of the forward that is running
-        self._named: set[str] = set()  # modules whose attention was heard by its name; empty: to be found out
-        self._call: tuple[Any, Any] | None = None  # arguments of a compiled forward
+        self._ran = False  # whether a forward was seen in the current step
         self._optimiser: Optimizer | None = None
         self._others: WeakSet[Optimizer] = WeakSet()  # optimisers whose steps are not counted
         self._hooks = ExitStack()
@@ -211,78 +212,53 @@ class Monitor:
 
     def _attach(self) -> None:
         self._hooks.close()
-        inner = getattr(self._outer, "_compiled_call_impl", None)
-        if inner is not None:  # model.compile(): hooks would be compiled, too
-            self._hooks.callback(setattr, self._outer, "_compiled_call_impl", inner)
-            self._outer._compiled_call_impl = partial(self._around, inner)
-            return
-        before = self._outer.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
-        after = self._outer.register_forward_hook(self._after, always_call=True)
-        self._hooks.callback(before.remove)
-        self._hooks.callback(after.remove)
-
-    def _around(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._before(self._outer, args, kwargs)
-        out = inner(*args, **kwargs)
-        self._after(self._outer, args, out)
-        return out
+        around_calls(self._outer, self._forward, self._hooks)
 
     # The forward of a recorded step
 
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not self.due or not self._outer.training or self._interception is not None:
-            return
-        if _compiled(self._outer):
-            self._call = args, kwargs
-        else:
-            self._safely(self._intercept, args, kwargs)
-
-    def _intercept(self, args: Any, kwargs: Any, by_name: bool = True) -> None:
-        tokens = self.recorder.count % self.structure == 0
-        interception = Interception(self.model, self._head_counts, tokens, by_name and bool(self._named))
-        interception.__enter__()
-        counts = self._head_counts
-        itself = "" in counts if counts else looks_like_attention(self.model)
-        if itself and self._outer is self.model:  # its forward is already running
-            interception.begin("", self.model, args, kwargs)
-        self._interception = interception
-
-    def _after(self, module: nn.Module, args: Any, out: Any) -> None:
-        interception, self._interception = self._interception, None
-        if interception is not None:
-            interception.__exit__(None, None, None)
-            if out is not None:  # otherwise the forward raised
-                self._safely(self._read, interception)
-        elif self._call is not None:
-            (args, kwargs), self._call = self._call, None
+    def _forward(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a forward, and record it if its step is recorded."""
+        if not self.due or not self._outer.training:
+            return call(*args, **kwargs)
+        self._ran = True
+        if is_compiled(self._outer):
+            out = call(*args, **kwargs)
             self._safely(self._replay, args, kwargs)
+            return out
+        with ExitStack() as changes:
+            observation = self._safely(self._observe, changes)
+            out = call(*args, **kwargs)
+        if observation is not None:
+            self._safely(self._read, observation)
+        return out
+
+    def _observe(self, changes: ExitStack) -> Observation:
+        if isinstance(self._outer, nn.DataParallel) and len(self._outer.device_ids) > 1:
+            raise ValueError("DataParallel runs copies of the model, which are not seen: use DistributedDataParallel")
+        observation = Observation(samples=self.recorder.count % self.structure == 0)
+        observation.attach(self.model, changes)
+        return observation
 
     def _replay(self, args: Any, kwargs: Any) -> None:
         """Run the batch of a compiled model once more, uncompiled."""
         device = device_of(self.model).type
         enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-        with untouched(self.model), torch.autocast(device, dtype, enabled), torch.compiler.set_stance("force_eager"):
-            self._intercept(args, kwargs, by_name=False)  # torch's modules leave functions out where no mode is on
-            interception, self._interception = self._interception, None
-            assert interception is not None
-            try:
-                self.model(*args, **kwargs)
-            finally:
-                interception.__exit__(None, None, None)
-        self._read(interception)
+        with (
+            untouched(self.model),
+            torch.autocast(device, dtype, enabled, cache_enabled=False),  # weights cast here have no gradients
+            torch.compiler.set_stance("force_eager"),
+            ExitStack() as changes,
+        ):
+            observation = self._observe(changes)
+            self.model(*args, **kwargs)
+        self._read(observation)
 
-    def _read(self, interception: Interception) -> None:
-        if interception.error is not None:
-            raise interception.error
-        heard = {name for name, seen in interception.seen.items() if seen.statistics}
-        if lost := self._named & interception.begun - heard:
-            self._named = set()
-            raise ValueError(f"{min(lost)} calls attention in another way than before: its next record is complete")
-        if not heard:
+    def _read(self, observation: Observation) -> None:
+        if observation.error is not None:
+            raise observation.error
+        if not observation.seen:
             raise ValueError(f"no attention call of {self.name} went through torch: nothing is recorded")
-        if not interception.by_name:
-            self._named = set() if interception.unnamed else heard
-        self.recorder.add(interception.seen, self.layers, interception.keep_tokens)
+        self.recorder.add(observation.seen, self.layers, observation.samples)
 
     # Steps
 
@@ -307,6 +283,12 @@ class Monitor:
             self.recorder.add_gradients(self.layers.gradient_norms())
 
     def _stepped(self) -> None:
+        if self.due and not self._ran:
+            self._warn(
+                f"the monitor saw no forward of {self.name} in training mode before step {self.count}: if the model is"
+                " compiled or wrapped, make the monitor of what is called, after that"
+            )
+        self._ran = False
         self._safely(*((self.recorder.finish, self.count) if self.due else (self.recorder.settle, False)))
         self.count += 1
 
@@ -317,15 +299,18 @@ class Monitor:
         except Exception as error:
             if self.strict:
                 raise
-            message = f"the monitor failed at step {self.count}, training goes on: {first_line(error)}"
-            if first_line(error) not in self._warned:
-                self._warned.add(first_line(error))
-                warnings.warn(message, RuntimeWarning, stacklevel=2)
+            self._warn(f"the monitor failed at step {self.count}, training goes on: ", first_line(error))
+
+    def _warn(self, context: str, message: str = "") -> None:
+        """Warn once per message."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(context + message, RuntimeWarning, stacklevel=3)
 
     def _check_folder(self) -> None:
         """Refuse a folder with records of a model with other heads."""
-        found = Counter(head["name"].rpartition(".")[0] for head in self.recorder.heads)
-        if self._head_counts and any(self._head_counts.get(name) != count for name, count in found.items()):
+        recorded = Counter(head["name"].rpartition(".")[0] for head in self.recorder.heads)
+        if self._head_counts and any(self._head_counts.get(name) != count for name, count in recorded.items()):
             raise ValueError(f"{self.recorder.path} has records of another model, {self.recorder.heads[0]['name']} …")
 
     def _facts(self) -> dict[str, Any]:
@@ -341,11 +326,16 @@ def _layers_of(model: nn.Module) -> tuple[Layers | None, str]:
     try:
         return Layers(read(model), model), ""
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        if not any(looks_like_attention(module) for module in model.modules()):
+        if not any(map(_may_attend, model.modules())):
             raise ValueError(f"{type(model).__name__} has no attention module: there is nothing to monitor") from None
         if not all(weight.isfinite().all() for weight in model.parameters()):
             raise
         return None, first_line(error)
+
+
+def _may_attend(module: nn.Module) -> bool:
+    """Whether a module may have attention in it: torch's, or that of any code outside of torch."""
+    return looks_like_attention(module) or not type(module).__module__.startswith("torch.nn.")
 
 
 def _shared(model: nn.Module) -> bool:
@@ -354,18 +344,6 @@ def _shared(model: nn.Module) -> bool:
         return False
     wrapped = any(isinstance(module, DistributedDataParallel) for module in model.modules())
     return wrapped or any(hasattr(weight, "placements") for weight in model.parameters())
-
-
-def _compiled(model: nn.Module) -> bool:
-    """By the modules' dicts: nn.Module's own walk, and its lookup of what is missing, are slow."""
-    modules = [model]
-    while modules:
-        facts = vars(modules.pop())
-        children = facts["_modules"]
-        if "_orig_mod" in children or facts.get("_compiled_call_impl") is not None:
-            return True
-        modules += [child for child in children.values() if child is not None]
-    return False
 
 
 def _print(alarm: dict[str, Any]) -> None:

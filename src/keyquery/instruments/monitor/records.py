@@ -16,7 +16,7 @@ from torch.distributed import ReduceOp, all_reduce, get_backend, get_rank
 
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.clip import clip_heads, score_factor
-from keyquery.instruments.monitor.interception import Seen
+from keyquery.instruments.monitor.observation import Seen
 from keyquery.instruments.monitor.packing import Packed, largest_norms, merge_forwards, plain
 from keyquery.instruments.monitor.reading import METRICS, Monitored
 from keyquery.instruments.monitor.structure import Ranks

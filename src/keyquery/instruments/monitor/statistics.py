@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from keyquery.layers.triton_support import no_kernels
+from keyquery.listening.call import HIDDEN
 from keyquery.support.checks import check_choice
 
 # Rows of the result: what each holds per head. Sums are over queries, so that batches can be merged.
@@ -24,6 +25,7 @@ def logit_statistics(
     mask: Tensor | None = None,
     causal: bool = False,
     impl: str = "auto",
+    rows: Bool[Tensor, "batch n"] | None = None,
 ) -> Float[Tensor, "7 heads"]:
     """Largest and smallest logit and largest entry of every head, and sums over queries of entropy and attention sink.
 
@@ -40,6 +42,8 @@ def logit_statistics(
         Query i sees keys up to i. Default: False.
     impl
         "reference" (blocks of torch operations), "triton" (one pass on a GPU), or "auto" by device.
+    rows
+        Queries that count, without padding. Default: all.
 
     Returns
     -------
@@ -54,7 +58,7 @@ def logit_statistics(
     >>> logit_statistics(x, x, 1.0, causal=True)[:2].flatten().tolist()
     [1.0, 0.0]
     """
-    return merge_statistics(statistics_by_tile(query, key, scale, mask, causal, impl))
+    return merge_statistics(statistics_by_tile(query, key, scale, mask, causal, impl, rows))
 
 
 def statistics_by_tile(
@@ -64,18 +68,29 @@ def statistics_by_tile(
     mask: Tensor | None = None,
     causal: bool = False,
     impl: str = "auto",
+    rows: Bool[Tensor, "batch n"] | None = None,
 ) -> Float[Tensor, "tiles 7 heads"]:
     """`logit_statistics` of tiles of queries; `merge_statistics` can then join those of many layers at once."""
     check_choice("impl", impl, IMPLS)
     reason = no_kernels(query)
     if impl == "triton" and reason:
         raise ValueError(f"impl 'triton' {reason}")
+    if rows is not None:
+        query, mask = query.where(rows[:, None, :, None], 0.0), _of_rows(mask, rows)  # 0: not even a NaN counts
     if impl == "triton" or (impl == "auto" and reason is None and query.is_cuda and query.dtype != torch.float64):
         from keyquery.instruments.monitor.kernels import triton_statistics
 
         return triton_statistics(query, key, scale, mask, causal, first_visible(query, mask))
     with torch.autocast(query.device.type, enabled=False):
-        return _with_entries(_reference(query, key, scale, mask, causal), query, key).unsqueeze(0)
+        return with_entries(_reference(query, key, scale, mask, causal), query, key).unsqueeze(0)
+
+
+def _of_rows(mask: Tensor | None, rows: Bool[Tensor, "batch n"]) -> Tensor:
+    """A mask in which other queries see nothing; without a copy if there is no other."""
+    shown = rows[:, None, :, None]
+    if mask is None:
+        return shown
+    return mask & shown if mask.dtype == torch.bool else mask.where(shown, -torch.inf)
 
 
 def merge_statistics(parts: Float[Tensor, "*layers parts rows heads"]) -> Float[Tensor, "*layers rows heads"]:
@@ -90,8 +105,9 @@ def merge_statistics(parts: Float[Tensor, "*layers parts rows heads"]) -> Float[
     return torch.cat((largest.amax(-3), smallest.amin(-3), sums.sum(-3), entry.amax(-3)), -2)
 
 
-def _with_entries(statistics: Float[Tensor, "6 heads"], query: Tensor, key: Tensor) -> Float[Tensor, "7 heads"]:
-    entries, of_keys = (torch.linalg.vector_norm(each, torch.inf, (0, 2, 3)) for each in (query, key))
+def with_entries(statistics: Float[Tensor, "6 heads"], query: Tensor, key: Tensor) -> Float[Tensor, "7 heads"]:
+    """Statistics with the largest |entry| of queries and keys."""
+    entries, of_keys = (torch.linalg.vector_norm(side, torch.inf, (0, 2, 3)) for side in (query, key))
     shared = query.shape[1] // key.shape[1]
     entries = torch.maximum(entries, of_keys.repeat_interleave(shared) if shared > 1 else of_keys)
     return torch.cat((statistics, entries.to(statistics).unsqueeze(0)))
@@ -111,19 +127,33 @@ def first_visible(query: Tensor, mask: Tensor | None) -> Tensor | None:
     return seen.any(-2).to(torch.uint8).argmax(-1)
 
 
-def statistics_of_logits(logits: Float[Tensor, "batch heads n m"]) -> Float[Tensor, "7 heads"]:
-    """The same of logits that a model has computed itself; masked ones are −inf or near the smallest float.
+def statistics_of_logits(
+    logits: Float[Tensor, "batch heads n m"],
+    rows: Bool[Tensor, "batch n"] | None = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+) -> Float[Tensor, "6 heads"]:
+    """The same, without entries, of logits that a model has computed itself; masked ones are below `HIDDEN`.
 
-    Entries of queries and keys are unknown: NaN.
+    Learned `sinks` take part in the softmax, and count for the entropy alone.
     """
-    low = hidden_below(logits.dtype, 1.0)
     batch, heads, n, m = logits.shape
-    first = (logits[:, :, -1] > low).to(torch.uint8).argmax(-1).flatten()
     flat = logits.flatten(0, 1)
+    counted = None if rows is None else rows.repeat_interleave(heads, 0)
+    blocks = list(_blocks(batch * heads, n, m))
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    parts = [_block(flat[rows, part].to(wide), low, first[rows]) for rows, part in _blocks(batch * heads, n, m)]
-    found = _joined(parts, list(_blocks(batch * heads, n, m)), heads)
-    return torch.cat((found, torch.full_like(found[:1], torch.nan)))
+
+    def block(chosen: slice, part: slice) -> Tensor:
+        values = flat[chosen, part].to(wide)
+        return values if counted is None else values.where(counted[chosen, part, None], -torch.inf)
+
+    tops = [block(*where).amax(-2) for where in blocks]
+    seen = ~(_by_rows(tops, blocks, lambda parts: parts.amax(0)) <= HIDDEN)  # also NaN
+    first = seen.to(torch.uint8).argmax(-1)
+    column = None if sinks is None else sinks.to(flat.device, wide).repeat(batch)
+    parts = [
+        _block(block(*where), HIDDEN, first[where[0]], None if column is None else column[where[0]]) for where in blocks
+    ]
+    return _joined(parts, blocks, heads)
 
 
 def _reference(query: Tensor, key: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:
@@ -137,12 +167,12 @@ def _reference(query: Tensor, key: Tensor, scale: float, mask: Tensor | None, ca
     for rows, part in blocks:
         sequence, head = every[rows] // heads, every[rows] % heads
         logits = query[sequence, head, part].to(wide) * scale @ key[sequence, head // shared].to(wide).mT
-        at = torch.arange(n, device=query.device)[part]
+        queries = torch.arange(n, device=query.device)[part]
         if mask is not None:
             seen = mask.expand(batch, heads, n, m)[sequence, head, part]
             logits = logits.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else logits + seen.to(wide)
         if causal:
-            logits = logits.masked_fill(torch.arange(m, device=query.device) > at[:, None], -torch.inf)
+            logits = logits.masked_fill(torch.arange(m, device=query.device) > queries[:, None], -torch.inf)
         start = torch.zeros_like(head) if first is None else first.expand(batch, heads)[sequence, head]
         parts.append(_block(logits, low, start))
     return _joined(parts, blocks, heads)
@@ -157,28 +187,42 @@ def _blocks(count: int, n: int, m: int) -> Iterator[tuple[slice, slice]]:
             yield slice(first, first + many), slice(start, start + rows)
 
 
-def _block(logits: Float[Tensor, "c rows m"], low: float, first: Tensor) -> Float[Tensor, "6 c"]:
+def _block(
+    logits: Float[Tensor, "c rows m"], low: float, first: Tensor, sinks: Tensor | None = None
+) -> Float[Tensor, "6 c"]:
     visible = logits > low
     visible |= logits.isnan()  # a NaN must not be taken for a masked key
     hidden = ~visible
     any_visible = visible.any(-1)
     shown = logits.masked_fill(hidden, -torch.inf)
     top = shown.amax(-1, keepdim=True)
-    apart = shown.sub_(top)  # of the logits themselves, large ones would cancel in the entropy
+    base = top if sinks is None else torch.maximum(top, sinks[:, None, None])
+    apart = shown.sub_(base)  # of the logits themselves, large ones would cancel in the entropy
     weights = apart.exp()
     total = weights.sum(-1)
-    entropy = total.log() - (weights * apart.masked_fill_(hidden, 0.0)).sum(-1) / total
+    weighted = (weights * apart.masked_fill_(hidden, 0.0)).sum(-1)
+    if sinks is not None:
+        rest = sinks[:, None] - base.squeeze(-1)
+        total, weighted = total + rest.exp(), weighted + rest.exp() * rest
+    entropy = total.log() - weighted / total
     sink = weights.gather(-1, first[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(-1) / total
-    uniform = visible.sum(-1).clamp(min=1).to(logits.dtype).log()
-    sums = [each.masked_fill(~any_visible, 0.0).sum(-1) for each in (entropy, sink, uniform)]
+    uniform = (visible.sum(-1).clamp(min=1) + (sinks is not None)).to(logits.dtype).log()
+    sums = [total.masked_fill(~any_visible, 0.0).sum(-1) for total in (entropy, sink, uniform)]
     smallest = logits.masked_fill(hidden, torch.inf)
     return torch.stack([top.amax((-2, -1)), smallest.amin((-2, -1)), *sums, any_visible.sum(-1).to(logits.dtype)])
 
 
 def _joined(parts: list[Tensor], blocks: list[tuple[slice, slice]], heads: int) -> Tensor:
     """Blocks of flattened (batch, heads) rows, merged per head."""
+    flat = _by_rows([part.mT for part in parts], blocks, lambda same: merge_statistics(same.mT).mT).mT
+    return merge_statistics(flat.unflatten(-1, (-1, heads)).transpose(0, 1))
+
+
+def _by_rows(
+    parts: list[Tensor], blocks: list[tuple[slice, slice]], merge: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "rows any"]:
+    """Blocks of the same rows and other queries merged, and all rows joined."""
     by_rows: dict[int, list[Tensor]] = {}
     for part, (rows, _) in zip(parts, blocks, strict=True):
         by_rows.setdefault(rows.start, []).append(part)
-    flat = torch.cat([merge_statistics(torch.stack(each)) for each in by_rows.values()], -1)
-    return merge_statistics(flat.unflatten(-1, (-1, heads)).transpose(0, 1))
+    return torch.cat([merge(torch.stack(same)) for same in by_rows.values()])

@@ -16,7 +16,7 @@ from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.layer import LatentLayer, Norm, Projections
 from keyquery.instruments.monitor.bound import latent_bound, logit_bound
 from keyquery.instruments.monitor.gradients import anchors_of, head_norms, read_gradients, whole
-from keyquery.instruments.monitor.interception import Seen
+from keyquery.instruments.monitor.observation import Seen
 from keyquery.instruments.monitor.structure import Ranks, part_shares
 
 
@@ -88,7 +88,7 @@ class Layers:
                 bound = bound + bias_table(self.heads, layer).amax(0).to(bound)
             results[name] = {"sigma": sigma, "bound": bound}
         if whole:
-            for name, parts in part_shares(layers, seen).items():
+            for name, parts in part_shares(self.heads, layers, seen).items():
                 results[name] |= parts
             self.ranks = Ranks(layers)
         return results

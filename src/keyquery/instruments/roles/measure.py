@@ -12,14 +12,15 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from keyquery.capture.attention_stream import Heard, stream_maps
-from keyquery.capture.batches import LENGTH, SIZE
-from keyquery.capture.hooks import Batch, has_two_sides, mask_for, masks_of
-from keyquery.capture.probe import device_of
 from keyquery.checkpoints import Heads
 from keyquery.checkpoints.labels import PART
 from keyquery.instruments.roles.patterns import Patterns, Scores, alignment, keys_of
 from keyquery.instruments.roles.sequences import VALUE, Needles
+from keyquery.listening.call import Call
+from keyquery.listening.hooks import Batch, has_two_sides
+from keyquery.listening.inputs.batches import LENGTH, SIZE
+from keyquery.listening.inputs.data import as_arguments, token_argument
+from keyquery.listening.maps import is_square, last_queries, maps_by_head, run_with
 from keyquery.support.progress import Progress
 
 ANSWERED = 0.5  # share of a needle's tokens that the model must predict
@@ -27,8 +28,8 @@ Measured = dict[tuple[int, int, str], Scores]  # by layer, head and role: one va
 
 
 @dataclass(frozen=True)
-class Place:
-    """An attention layer of a checkpoint, without its weights."""
+class ScoredLayer:
+    """An attention layer whose heads are scored, of a checkpoint or of a run."""
 
     index: int
     name: str
@@ -37,105 +38,134 @@ class Place:
     heads: int
 
 
-def places_of(heads: Heads) -> list[Place]:
-    """The attention layers of a model; the two kernels of an MLA head share one map, and its module's name."""
-    return [Place(at.index, PART.sub("", at.name), at.kind, at.causal, at.heads) for at in heads]
+def layers_read(heads: Heads) -> list[ScoredLayer]:
+    """The attention layers of a checkpoint; the two kernels of an MLA head share one map, and its module's name."""
+    return [
+        ScoredLayer(layer.index, PART.sub("", layer.name), layer.kind, layer.causal, layer.heads) for layer in heads
+    ]
 
 
-class _Listener:
+def layers_seen(model: nn.Module, batch: Batch) -> list[ScoredLayer]:
+    """The attention layers of any model, as they are called on a batch."""
+    layers: dict[int, ScoredLayer] = {}
+
+    def note(call: Call, _: int) -> None:
+        kind = "cross" if call.is_cross else "self"
+        layers.setdefault(call.layer, ScoredLayer(call.layer, call.name, kind, call.is_causal, call.heads))
+
+    run_with(model, batch, note)
+    return list(layers.values())
+
+
+class _BatchScores:
     """Scores the maps of one batch; a module that is called several times gets the mean over its calls."""
 
-    def __init__(self, places: Sequence[Place], model: nn.Module, batch: Batch, window: int, closed: bool) -> None:
-        self._places, self._batch, self._window, self._closed = places, batch, window, closed
-        self._paired, self._masks = has_two_sides(model), masks_of(batch)
+    def __init__(
+        self, layers: Sequence[ScoredLayer], model: nn.Module, batch: Batch, window: int, closed: bool
+    ) -> None:
+        self._layers, self._batch, self._window, self._closed = layers, batch, window, closed
+        self._paired, self._argument = has_two_sides(model), token_argument(model)
         self._generator = torch.Generator().manual_seed(0)
-        self._last: tuple[int, Patterns] | None = None  # patterns of the last call, which all its heads share
+        self._last: tuple[Tensor, Tensor, Tensor | None, Patterns] | None = None  # layers with one mask share patterns
         self.scores: dict[tuple[int, int, str], list[Scores]] = defaultdict(list)
 
-    def hear(self, heard: Heard) -> None:
-        """Score the maps of some heads."""
-        layers = matching(self._places, heard.module)
-        if not layers:
+    def add(self, call: Call, _: int) -> None:
+        """Score the maps of a call, one head after the other."""
+        layers = matching(self._layers, call.name)
+        if not layers or (layers[0].kind == "self" and not is_square(call)):
             return
-        if layers[0].kind == "cross":
-            queries = self._real(heard.maps, -2, heard.module)
-            scores = {"alignment": alignment(heard.maps, queries, self._generator)}
-        else:
-            scores = self._patterns(heard, layers[0]).of(heard.maps)
-        for role, (score, null) in scores.items():
-            for layer in layers:
-                for head in range(score.shape[1]):
-                    of_head = Scores(score[:, head], null[:, head])
-                    self.scores[layer.index, heard.first + head, role].append(of_head)
+        cross, alike = layers[0].kind == "cross", _alike(call.mask)
+        patterns = None if cross else self._patterns(call, 0, layers[0])
+        for head, maps in maps_by_head(call):
+            if patterns is None:
+                scores = {"alignment": alignment(maps, _real(call.real_queries, maps, -2), self._generator)}
+            else:
+                patterns = patterns if alike else self._patterns(call, head, layers[0])
+                scores = patterns.of(maps)
+            for role, (score, null) in scores.items():
+                for layer in layers:
+                    self.scores[layer.index, head, role].append(Scores(score[:, 0], null[:, 0]))
 
-    def _patterns(self, heard: Heard, layer: Place) -> Patterns:
-        shared = heard.allowed is None or heard.allowed.shape[1] == 1
-        if shared and self._last is not None and self._last[0] == heard.call:
-            return self._last[1]
-        batch, _, n, _ = heard.maps.shape
-        real = self._real(heard.maps, -1, heard.module)
-        seen = visible(heard, layer.causal) & real[:, None] & real[..., None]
+    def _patterns(self, call: Call, head: int, layer: ScoredLayer) -> Patterns:
+        n = call.key.shape[-2]
+        real = _real(call.real, call.key, -2)
+        seen = visible(call, head) & real[:, None] & real[..., None]
+        ids = self._ids(layer, real)
+        if self._last is not None and all(map(_same, self._last, (seen, real, ids))):
+            return self._last[-1]
+        causal = not bool(seen.triu(1).any())
         first, last = (way.int().argmax(1) for way in (real, real.flip(1)))
-        last = n - 1 - last if self._closed and not layer.causal else torch.full_like(last, -1)
-        ids = self._ids(layer, (batch, n))
+        last = n - 1 - last if self._closed and not causal else torch.full_like(last, -1)
         ends = torch.stack((first, last), 1)
         roles = [
-            *([] if ids is None else ["induction"] * layer.causal + ["duplicate_token"]),
-            *(["previous_token"] + ["next_token"] * (not layer.causal) + ["local", "sink"]),
+            *([] if ids is None else ["induction"] * causal + ["duplicate_token"]),
+            *(["previous_token"] + ["next_token"] * (not causal) + ["local", "sink"]),
         ]
         patterns = Patterns({role: keys_of(role, n, ids, self._window, ends) for role in roles}, seen)
-        self._last = (heard.call, patterns) if shared else None
+        self._last = seen, real, ids, patterns
         return patterns
 
-    def _real(self, maps: Tensor, side: int, module: str) -> Bool[Tensor, "batch n"]:
-        """Which queries (side −2) or keys (side −1) are not padding."""
-        shape = (len(maps), maps.shape[side])
-        mask = mask_for(self._masks, shape, module, self._paired)
-        return torch.ones(shape, dtype=torch.bool, device=maps.device) if mask is None else mask.to(maps.device)
-
-    def _ids(self, layer: Place, shape: tuple[int, int]) -> Tensor | None:
+    def _ids(self, layer: ScoredLayer, real: Bool[Tensor, "batch n"]) -> Int[Tensor, "batch n"] | None:
+        """Token ids of a layer, −1 for padding: no token of a text equals it; None if it has others."""
         decoder = self._paired and "decoder" in layer.name.split(".")
-        ids = self._batch.get("decoder_input_ids" if decoder else "input_ids")
-        return ids if isinstance(ids, Tensor) and tuple(ids.shape) == shape else None
+        ids = self._batch.get("decoder_input_ids" if decoder else self._argument)
+        if not isinstance(ids, Tensor) or ids.shape != real.shape or ids.is_floating_point():
+            return None
+        return ids.to(real.device).masked_fill(~real, -1)
 
     def mean(self) -> Measured:
         """Scores per layer, head and role."""
         return {
-            key: Scores(*(torch.stack(each).mean(0) for each in zip(*calls, strict=True)))
+            key: Scores(*(torch.stack(values).mean(0) for values in zip(*calls, strict=True)))
             for key, calls in self.scores.items()
         }
 
 
-def matching(places: Sequence[Place], module: str) -> list[Place]:
+def matching(layers: Sequence[ScoredLayer], module: str) -> list[ScoredLayer]:
     """The layers of a module: of its name, or else one that holds it or is held by it.
 
-    >>> [at.index for at in matching([Place(0, "h.1.attn", "self", True, 2)], "h.1.attn.attention")]
+    >>> [layer.index for layer in matching([ScoredLayer(0, "h.1.attn", "self", True, 2)], "h.1.attn.attention")]
     [0]
     """
-    exact = [at for at in places if at.name == module]
-    return exact or [at for at in places if at.name.startswith(f"{module}.") or module.startswith(f"{at.name}.")]
+    exact = [layer for layer in layers if layer.name == module]
+    near = [(f"{layer.name}.", layer) for layer in layers] if not exact else []
+    return exact or [layer for name, layer in near if name.startswith(f"{module}.") or module.startswith(name)]
 
 
-def visible(heard: Heard, causal: bool) -> Bool[Tensor, "batch n m"]:
-    """The pairs that the heads of a map may attend to."""
-    batch, heads, n, m = heard.maps.shape
-    if heard.allowed is None:
-        seen = torch.ones(n, m, dtype=torch.bool, device=heard.maps.device)
-        return (seen.tril() if causal else seen).expand(batch, n, m)
-    own = heard.allowed if heard.allowed.shape[1] == 1 else heard.allowed[:, heard.first : heard.first + heads]
-    return own.any(1).expand(batch, n, m)
+def visible(call: Call, head: int) -> Bool[Tensor, "batch n m"]:
+    """The pairs that a head may attend to."""
+    shape = (len(call.query), call.query.shape[-2], call.key.shape[-2])
+    if call.mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=call.query.device)
+    return call.mask[:, min(head, call.mask.shape[1] - 1)].expand(shape)
+
+
+def _alike(mask: Tensor | None) -> bool:
+    """Whether all heads see the same pairs."""
+    return mask is None or mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
+
+
+def _real(mask: Bool[Tensor, "batch n"] | None, like: Tensor, side: int) -> Bool[Tensor, "batch n"]:
+    """Which tokens along a side of a tensor are not padding."""
+    shape = (len(like), like.shape[side])
+    return torch.ones(shape, dtype=torch.bool, device=like.device) if mask is None else mask.to(like.device)
+
+
+def _same(first: Any, second: Any) -> bool:
+    both = isinstance(first, Tensor) and isinstance(second, Tensor)
+    return (first.shape == second.shape and torch.equal(first, second)) if both else first is second
 
 
 def measure(
-    model: nn.Module, batches: Iterable[Batch], places: Sequence[Place], window: int, closed: bool = False
+    model: nn.Module, batches: Iterable[Batch], layers: Sequence[ScoredLayer], window: int, closed: bool = False
 ) -> Measured:
     """Scores of every role but retrieval; `closed`: sequences end with a special token, which counts as a sink."""
     parts: list[Measured] = []
-    for batch in (part for whole in batches for part in in_parts(whole)):
-        on_device = {name: value.to(device_of(model)) for name, value in batch.items()}
-        listener = _Listener(places, model, on_device, window, closed)
-        stream_maps(model, {**on_device, **_fewest_logits(model, 1)}, listener.hear)
-        parts.append(listener.mean())
+    for whole in batches:
+        for batch in (part for fitting in as_arguments(model, whole) for part in in_parts(fitting)):
+            scores = _BatchScores(layers, model, batch, window, closed)
+            run_with(model, {**batch, **_fewest_logits(model, 1)}, scores.add)
+            parts.append(scores.mean())
     return joined(parts)
 
 
@@ -171,31 +201,32 @@ def joined(parts: Sequence[Measured]) -> Measured:
     """The scores of several batches, one after the other."""
     keys = dict.fromkeys(key for part in parts for key in part)
     return {
-        key: Scores(*(torch.cat(each) for each in zip(*(part[key] for part in parts if key in part), strict=True)))
+        key: Scores(*(torch.cat(values) for values in zip(*(part[key] for part in parts if key in part), strict=True)))
         for key in keys
     }
 
 
 def retrieval(
-    model: nn.Module, needles: Needles, places: Sequence[Place], watching: Progress
-) -> tuple[Measured, float] | None:
-    """Retrieval scores, and how often the model gives the right token; None for a model without logits."""
+    model: nn.Module, needles: Needles, layers: Sequence[ScoredLayer], watching: Progress
+) -> tuple[Measured, float] | str:
+    """Retrieval scores, and how often the model gives the right token; or why there are none."""
     parts, right, size = [], [], at_once(needles.ids.shape[1])
     for start in watching(range(0, len(needles.ids), size), "needles", -(-len(needles.ids) // size)):
         rows = slice(start, start + size)
         tops: dict[tuple[int, int], Tensor] = {}
 
-        def hear(heard: Heard, tops: dict[tuple[int, int], Tensor] = tops) -> None:
-            for layer in matching(places, heard.module):
-                for head, top in enumerate(heard.maps[:, :, -VALUE:].argmax(-1).unbind(1)):
-                    tops[layer.index, heard.first + head] = top.cpu()
+        def add(call: Call, _: int, tops: dict[tuple[int, int], Tensor] = tops) -> None:
+            called = matching(layers, call.name)
+            for head, maps in maps_by_head(last_queries(call, VALUE)) if called else ():
+                tops.update({(layer.index, head): maps[:, 0].argmax(-1).cpu() for layer in called})
 
         ids = needles.ids[rows]
-        batch: Any = {"input_ids": ids.to(device_of(model)), **_fewest_logits(model, VALUE)}
-        _, out = stream_maps(model, batch, hear)
-        logits = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-        if logits is None or logits.ndim != 3:
-            return None
+        batch: Any = {token_argument(model): ids, **_fewest_logits(model, VALUE)}
+        logits = _logits(run_with(model, batch, add)[1], hasattr(model, "main_input_name"))
+        if logits is None or logits.ndim != 3 or logits.shape[-1] <= int(needles.ids.max()):
+            return f"{type(model).__name__} has no LM head"
+        if logits.shape[1] < VALUE:
+            return f"{type(model).__name__} returns logits of {logits.shape[1]} of the last {VALUE} tokens"
         answered = logits[:, -VALUE:].argmax(-1).cpu() == needles.answers[rows]
         seen = torch.arange(ids.shape[1] - VALUE, ids.shape[1]) + 1
         parts.append(
@@ -203,6 +234,13 @@ def retrieval(
         )
         right.append(answered.double().mean(1))
     return joined(parts), float(torch.cat(right).mean())
+
+
+def _logits(out: Any, named: bool) -> Tensor | None:
+    """The logits of a model's output: by their name, or of a model that names none, its first tensor."""
+    if isinstance(out, (tuple, list)) and not named:
+        out = next((value for value in out if isinstance(value, Tensor)), None)
+    return out if isinstance(out, Tensor) else getattr(out, "logits", None)
 
 
 def copied(

@@ -62,28 +62,28 @@ def decided(role: str, measured: Collection[str]) -> str | None:
     return next((data for data in ORDERS[role] if data in measured), None)
 
 
-def named(measured: Mapping[str, Measured], places: Sequence[Any], least: float) -> list[dict[str, Any]]:
+def named(measured: Mapping[str, Measured], layers: Sequence[Any], least: float) -> list[dict[str, Any]]:
     """One row per head: its scores by role and data, its `roles`, and its `role`, the most specific of them."""
     tests = len({key for part in measured.values() for key in part})
     rows = []
-    for place in places:
-        for head in range(place.heads):
+    for layer in layers:
+        for head in range(layer.heads):
             scores: dict[str, dict[str, Any]] = {}
             for role in ROLES:
                 of_role = {
                     data: row
                     for data, part in measured.items()
-                    if (place.index, head, role) in part and (row := estimate(part[place.index, head, role], tests))
+                    if (layer.index, head, role) in part and (row := estimate(part[layer.index, head, role], tests))
                 }
                 if of_role:
                     scores[role] = of_role
             roles = [role for role, rows_of in scores.items() if _is_named(role, rows_of, least)]
             rows.append(
                 {
-                    "layer": place.index,
+                    "layer": layer.index,
                     "head": head,
-                    "name": f"{place.name}.{head}",
-                    "kind": place.kind,
+                    "name": f"{layer.name}.{head}",
+                    "kind": layer.kind,
                     "role": roles[0] if roles else None,
                     "roles": roles,
                     "scores": scores,

@@ -10,17 +10,15 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from keyquery.capture.batches import LENGTH, read_lines, text_batches, with_decoder_ids
-from keyquery.capture.hooks import Batch, has_two_sides
-from keyquery.capture.load import has_lm_head, load_model
-from keyquery.checkpoints import read
-from keyquery.checkpoints.sources import bare
-from keyquery.instruments.look.data import checked_batches
+from keyquery.checkpoints import Heads, read
 from keyquery.instruments.roles.naming import check_heads, flat_scores, ranking
 from keyquery.instruments.roles.run import LEAST, SEQUENCES, WINDOW, Options, run
+from keyquery.intervene.rewrites import check_unchanged
+from keyquery.listening.hooks import Batch
+from keyquery.listening.inputs.batches import LENGTH
+from keyquery.listening.inputs.data import Data
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress, silent
-from keyquery.surgery.rewriting.attach import check_unchanged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,33 +148,32 @@ def roles(
     dial : Ablate heads or parts, to test what a role is needed for.
     """
     options = Options(length=length, sequences=sequences, window=window, least=least, seed=seed)
-    if text is not None and inputs is not None:
-        raise ValueError("pass either text or inputs, not both")
+    data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=sequences * length)
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name must be a string, got {name!r}")
     if not isinstance(model, (str, Path, nn.Module)):
         raise TypeError(f"model must be a path or a live model, got a {type(model).__name__}")
-    lines = None if text is None else read_lines(text)
-    batches = None if inputs is None else checked_batches(inputs)
-    if isinstance(model, nn.Module):
-        live, own_tokenizer = bare(model), None
-    else:
-        live, own_tokenizer = load_model(model, lm_head=has_lm_head(model))
-    tokenizer = tokenizer or own_tokenizer
-    check_unchanged(live)
-    if lines is not None and tokenizer is None:
-        raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
-    data: dict[str, list[Batch]] = {} if batches is None else {"inputs": batches}
-    if lines is not None:
-        cut: list[Batch] = list(text_batches(lines, tokenizer, length, sequences * length))
-        data = {"text": with_decoder_ids(cut) if has_two_sides(live) else cut}
-    heads = read(live)
-    rows, facts, notes = run(live, heads, tokenizer, data, options, progress or silent)
-    label = name or (heads.model["name"] if isinstance(model, nn.Module) else Path(model).name)
+    watching = progress or silent
+    prepared = data.load(model, watching, lm_head=True)
+    check_unchanged(prepared.model)
+    batches = {"inputs" if text is None else "text": windows for windows in prepared.windows.values()}
+    heads = _read(prepared.model)
+    rows, facts, notes = run(prepared.model, heads, prepared.tokenizer, batches, options, watching)
+    known = heads.model if heads is not None else {"layers": len({row["layer"] for row in rows})}
+    stored = type(prepared.model).__name__ if isinstance(model, nn.Module) else Path(model).name
     facts_of_text = {} if text is None else {"from": Path(text).name}
     return Roles(
-        model={**heads.model, "name": label, "heads": len(rows)},
+        model={**known, "name": name or stored, "heads": len(rows)},
         heads=rows,
         notes=notes,
         provenance=provenance(**facts, **facts_of_text),
     )
+
+
+def _read(model: nn.Module) -> Heads | None:
+    """The heads of a model; None if its weights are not read, which its attention calls do not need."""
+    try:
+        heads = read(model)
+        return heads if len(heads) and heads[0].heads else None  # layers are read when they are asked for
+    except (ValueError, TypeError, KeyError):
+        return None

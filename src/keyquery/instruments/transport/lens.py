@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from keyquery.capture.probe import Probe, device_of
 from keyquery.forms.coupling import EXACT, check_installed
 from keyquery.instruments.transport.head_energies import Energies
 from keyquery.instruments.transport.path import ends
 from keyquery.instruments.transport.store import Store
 from keyquery.instruments.transport.transport import FRAMES, POINTS, Settings, Transport, frames_of, measured
+from keyquery.listening.probe import Probe, device_of
 from keyquery.reading import provenance
 from keyquery.support.checks import check_count
 from keyquery.support.extras import optional

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from keyquery.testing.proof.capture import Capture, Event
+from keyquery.listening.products import Softmax
+from keyquery.listening.softmaxes import Capture
 from keyquery.testing.proof.sizes import HEADS
 
 QUERY_WORDS = {"q", "query", "queries", "wq", "toq", "query1"}
@@ -52,7 +53,7 @@ def weights(shapes: Mapping[str, tuple[int, ...]], modules: Mapping[str, str]) -
     return found
 
 
-def scope(event: Event, capture: Capture, known: list[Weight]) -> list[Weight]:
+def scope(event: Softmax, capture: Capture, known: list[Weight]) -> list[Weight]:
     """Weights of modules that ran before a softmax, under its owner, or beside it where it owns none."""
     around = event.owner
     for _ in range(3):

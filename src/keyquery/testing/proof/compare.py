@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms.rope import PlacedRope
-from keyquery.testing.proof.capture import Capture, Event
+from keyquery.listening.products import Softmax
+from keyquery.listening.softmaxes import Capture
 from keyquery.testing.proof.local_scores import by_pairs
 from keyquery.testing.proof.masks import HIDDEN, mask_error
 from keyquery.testing.proof.tokens import Tokens, entered, own_window, pooled, windows
@@ -122,7 +123,7 @@ class Comparison:
             self.seen.add(str(best.layer))
             yield best
 
-    def _near(self, event: Event, capture: Capture) -> list[tuple[str, str, str]]:
+    def _near(self, event: Softmax, capture: Capture) -> list[tuple[str, str, str]]:
         """Layers, with their projections, whose queries are made under the owner of a softmax, or beside it."""
         shared = {}
         for name, (first, key) in self.modules.items():
@@ -140,7 +141,7 @@ class Comparison:
         return [near for near, common in shared.items() if common == best]
 
     def _match(
-        self, event: Event, name: str, query: str, key: str, capture: Capture, positions: Tensor | None
+        self, event: Softmax, name: str, query: str, key: str, capture: Capture, positions: Tensor | None
     ) -> Match:
         layers = self.groups[name]
         apart = layers[0].position == "disentangled"  # its projections are also called on distances
@@ -221,14 +222,14 @@ def _on_grid(layer: Layer, capture: Capture) -> PlacedRope:
     return replace(layer.axial, layout=layer.axial.layout.merged(capture.inputs)).on(sizes)
 
 
-def _in_pairs(event: Event, layer: Layer, x: Tensor) -> Event:
+def _in_pairs(event: Softmax, layer: Layer, x: Tensor) -> Softmax:
     """An event of local attention with its scores by query and key; other events as they are."""
     count = x.numel() // x.shape[-1]
     pairs = None if layer.window is None else by_pairs(event.scores, layer.heads, count, layer.window)
     return event if pairs is None else replace(event, scores=pairs)
 
 
-def closest(event: Event, name: str, ours: Tensor, layer: Layer) -> Match:
+def closest(event: Softmax, name: str, ours: Tensor, layer: Layer) -> Match:
     """The match of a softmax with scores of ours."""
     bad = float("inf")
     best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")
@@ -251,7 +252,7 @@ def arrangements(theirs: Tensor, ours: Tensor) -> Iterator[Tensor]:
             yield cut.reshape(heads, count, n, m).transpose(0, 1)
 
 
-def content(event: Event, name: str, ours: Tensor, layer: Layer, positions: Tensor | None) -> Match:
+def content(event: Softmax, name: str, ours: Tensor, layer: Layer, positions: Tensor | None) -> Match:
     """The match of what is read of a layer whose term of positions is not: the product of queries and keys.
 
     A rotation leaves the score of a token with itself as it is, and at position 0 all scores. What is added to the
@@ -261,7 +262,7 @@ def content(event: Event, name: str, ours: Tensor, layer: Layer, positions: Tens
     bad = float("inf")
     best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")
     rotary = layer.position.startswith("rotary")
-    products = [event.scores] if rotary or not event.products else [product.out.detach() for product in event.products]
+    products = [event.scores] if rotary or not event.kept else event.kept
     pairs = [zip(arrangements(theirs, ours), arrangements(event.scores, ours), strict=False) for theirs in products]
     for arranged, whole in chain.from_iterable(pairs):
         if rotary:

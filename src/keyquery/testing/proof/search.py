@@ -17,6 +17,8 @@ from keyquery.checkpoints.family import parse, section
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.layer import Layer
 from keyquery.checkpoints.reader import open_path
+from keyquery.listening.products import Softmax
+from keyquery.listening.softmaxes import Capture
 from keyquery.testing.proof.candidates import (
     Names,
     Weight,
@@ -29,7 +31,6 @@ from keyquery.testing.proof.candidates import (
     sections,
     weights,
 )
-from keyquery.testing.proof.capture import Capture, Event
 from keyquery.testing.proof.compare import (
     arrangements,
     content,
@@ -80,7 +81,7 @@ def search(model: Any, runs: list[Run]) -> tuple[list[Finding], list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         save(model, folder)
         seeker = _Seeker(model, Path(folder))
-        owners: dict[str, list[tuple[Event, Capture, Tensor | None]]] = {}
+        owners: dict[str, list[tuple[Softmax, Capture, Tensor | None]]] = {}
         for capture, positions in runs:
             for event in capture.events:
                 if informative(event.scores) and bool((event.scores > HIDDEN).any()):
@@ -104,7 +105,7 @@ class _Seeker:
         self.modules = {weight.stem: weight.module for weight in self.weights}
         self.known: list[tuple[dict[str, Any], bool]] = []  # facts that explained other softmaxes
 
-    def find(self, owner: str, events: list[tuple[Event, Capture, Tensor | None]]) -> Finding | None:
+    def find(self, owner: str, events: list[tuple[Softmax, Capture, Tensor | None]]) -> Finding | None:
         """The first reading under which all events of an owner agree."""
         event, capture, _ = events[-1]
         near = scope(event, capture, self.weights)
@@ -134,7 +135,7 @@ class _Seeker:
                     break
 
     def _readings(
-        self, near: list[Weight], event: Event, owner: str, exactly: bool
+        self, near: list[Weight], event: Softmax, owner: str, exactly: bool
     ) -> Iterator[tuple[Names, dict[str, Any]]]:
         lead = event.scores.numel() // event.scores.shape[-1]
         for names, shape in projections(near):
@@ -171,7 +172,7 @@ class _Seeker:
         finding.error = error
         return finding if error <= CLOSE else None
 
-    def _seen(self, event: Event) -> Tensor | None:
+    def _seen(self, event: Softmax) -> Tensor | None:
         """Which keys some head sees, (n, n); sinks stand behind the keys or before them."""
         n, m = event.scores.shape[-2:]
         if n < 3 or m < n:
@@ -260,7 +261,7 @@ class _Seeker:
     def _in(self, stack: str) -> Iterator[str]:
         return (name for name in self.source.shapes if name.startswith(stack) and name[len(stack) :][:1].isdecimal())
 
-    def _others(self, finding: Finding, near: list[Weight], capture: Capture, event: Event) -> None:
+    def _others(self, finding: Finding, near: list[Weight], capture: Capture, event: Softmax) -> None:
         """Values and outputs by their names, and the norm whose output is the input of the queries."""
         finding.stem = next(finding.names[r] for r in ANCHORS if r in finding.names).format(layer=finding.layer)
         stem = self._stems(finding)[0]
@@ -281,7 +282,7 @@ class _Seeker:
             if later is not None and weight.under(around) and not used:
                 finding.names.setdefault("output", generalised({"o": weight.stem})[0]["o"])
 
-    def _norm(self, finding: Finding, weight: Weight, capture: Capture, event: Event) -> None:
+    def _norm(self, finding: Finding, weight: Weight, capture: Capture, event: Softmax) -> None:
         pattern, number = generalised({"norm": weight.stem})
         made = capture.before(weight.module, event.time)
         if made is None or not made.inputs or made.out is None:

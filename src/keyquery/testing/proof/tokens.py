@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from keyquery.checkpoints import Layer
-from keyquery.testing.proof.capture import Capture, Event
+from keyquery.listening.products import Softmax
+from keyquery.listening.softmaxes import Capture
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Tokens:
     queries: int = 0  # of each window, where several tokens share a query
 
 
-def entered(capture: Capture, module: str, time: int, which: int, like: Event | None = None) -> Tensor | None:
+def entered(capture: Capture, module: str, time: int, which: int, like: Softmax | None = None) -> Tensor | None:
     """Tokens that entered a projection, as many as a softmax has keys; of an attention module, its queries or keys."""
     call = capture.before(module, time)
     while like and call and call.inputs and call.inputs[0].shape[-2] != like.scores.shape[-1]:
@@ -36,7 +37,7 @@ def entered(capture: Capture, module: str, time: int, which: int, like: Event | 
     return values[0] if chosen is None and values else chosen
 
 
-def windows(x: Tensor, y: Tensor, event: Event, layer: Layer, capture: Capture, module: str) -> Tokens:
+def windows(x: Tensor, y: Tensor, event: Softmax, layer: Layer, capture: Capture, module: str) -> Tokens:
     """The tokens of a softmax that entered a projection, in windows where it has rows for all of them.
 
     Otherwise they are part of the tokens, and follow those of the softmaxes since the projection was called.
@@ -79,7 +80,7 @@ def pooled(query: Tensor, count: int, how: str) -> Tensor:
     return blocks.amax((-4, -2)).flatten(-3, -2)
 
 
-def own_window(event: Event, ours: Tensor) -> Tensor:
+def own_window(event: Softmax, ours: Tensor) -> Tensor:
     """Of scores in several windows, those of the window that a softmax is of, where each has a softmax of its own."""
     count = len(ours)
     if count == 1 or event.scores.numel() * count != ours.numel():

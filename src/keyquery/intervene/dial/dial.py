@@ -1,0 +1,331 @@
+"""`dial`: scale parts of attention scores in a running model, without changing its weights.
+
+With the mean query q̄ᵢ and the mean key k̄ⱼ at each position, and contents q′ = q − q̄ and k′ = k − k̄, all rotated as in
+the model, the score of query i and key j is exactly the sum of the parts of `forms.parts`. With gains on them
+
+    symmetric α      skew β      popularity γ      query_only ε      position δ
+
+it is still one product, q̃·k̃, of vectors up to three times as wide (x̂ is x rotated by the negative angle):
+
+    q̃ = [½(α+β)q′ + γq̄ , ½(α−β)k̂′ , εq′ + δq̄]      k̃ = [k′ , q̂′ , k̄]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.checkpoints.positions.given import GIVEN
+from keyquery.checkpoints.positions.relative import TABLES, VECTORS
+from keyquery.forms.parts import PARTS
+from keyquery.intervene.dial.directions import (
+    Basis,
+    DirectionGains,
+    Directions,
+    check_gain,
+    checked_numbers,
+    direction_gains,
+)
+from keyquery.intervene.dial.means import MEANS, Means, SiteMeans
+from keyquery.intervene.dial.widen import HalfTurn, widen
+from keyquery.intervene.handle import Handle, check_model, lasting
+from keyquery.intervene.rewrites import rewrite, sites_of
+from keyquery.intervene.selection import Selection, select
+from keyquery.intervene.sites import Context, Site, labels_of
+from keyquery.listening import Batch, batches_of
+from keyquery.listening.exclusive import Changes
+from keyquery.listening.live import live_heads
+from keyquery.support.checks import check_choice
+
+POSITION = PARTS.index("position")
+
+
+class Gains:
+    """A rewrite of some heads of a layer by gains on the five parts, (5, heads)."""
+
+    def __init__(self, heads: Sequence[int], gains: Tensor, means: SiteMeans | None) -> None:
+        self.heads, self._means = list(heads), means
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # rotations, and the means rotated to them
+        self._turned: tuple[Tensor, HalfTurn] | None = None  # rotations, and those of swapped contents
+        self.set(gains)
+
+    def set(self, gains: Float[Tensor, "5 heads"]) -> None:
+        """Set new gains."""
+        self.gains, self._moves_bias = gains, bool((gains[POSITION] != 1).any())
+        self.set_rows([gains])
+
+    def set_rows(self, gains: Sequence[Float[Tensor, "5 heads"]]) -> None:
+        """Set gains for each of so many equal parts of a batch, in the order of its rows."""
+        self._rows = list(gains)
+        self._idle = all(bool((own == 1).all()) for own in gains)
+        self._across = not all(torch.equal(own[0], own[1]) for own in gains)
+
+    def __call__(self, context: Context) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
+        """q̃ of the new tokens and k̃ of all."""
+        queries, keys = self._own(context.queries), self._own(context.keys)
+        if self._idle:  # unchanged heads keep their original path
+            return queries[..., -context.new :, :], keys
+        if self._rows[0].device != keys.device:  # moved once; kernels take float32
+            dtype = torch.promote_types(keys.dtype, torch.float32)
+            self._rows = [own.to(keys.device, dtype) for own in self._rows]
+        by_position = self._means is not None and self._means.by_position
+        # Otherwise constant per query, and softmax is invariant to it.
+        placed = context.turn.rope is not None or context.constants or by_position
+        turn = self._half_turn(context) if self._across else None
+        if len(self._rows) == 1:
+            return widen(queries, keys, *self._at(context), self._rows[0], context.new, self._across, placed, turn)
+        if self._means is None or len(keys) % len(self._rows) or len(context.turned) > 1:
+            raise ValueError(f"{len(keys)} sequences cannot be divided into {len(self._rows)} parts with own gains")
+        parts = zip(queries.chunk(len(self._rows)), keys.chunk(len(self._rows)), self._rows, strict=True)
+        at_query, at_key = self._at(context)
+        wide = [
+            widen(query, key, at_query, at_key, gains, context.new, self._across, placed, turn)
+            for query, key, gains in parts
+        ]
+        return torch.cat([query for query, _ in wide]), torch.cat([key for _, key in wide])
+
+    def _half_turn(self, context: Context) -> HalfTurn | None:
+        """The rotation R(−2t) of swapped contents; cached while positions stay the same."""
+        rope, dtype = context.turn.rope, torch.promote_types(context.keys.dtype, torch.float32)
+        if rope is None:
+            return None
+        if self._turned is None or self._turned[0] is not context.turned or self._turned[1].cos.dtype != dtype:
+            angles = 2 * rope.angles(context.turned).to(context.keys.device)
+            turn = HalfTurn(angles.cos().to(dtype), angles.sin().to(dtype), context.turn.start, rope.interleaved)
+            self._turned = context.turned, turn
+        return self._turned[1]
+
+    def _at(self, context: Context) -> tuple[Tensor, Tensor]:
+        """Means of its heads at every position; cached while positions stay the same."""
+        if self._means is None:
+            means = SiteMeans(*(mean[None] for mean in context.means()))
+            query, key = (self._own(mean) for mean in means.at(context))
+            return query, key
+        kept = self._kept
+        if kept is None or kept[0] is not context.turned or kept[1].dtype != context.keys.dtype:
+            query, key = (self._own(mean).contiguous() for mean in self._means.at(context))
+            kept = self._kept = context.turned, query, key
+        return kept[1:]
+
+    def _own(self, x: Tensor) -> Tensor:
+        """Select its heads; without a copy if all."""
+        return x if len(self.heads) == x.shape[1] else x[:, self.heads]
+
+    def bias_gain(self) -> Float[Tensor, " heads"] | None:
+        """A position bias belongs to the position part."""
+        return self.gains[POSITION] if self._moves_bias else None
+
+
+class Dial(Handle):
+    """A dialled model: `turn` sets new gains, `undo` or the end of the context restores the model.
+
+    `bases` holds the directions of the dialled heads, with their values and shares, by (layer, head).
+
+    Parameters
+    ----------
+    changes
+        The changes that `undo` takes back.
+    gains, directions
+        By site, and by (layer, head). Made by `kq.dial`.
+    """
+
+    def __init__(
+        self, changes: Changes, gains: dict[int, Gains], directions: Mapping[tuple[int, int], DirectionGains]
+    ) -> None:
+        super().__init__(changes, "dial")
+        self._gains, self._directions = gains, directions
+        self.bases: dict[tuple[int, int], Basis] = {head: gain.basis for head, gain in directions.items()}
+
+    def turn(
+        self,
+        heads: Selection = None,
+        *,
+        symmetric: float = 1.0,
+        skew: float = 1.0,
+        popularity: float = 1.0,
+        query_only: float = 1.0,
+        position: float = 1.0,
+    ) -> None:
+        """Set the gains of some of the dialled heads; all others are reset to 1. Default: all heads.
+
+        >>> model = kq.Encoder(8, depth=2, heads=2).eval()
+        >>> with kq.dial(model) as dial:
+        ...     dial.turn("0.*", skew=0)
+        """
+        values = _checked(symmetric, skew, popularity, query_only, position)
+        for index, gains in self._values(heads, values).items():
+            self._gains[index].set(gains)
+
+    def turn_rows(self, variants: Sequence[tuple[Selection, Mapping[str, float]]]) -> None:
+        """Set gains for each of so many equal parts of a batch: heads and their gains by part; all others are 1.
+
+        The first rows of a batch get the first variant, and so on: many ablations run as one batch. Positions must be
+        the same in all rows, and scores have no position bias; means are those of data.
+
+        >>> model, x = kq.Encoder(8, depth=2, heads=2).eval(), torch.randn(3, 5, 8)
+        >>> with torch.no_grad(), kq.dial(model, data=[{"x": x}], means="global") as dial:
+        ...     dial.turn("0.1", skew=0)
+        ...     alone = model(x)
+        ...     dial.turn_rows([("0.0", {"symmetric": 0}), ("0.1", {"skew": 0})])
+        ...     together = model(torch.cat((x, x)))
+        >>> torch.allclose(together[3:], alone, atol=1e-6), torch.allclose(together[:3], alone, atol=1e-6)
+        (True, False)
+        """
+        rows = [self._values(heads, _checked(*(gains.get(part, 1.0) for part in PARTS))) for heads, gains in variants]
+        for index, own in self._gains.items():
+            own.set_rows([values[index] for values in rows])
+
+    def _values(self, heads: Selection, values: Tensor) -> dict[int, Float[Tensor, "5 heads"]]:
+        """Gains of every site: those given for some heads, 1 for all others."""
+        self.require()
+        if self._directions:
+            raise ValueError("this dial scales directions, not parts: use turn_directions")
+        chosen = select(heads, {index: gains.heads for index, gains in self._gains.items()})
+        at = {i: torch.tensor([head in chosen.get(i, ()) for head in own.heads]) for i, own in self._gains.items()}
+        return {index: torch.where(own, values[:, None], 1.0) for index, own in at.items()}
+
+    def turn_directions(self, directions: Directions, gain: float = 0.0) -> None:
+        """Set the gain of some directions of the dialled heads; all others are reset to 1.
+
+        >>> model = kq.Encoder(8, depth=2, heads=2).eval()
+        >>> with kq.dial(model, directions={"0.1": [0, 1]}) as dial:
+        ...     dial.turn_directions({"0.1": [2]}, gain=2)
+        """
+        self.require()
+        check_gain("gain", gain)
+        known: dict[int, list[int]] = {}
+        for layer, head in self._directions:
+            known.setdefault(layer, []).append(head)
+        chosen = {
+            (layer, head): checked_numbers(f"{layer}.{head}", numbers, len(self.bases[layer, head].values))
+            for selector, numbers in directions.items()
+            for layer, heads in select([selector], known).items()
+            for head in heads
+        }
+        for place, rewritten in self._directions.items():
+            rewritten.set(dict.fromkeys(chosen.get(place, ()), float(gain)))
+
+
+def dial(
+    model: nn.Module,
+    symmetric: float = 1.0,
+    skew: float = 1.0,
+    popularity: float = 1.0,
+    query_only: float = 1.0,
+    position: float = 1.0,
+    heads: Selection = None,
+    *,
+    data: Iterable[Batch] | Means | None = None,
+    means: str | None = None,
+    directions: Directions | None = None,
+    of: str = "singular",
+    gain: float = 0.0,
+    on: str = "weights",
+) -> Dial:
+    """Scale the parts of attention scores in a running model; its weights are not modified.
+
+    score = α·symmetric + β·skew + γ·popularity + ε·query_only + δ·position, with all gains 1 in the original model.
+
+    Parameters
+    ----------
+    model
+        A live model in eval mode.
+    symmetric, skew, popularity, query_only, position
+        Gains on the parts (`docs/decomposition.md`); 0 ablates a part. Default: 1.
+    heads
+        Pairs (layer, head), or strings such as "3.*" and "0.1". Default: all.
+    data
+        Batches on which the means are measured, or `Means`. Default: the means of each batch, over all its tokens, so
+        that results depend on how texts are batched.
+    means
+        "position": one mean per position, as in `kq.look`; "global": one for all positions. Default: "position" if
+        `data` has at least 32 sequences, else "global".
+    directions
+        Scale single directions of some heads instead of parts: their numbers, strongest first, by head, such as
+        `{(18, 6): [0, 1]}` or `{"18.6": [0, 1]}`. Default: none.
+    of
+        Of which matrix: "singular" triples σuvᵀ of M, eigenvectors λeeᵀ of its "symmetric" part, or planes
+        ω(stᵀ − tsᵀ) of its "skew" part. Under RoPE of M(0); see `docs/surgery.md`. Default: "singular".
+    gain
+        Of these directions; 0 ablates them. Default: 0.
+    on
+        "weights": M of the weights, and tokens as they enter the projections, so that popularity moves too; "data":
+        Σ^½MΣ^½ with the covariance of `data`, and tokens less their mean, which leaves it. Default: "weights".
+
+    Returns
+    -------
+    Dial
+        A context manager, or a handle with `.turn()` and `.undo()`.
+
+    Raises
+    ------
+    ValueError
+        If the model has active dropout, a head does not exist or is already changed, or a gain is out of range.
+
+    Examples
+    --------
+    >>> model, x = kq.Encoder(8, depth=1, heads=2).eval(), torch.randn(1, 5, 8)
+    >>> before = model(x)
+    >>> with kq.dial(model, skew=0):
+    ...     ablated = model(x)
+    >>> torch.equal(model(x), before), torch.equal(ablated, before)
+    (True, False)
+    >>> with kq.dial(model, directions={(0, 1): [0]}, of="skew"):  # without the strongest rotation plane
+    ...     ablated = model(x)
+
+    See Also
+    --------
+    ablate : The change of the loss with each part ablated.
+    project : Replace the QK form of one head.
+    """
+    model = check_model(model)
+    values = _checked(symmetric, skew, popularity, query_only, position)
+    if means is not None:
+        check_choice("means", means, MEANS)
+    if data is None and means == "position":
+        raise ValueError('means="position" needs data: batches for the model')
+    if data is not None and not isinstance(data, Means):
+        data = list(batches_of(data))
+        live_heads(model, next(iter(data), None))
+    sites = sites_of(model)
+    chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
+    if directions is not None:
+        if bool((values != 1).any()) or heads is not None:
+            raise ValueError("directions are scaled by `gain` and name their heads: omit heads and gains on parts")
+        scaled = direction_gains(model, sites, directions, of, gain, on, data, means)
+        return lasting(model, partial(_change_directions, model, sites, scaled))
+    moved = values[POSITION] != 1 or values[PARTS.index("query_only")] != 1
+    if moved and (odd := next((sites[i] for i in chosen if sites[i].position in (*VECTORS, *TABLES, *GIVEN)), None)):
+        raise ValueError(f"{odd.name} has {odd.position} position terms, which the dial cannot scale")
+    measured = data if data is None or isinstance(data, Means) else Means(model, data, means)
+    gains = {
+        index: Gains(
+            numbers, values[:, None].expand(-1, len(numbers)), None if measured is None else measured.of(sites[index])
+        )
+        for index, numbers in chosen.items()
+    }
+
+    def change(changes: Changes) -> Dial:
+        rewrite(model, sites, gains, changes)
+        return Dial(changes, gains, {})
+
+    return lasting(model, change)
+
+
+def _change_directions(
+    model: nn.Module, sites: dict[int, Site], scaled: dict[tuple[int, int], DirectionGains], changes: Changes
+) -> Dial:
+    for (index, _), new in scaled.items():
+        rewrite(model, sites, {index: new}, changes)
+    return Dial(changes, {}, scaled)
+
+
+def _checked(*gains: Any) -> Float[Tensor, 5]:
+    for name, gain in zip(PARTS, gains, strict=True):
+        check_gain(name, gain)
+    return torch.tensor([float(gain) for gain in gains], dtype=torch.float64)

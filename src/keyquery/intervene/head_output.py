@@ -1,0 +1,123 @@
+"""Ablation of whole heads in a running model: their output is replaced by zero, or by its mean over data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.intervene.handle import Handle, check_model, lasting
+from keyquery.intervene.rewrites import sites_of
+from keyquery.intervene.selection import Selection, select
+from keyquery.intervene.sites import Site, labels_of
+from keyquery.listening import Batch, batches_of
+from keyquery.listening.attachment import add_listener
+from keyquery.listening.call import Call
+from keyquery.listening.exclusive import Changes
+from keyquery.listening.hooks import watch
+from keyquery.listening.listen import listen
+from keyquery.support.checks import check_choice
+
+KINDS = ("zero", "mean")
+
+
+def ablate_heads(
+    model: nn.Module,
+    kind: str = "zero",
+    heads: Selection = None,
+    *,
+    data: Iterable[Batch] | None = None,
+    means: Mapping[int, Tensor] | None = None,
+) -> Handle:
+    """Ablate whole heads: replace their output before the output projection by zero, or by its mean.
+
+    Parameters
+    ----------
+    model
+        A live model in eval mode; its weights are not modified.
+    kind
+        "zero", or "mean": the mean over all tokens of `data`. Default: "zero".
+    heads
+        Pairs (layer, head), or strings such as "3.*". Default: all.
+    data
+        Batches for the mean. Default: none.
+    means
+        Means from `mean_outputs`, instead of `data`. Default: none.
+
+    Returns
+    -------
+    Handle
+        A context manager, or a handle with `.undo()`.
+
+    Raises
+    ------
+    ValueError
+        If the model has active dropout, a head does not exist, or `kind="mean"` has neither `data` nor `means`.
+
+    Examples
+    --------
+    >>> model, x = kq.Encoder(8, depth=1, heads=2).eval(), torch.randn(1, 5, 8)
+    >>> before = model(x)
+    >>> with kq.ablate_heads(model, heads="0.1"):
+    ...     ablated = model(x)
+    >>> torch.equal(model(x), before), torch.equal(ablated, before)
+    (True, False)
+
+    See Also
+    --------
+    ablate : The change of the loss by such ablations.
+    dial : Scale parts of the scores instead.
+    """
+    model = check_model(model)
+    check_choice("kind", kind, KINDS)
+    sites = sites_of(model)
+    chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
+    if kind == "mean" and means is None:
+        if data is None:
+            raise ValueError('kind="mean" needs data: batches for the mean')
+        means = mean_outputs(model, data, {index: sites[index] for index in chosen})
+    known = means or {}
+    outputs = {sites[index].module: (numbers, known.get(index)) for index, numbers in chosen.items()}
+    if kind == "zero":
+        outputs = {module: (numbers, None) for module, (numbers, _) in outputs.items()}
+
+    def replaced(call: Call) -> Mapping[str, Tensor] | None:
+        if call.module not in outputs or call.is_cross:
+            return None
+        numbers, mean = outputs[call.module]
+        out = call.attend({}).clone()
+        out[:, numbers] = 0.0 if mean is None else mean[numbers].to(out)[:, None]
+        return {"output": out}
+
+    def change(changes: Changes) -> Handle:
+        add_listener(model, replaced, changes)
+        return Handle(changes, "ablation of heads")
+
+    return lasting(model, change)
+
+
+def mean_outputs(
+    model: nn.Module, data: Iterable[Batch], sites: Mapping[int, Site]
+) -> dict[int, Float[Tensor, "heads width"]]:
+    """Mean output of every head over all real tokens, by layer."""
+    layers = {site.module: index for index, site in sites.items()}
+    sums: dict[int, Tensor] = {}
+    counts: dict[int, int] = {}
+
+    def add(call: Call) -> None:
+        if call.module in layers and not call.is_cross:
+            index, out = layers[call.module], call.attend({}).double()
+            if call.real_queries is not None:
+                out = out * call.real_queries[:, None, :, None]
+            sums[index] = sums.get(index, 0) + out.sum((0, 2))
+            count = out.shape[0] * out.shape[2] if call.real_queries is None else int(call.real_queries.sum())
+            counts[index] = counts.get(index, 0) + count
+
+    with watch(model, {}) as run, listen(model, add):
+        for batch in batches_of(data):
+            run(batch)
+    silent = [site.name for index, site in sites.items() if index not in sums]
+    if silent:
+        raise ValueError(f"{silent[0]} was never called: these inputs give no activations there")
+    return {index: total / counts[index] for index, total in sums.items()}

@@ -1,0 +1,164 @@
+"""`project`: replace the QK form of one head by its symmetric, skew, PSD or low-rank part in a running model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.intervene.handle import Handle, check_model, lasting
+from keyquery.intervene.project.components import Component, components
+from keyquery.intervene.rewrites import check_unchanged, rewrite, sites_of
+from keyquery.intervene.selection import select
+from keyquery.intervene.sites import Context, Site, labels_of
+from keyquery.listening import Batch, batches_of, joint_moments
+from keyquery.listening.exclusive import Changes
+from keyquery.support.checks import check_choice, check_count
+
+KERNELS = ("general", "symmetric", "psd", "skew", "zero")
+
+
+class Maps(NamedTuple):
+    """q̃ = query·[q; k] and k̃ = key·[q; k] of a head, and the share of ‖M‖² that is lost."""
+
+    query: Float[Tensor, "w n"]
+    key: Float[Tensor, "w n"]
+    lost: float
+
+
+class Linear:
+    """A rewrite of one head by two linear maps of its [q; k]."""
+
+    def __init__(self, head: int, maps: Maps) -> None:
+        self.heads, self._maps = [head], maps
+
+    def __call__(self, context: Context) -> tuple[Float[Tensor, "batch 1 n w"], Float[Tensor, "batch 1 m w"]]:
+        """The head's new queries and keys."""
+        both = torch.cat((context.queries[:, self.heads], context.keys[:, self.heads]), -1)
+        query, key = (matrix.to(both) for matrix in self._maps[:2])
+        return both[..., -context.new :, :] @ query.mT, both @ key.mT
+
+    def bias_gain(self) -> None:
+        """A position bias is not part of the QK form, and stays."""
+
+
+class Projection(Handle):
+    """A projected head; `lost` is the lost share of ‖M‖², for the weights or, with data, on data.
+
+    Parameters
+    ----------
+    changes
+        The changes that `undo` takes back.
+    what
+        Name of the change.
+    lost
+        Lost share of ‖M‖². Made by `kq.project`.
+    """
+
+    def __init__(self, changes: Changes, what: str, lost: float) -> None:
+        super().__init__(changes, what)
+        self.lost = lost
+
+
+def project(
+    model: nn.Module,
+    head: str | tuple[int, int],
+    kernel: str = "symmetric",
+    rank: int | None = None,
+    *,
+    data: Iterable[Batch] | None = None,
+) -> Projection:
+    """Replace the QK form of one head while the model runs.
+
+    "symmetric" is ½(s_ij + s_ji) and "skew" ½(s_ij − s_ji), exactly, by vectors of twice the width; "psd" is the
+    positive part of the symmetric one, "zero" removes the score, "general" keeps the form, at a lower rank.
+
+    Parameters
+    ----------
+    model
+        A live model in eval mode.
+    head
+        A pair (layer, head), or a string such as "0.1".
+    kernel
+        "general", "symmetric", "psd", "skew" or "zero". Default: "symmetric".
+    rank
+        Keep only this many dimensions, by their share of ‖M‖². Under RoPE dimensions are kept in pairs. Default: all.
+    data
+        Batches; shares are then weighted by the covariance of queries and keys. Default: shares of the weights.
+
+    Returns
+    -------
+    Projection
+        A context manager, or a handle with `.undo()`; `.lost` is the lost share of ‖M‖². Position biases stay.
+
+    Raises
+    ------
+    ValueError
+        If `head` does not select exactly one head, or `rank` does not fit the kernel.
+
+    Examples
+    --------
+    >>> layer, x = kq.Attention(16, heads=2), torch.randn(1, 5, 16)
+    >>> with kq.project(layer, head=(0, 1), kernel="general", rank=2) as projection:
+    ...     _ = layer(x)
+    >>> 0 < projection.lost < 1
+    True
+
+    See Also
+    --------
+    dial : Scale parts of the scores.
+    swap : Replace whole attention layers.
+    """
+    model = check_model(model)
+    check_choice("kernel", kernel, KERNELS)
+    sites = sites_of(model)
+    known = {index: range(site.count) for index, site in sites.items()}
+    chosen = [(i, h) for i, numbers in select([head], known, labels_of(sites)).items() for h in numbers]
+    if len(chosen) != 1:
+        raise ValueError(f"head must select one head, got {head!r}, which selects {len(chosen)}")
+    index, number = chosen[0]
+    site = sites[index]
+    maps = _maps(site, kernel, rank, _gram(model, site, number, data))
+
+    def change(changes: Changes) -> Projection:
+        rewrite(model, sites, {index: Linear(number, maps)}, changes)
+        return Projection(changes, f"projection of head {index}.{number}", maps.lost)
+
+    return lasting(model, change)
+
+
+def _gram(model: nn.Module, site: Site, head: int, data: Iterable[Batch] | None) -> Float[Tensor, "n n"]:
+    """The Gram matrix of [Q; K] of a head, or the covariance of [q; k] on data."""
+    if data is not None:
+        check_unchanged(model)
+        return joint_moments(model, batches_of(data), site.found)[site.index].covariance[head].cpu()
+    form = site.read().gained().form()
+    return form.gram().flatten(0, len(form.batch) - 1)[head].cpu()
+
+
+def _maps(site: Site, kernel: str, rank: int | None, gram: Float[Tensor, "n n"]) -> Maps:
+    rope, dims = site.turn.rope, gram.shape[-1] // 2
+    check_count("rank", rank, 1, 2 * dims, optional=True)
+    if site.turn.start and (rank is not None or kernel == "psd"):
+        raise ValueError(f"{site.name} is an MLA head: only symmetric, skew and zero, without a rank, are supported")
+    if rank is None and kernel == "general":
+        raise ValueError('kernel "general" needs a rank')
+    if rank is not None and rank % 2 and (rope is not None or kernel == "skew"):
+        raise ValueError(f"rank must be even here, since dimensions come in rotation pairs, got {rank}")
+    blank = torch.zeros(1, 2 * dims, dtype=torch.float64)  # also if a head has no such part
+    if kernel == "zero":
+        return Maps(blank, blank, 1.0)
+    kept: list[Component] = []
+    for component in components(kernel, gram, rope):
+        if rank is None or sum(len(earlier.query) for earlier in kept) + len(component.query) <= rank:
+            kept.append(component)
+    lost = 1 - sum(component.share for component in kept)
+    if rank is None and kernel in ("symmetric", "skew"):  # exact, without the rounding of components
+        query, key = torch.eye(2 * dims, dtype=torch.float64).split(dims)
+        sign = 1 if kernel == "symmetric" else -1
+        return Maps(torch.cat((query, sign * key)) / 2, torch.cat((key, query)), lost)
+    query, key = (torch.cat([blank, *(getattr(component, side) for component in kept)]) for side in ("query", "key"))
+    return Maps(query, key, lost)

@@ -1,0 +1,197 @@
+"""The structured kernel nearest to a trained head: z = B·[q; k], from the Gram matrix of [q; k] alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor
+
+from keyquery.forms import Form, Rope
+from keyquery.intervene.project.rotary_planes import fill, inverse, pairs, plane_rows
+from keyquery.support.checks import check_choice, check_count, check_float
+
+KERNELS = ("symmetric", "psd", "rbf", "skew", "split", "pairwise")
+
+
+class Nearest(NamedTuple):
+    """z = mix·[q; k] for every head, the initial kernel parameters, and the lost share of ‖M‖².
+
+    `core` is the gain D of a symmetric or split kernel, the matrix P of a pairwise one, None for the others.
+    """
+
+    mix: Float[Tensor, "*batch r n"]
+    core: Tensor | None
+    lost: Float[Tensor, "*batch"]
+
+
+class _Part(NamedTuple):
+    """A solution for some dimensions of a head: ‖M − M̂‖² is `error`, ‖M‖² is `energy`."""
+
+    mix: Tensor
+    core: Tensor | None
+    error: Tensor
+    energy: Tensor
+
+
+def nearest(
+    kernel: str, gram: Float[Tensor, "*batch n n"], rope: Rope | None = None, symmetric_dims: int = 0
+) -> Nearest:
+    """The structured kernel M̂ that minimises ‖M − M̂‖ for heads M = QᵀK, from the Gram matrix of [Q; K].
+
+    `gram` (..., 2r, 2r) is [Q; K][Q; K]ᵀ of the weights or, for the norm on data, the covariance of [q; k]. For a
+    pairwise kernel no closed form is known: M is compressed to its r leading directions. For an rbf kernel only the
+    metric is fitted: the norm of the key that it subtracts is not part of the QK form.
+
+    With `rope` the norm is averaged over all rotations: every rotary plane is a complex number, M_p = conj(q_p)·k_p,
+    and planes do not interact. Of each plane's structured part, z_p keeps one of two eigenvectors.
+
+    >>> tied = torch.tensor([[1.0, 1.0], [1.0, 1.0]])  # q = k
+    >>> [round(float(nearest(kernel, tied).lost), 4) for kernel in ("psd", "symmetric", "pairwise")]
+    [0.0, 0.0, 0.0]
+    """
+    _check(kernel, gram, rope, symmetric_dims)
+    rank, gram = gram.shape[-1] // 2, gram.detach().double()
+    if rope is None:
+        mix, core, error, energy = _unrotated(kernel, gram, symmetric_dims)
+        return Nearest(mix, core, _share(error, energy))
+    turned = _rotated(kernel, gram, rope, symmetric_dims)
+    if rope.dims == rank:
+        return Nearest(turned.mix, turned.core, _share(turned.error, turned.energy))
+    rest = torch.arange(rope.dims, rank, device=gram.device)
+    both = torch.cat((rest, rest + rank))
+    still = _unrotated(kernel, gram[..., both[:, None], both], 0)
+    mix = turned.mix.clone()
+    mix[..., rest[:, None], both] = still.mix
+    lost = _share(turned.error + still.error, turned.energy + still.energy)
+    return Nearest(mix, _joined(kernel, turned.core, still.core, rope.dims), lost)
+
+
+def _check(kernel: str, gram: Tensor, rope: Rope | None, symmetric: int) -> None:
+    check_choice("kernel", kernel, KERNELS)
+    check_float("gram", gram, "... n n", n=gram.shape[-1])
+    if gram.shape[-1] % 2:
+        raise ValueError(f"gram must be square with an even side 2r, got {tuple(gram.shape)}")
+    rank = gram.shape[-1] // 2
+    check_count("symmetric_dims", symmetric, 0, rank)
+    skew = {"skew": rank, "split": rank - symmetric}.get(kernel, 0)
+    if skew % 2:
+        raise ValueError(f"a skew part needs an even number of dimensions, got {skew}")
+    if rope is not None and (rope.dims > rank or (kernel == "split" and rope.dims != rank)):
+        raise ValueError(f"a {kernel} kernel needs all {rank} dimensions of a head rotated, not {rope.dims}")
+
+
+def _unrotated(kernel: str, gram: Tensor, symmetric: int) -> _Part:
+    """Dimensions without RoPE, in coordinates u where [q; k] = R·u and ‖M‖ is the Frobenius norm."""
+    form = Form.from_gram(gram)
+    rank = form.rank
+    core: Tensor | None
+    match kernel:
+        case "psd" | "rbf":
+            values, vectors = form.eigh()
+            rows, core = _rows(values[..., :rank].clamp(min=0), vectors[..., :rank]), None
+            inner = torch.eye(rank, dtype=gram.dtype, device=gram.device)
+        case "pairwise":
+            rows, inner = _compressed(form)
+            core = inner
+        case _:
+            symmetric = {"symmetric": rank, "skew": 0}.get(kernel, symmetric)
+            rows, gain, inner = _split(form, symmetric)
+            core = None if kernel == "skew" else gain
+    whole = form.query.mT @ form.key
+    error = (whole - rows.mT @ inner @ rows).square().sum((-2, -1))
+    return _Part(rows @ inverse(torch.cat((form.query, form.key), -2)), core, error, whole.square().sum((-2, -1)))
+
+
+def _split(form: Form, symmetric: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The leading eigenvectors of S, then source and target of the leading planes of A: rows, D, and C of zᵀCz."""
+    rank, planes = form.rank, (form.rank - symmetric) // 2
+    values, vectors = form.eigh(max(symmetric, 1))
+    values, vectors = values[..., :symmetric], vectors[..., :symmetric]
+    sizes, source, target = form.skew_planes(max(planes, 1))
+    sizes, source, target = sizes[..., :planes], source[..., :planes], target[..., :planes]
+    rows = torch.cat((_rows(values.abs(), vectors), _rows(sizes, source), _rows(sizes, target)), -2)
+    gain = torch.where(values < 0, -1.0, 1.0).to(values.dtype)
+    inner = rows.new_zeros(*rows.shape[:-2], rank, rank)
+    inner[..., :symmetric, :symmetric] = torch.diag_embed(gain)
+    first = torch.arange(symmetric, symmetric + planes, device=rows.device)
+    inner[..., first, first + planes], inner[..., first + planes, first] = 1.0, -1.0
+    return rows, gain, inner
+
+
+def _compressed(form: Form) -> tuple[Tensor, Tensor]:
+    """Orthonormal rows that span the leading eigenvectors of MMᵀ + MᵀM, and M between them."""
+    whole = form.query.mT @ form.key
+    rows = torch.linalg.eigh(whole @ whole.mT + whole.mT @ whole).eigenvectors[..., -form.rank :].mT
+    return rows, rows @ whole @ rows.mT
+
+
+def _rotated(kernel: str, gram: Tensor, rope: Rope, symmetric: int) -> _Part:
+    """Rotary planes: M_p is complex of rank one, and the Hermitian part of e^{iφ}·M_p gives z_p, φ by the kernel."""
+    rank = gram.shape[-1] // 2
+    first, second = pairs(rope, gram.device)
+    rows = plane_rows(gram, first, second)
+    whole = rows[..., :1, :].mH @ rows[..., 1:, :]
+    phase = _phase(kernel, whole.diagonal(dim1=-2, dim2=-1).sum(-1), symmetric)
+    tilted = phase[..., None, None] * whole
+    sizes, directions = torch.linalg.eigh((tilted + tilted.mH) / 2)
+    z = directions[..., 1:].mH * sizes[..., 1, None, None].clamp(min=0).sqrt()
+    near = phase.conj()[..., None, None] * (z.mH @ z)
+    weights = z @ inverse(rows)
+    mix = gram.new_zeros(*gram.shape[:-2], rank, 2 * rank)
+    fill(mix, first, second, first, second, weights[..., 0, 0])
+    fill(mix, first, second, first + rank, second + rank, weights[..., 0, 1])
+    # A rotation by every angle: the mean of (Re e^{iθ}w)² is |w|²/2.
+    size = rope.factor**4 / 2
+    error, energy = (size * t.abs().square().sum((-3, -2, -1)) for t in (whole - near, whole))
+    return _Part(mix, _plane_core(kernel, phase, first, second, symmetric, rope.dims), error, energy)
+
+
+def _phase(kernel: str, trace: Complex[Tensor, "*batch pairs"], symmetric: int) -> Complex[Tensor, "*batch pairs"]:
+    """e^{iφ}: the kernel of a plane is e^{−iφ}·conj(z)·z', with ±1 for symmetric planes and i for skew ones."""
+    sign = torch.where(trace.real < 0, -1.0, 1.0).to(trace.dtype)
+    match kernel:
+        case "symmetric":
+            return sign
+        case "skew":
+            return torch.full_like(trace, 1j)
+        case "split":  # the first symmetric/2 planes
+            return torch.where(torch.arange(trace.shape[-1], device=trace.device) < symmetric // 2, sign, 1j)
+        case "pairwise":
+            return torch.where(trace == 0, 1.0, trace.conj() / trace.abs().clamp(min=1e-300))
+    return torch.ones_like(trace)
+
+
+def _plane_core(kernel: str, phase: Tensor, first: Tensor, second: Tensor, symmetric: int, dims: int) -> Tensor | None:
+    match kernel:
+        case "symmetric":
+            return phase.real
+        case "split":
+            return phase.real[..., : symmetric // 2]
+        case "pairwise":
+            matrix = phase.real.new_zeros(*phase.shape[:-1], dims, dims)
+            fill(matrix, first, second, first, second, phase.conj())
+            return matrix
+    return None
+
+
+def _joined(kernel: str, rotated: Tensor | None, unrotated: Tensor | None, dims: int) -> Tensor | None:
+    """The core of a head that is rotated in part."""
+    if rotated is None or unrotated is None:
+        return None
+    if kernel != "pairwise":
+        return torch.cat((rotated, unrotated), -1)
+    rank = dims + unrotated.shape[-1]
+    matrix = unrotated.new_zeros(*unrotated.shape[:-2], rank, rank)
+    matrix[..., :dims, :dims], matrix[..., dims:, dims:] = rotated, unrotated
+    return matrix
+
+
+def _rows(values: Tensor, vectors: Tensor) -> Tensor:
+    """√λ·vᵀ."""
+    return vectors.mT * values.sqrt().unsqueeze(-1)
+
+
+def _share(error: Tensor, energy: Tensor) -> Tensor:
+    return error / torch.where(energy > 0, energy, 1.0)

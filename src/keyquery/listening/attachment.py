@@ -1,0 +1,226 @@
+"""What is attached to a model while anything listens to it: one set of hooks and adapters for all of its listeners."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import get_ident
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from keyquery.layers import Attention
+from keyquery.listening.call import Call
+from keyquery.listening.tokens import Run, in_backward
+from keyquery.listening.transformers_attention import uses_interface
+
+OnCall = Callable[[Call], Mapping[str, Tensor] | None]
+OnError = Callable[[Exception], None]
+# Arguments of an attention module that hold another sequence, and names of modules that attend to one.
+OTHERS = ("encoder_hidden_states", "key_value_states", "cross_attention_states", "context", "memory")
+CROSS = ("cross", "encoder_attn", "encdec", "encoder_decoder", "multihead_attn")
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What an adapter knows of a call; the fields are those of `Call`. `real` and `cross` where it knows them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    scale: float | None
+    attn_mask: Tensor | None = None
+    causal: int | None = None
+    position_bias: Tensor | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    given_scores: Tensor | None = None
+    real: Tensor | None = None
+    cross: bool | None = None
+
+
+class Attachment:
+    """The listeners of one model, the forward that is running, and the adapters that see its attention."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.run = model, Run(model)
+        self.listeners: list[OnCall] = []
+        self.on_error: list[OnError] = []  # of listeners that change nothing
+        self.layers: dict[str, int] = {}  # number of every attention module, by the order of first calls
+        self.ran: set[str] = set()  # modules called attention, where torch functions are watched
+        self.inside = 0  # depth of attention functions that another adapter has seen
+        self.changes = ExitStack()
+
+    def attach(self) -> None:
+        """Attach adapters to all attention modules; if one fails, nothing stays attached."""
+        from keyquery.listening import functions, interface, layers  # these import this module
+
+        with ExitStack() as changes:
+            modules = dict(self.model.named_modules())
+            self.run.attach(modules, changes)
+            covered = False
+            for name, module in modules.items():
+                adapter: Any = layers if isinstance(module, Attention) else interface
+                if adapter is interface and not uses_interface(module):
+                    continue
+                covered = True
+                self.run.watch(module, changes)
+                adapter.attach(module, changes)
+                _add(module, self, name, changes)
+            functions.attach(self, modules, covered, changes)
+            self.changes = changes.pop_all()
+
+    def show(self, module: nn.Module, name: str, facts: Callable[[], Facts | None]) -> tuple[Any, dict[str, Tensor]]:
+        """Dispatch the call that `facts` describes, if it is one.
+
+        If no listener changes anything, an error does not reach the model, and nothing is saved for gradients:
+        activation checkpointing counts what a forward saves.
+        """
+        if in_backward() and not self.changes_calls:
+            return None, {}  # it was seen in the forward
+        if self.changes_calls:
+            known = facts()
+            return (None, {}) if known is None else self.dispatch(module, name, known)
+        try:
+            with torch.no_grad():
+                known = facts()
+                return (None, {}) if known is None else self.dispatch(module, name, known)
+        except Exception as error:
+            for report in self.on_error:
+                report(error)
+            return None, {}
+
+    @property
+    def changes_calls(self) -> bool:
+        """Whether a listener may replace what it sees."""
+        return len(self.on_error) < len(self.listeners)
+
+    def dispatch(self, module: nn.Module, name: str, facts: Facts) -> tuple[Call, dict[str, Tensor]]:
+        """Show a call to all listeners, each with what those before it replaced; returns it, and what was replaced."""
+        if not (self.run.frames or in_backward()):
+            raise RuntimeError(
+                f"{name or 'the model'} was called outside of the model's forward: call the model itself"
+            )
+        if self.run.thread != get_ident() and not in_backward():
+            raise RuntimeError("the model is running in another thread: run one after the other")
+        call, merged = self.call(module, name, facts), dict[str, Tensor]()
+        seen, left = call, len(self.listeners)
+        for listener in list(self.listeners):
+            new, left = listener(seen), left - 1
+            if new is not None and seen.check(new):
+                merged |= new
+                seen = seen.replaced(new) if left or "scores" in merged else seen
+                if "scores" in merged and seen.given_scores is not None:  # with later queries, keys and bias in them
+                    merged["scores"] = seen.given_scores
+        if not self.run.frames:  # activations of the backward pass end with it
+            self.run.arguments.pop(module, None)
+        return call, merged
+
+    def call(self, module: nn.Module, name: str, facts: Facts) -> Call:
+        """The call of a module, with its number and its tokens."""
+        layer = self.layers.setdefault(name, len(self.layers))
+        cross = self._is_cross(module, name) if facts.cross is None else facts.cross
+        tokens = self.run.tokens(module, name, facts.query, facts.key, cross, facts.real)
+        fields = {field: value for field, value in vars(facts).items() if field not in ("real", "cross")}
+        cache = self.run.cache(module)
+        return Call(module, name, layer, tokens=tokens, is_cross=cross, cache=cache, **fields)
+
+    def _is_cross(self, module: nn.Module, name: str) -> bool:
+        given = self.run.arguments.get(module)
+        if given is not None and any(other in given.tensors for other in OTHERS):
+            return True
+        return any(word in part for part in name.lower().split(".") for word in CROSS)
+
+
+_ATTACHED: WeakKeyDictionary[nn.Module, Attachment] = WeakKeyDictionary()  # by model
+_SEEN_BY: WeakKeyDictionary[nn.Module, list[tuple[Attachment, str]]] = WeakKeyDictionary()  # by attention module
+
+
+def attached(model: nn.Module) -> Attachment | None:
+    """The attachment of a model, if anything listens to it."""
+    return _ATTACHED.get(model)
+
+
+def add_listener(model: nn.Module, listener: OnCall, changes: ExitStack, on_error: OnError | None = None) -> Attachment:
+    """Let a function see, and change, every attention call of a model; `changes` removes it.
+
+    With `on_error` it changes nothing, and errors go there, unless a listener that changes something is on, too.
+    """
+    attachment = _ATTACHED.get(model) or Attachment(model)
+    changes.callback(_remove, model, attachment, listener, on_error)  # first: what follows may be interrupted
+    if model not in _ATTACHED:
+        _ATTACHED[model] = attachment
+        attachment.attach()
+    attachment.listeners.append(listener)
+    attachment.on_error += [] if on_error is None else [on_error]
+    return attachment
+
+
+def _remove(model: nn.Module, attachment: Attachment, listener: OnCall, on_error: OnError | None) -> None:
+    if listener in attachment.listeners:
+        attachment.listeners.remove(listener)
+    if on_error in attachment.on_error:
+        attachment.on_error.remove(on_error)
+    if not attachment.listeners and _ATTACHED.get(model) is attachment:
+        del _ATTACHED[model]
+        attachment.changes.close()
+
+
+def _add(module: nn.Module, attachment: Attachment, name: str, changes: ExitStack) -> None:
+    entry = (attachment, name)
+    _SEEN_BY.setdefault(module, []).append(entry)
+    changes.callback(_drop, module, entry)
+
+
+def _drop(module: nn.Module, entry: tuple[Attachment, str]) -> None:
+    entries = _SEEN_BY[module]
+    entries.remove(entry)
+    if not entries:
+        del _SEEN_BY[module]
+
+
+@contextmanager
+def emit(module: nn.Module, facts: Callable[[], Facts]) -> Iterator[tuple[Any, dict[str, Tensor]]]:
+    """Show a call of a module to everything that listens to a model it is part of; inside, it is not seen again."""
+    entries = _SEEN_BY.get(module, ())
+    first: Call | None = None
+    merged: dict[str, Tensor] = {}
+    for attachment, name in entries:
+        call, new = attachment.show(module, name, facts)
+        first = call if first is None else first
+        if new:
+            merged |= new
+            facts = partial(_with, facts, call, new)
+    for attachment, _ in entries:
+        attachment.inside += 1
+    try:
+        yield first, merged
+    finally:
+        for attachment, _ in entries:
+            attachment.inside -= 1
+
+
+def _with(facts: Callable[[], Facts], call: Call, new: dict[str, Tensor]) -> Facts:
+    call = call.replaced(new)
+    names = ("query", "key", "value", "given_scores", "attn_mask", "causal", "position_bias")
+    return replace(facts(), **{name: getattr(call, name) for name in names})
+
+
+def warn_unseen(attachment: Attachment) -> None:
+    """Name an attention module that ran without a call that torch shows, in it or around it."""
+    seen = [f"{name}." for name in attachment.layers]
+    names = [
+        name
+        for name in sorted(attachment.ran)
+        if not any(f"{name}.".startswith(other) or other.startswith(f"{name}.") for other in seen)
+    ]
+    if names:
+        model = type(attachment.model).__name__
+        warnings.warn(
+            f"{names[0]} of {model} ran, but none of its attention went through torch: it is not seen", stacklevel=4
+        )

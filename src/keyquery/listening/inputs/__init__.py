@@ -1,0 +1,1 @@
+"""What a model is run on, and the model itself: text as batches, tokens, words, models loaded from files."""

@@ -1,0 +1,398 @@
+"""Heads of a live model: read from its weights, or, for a class of one's own, found by running it once.
+
+Queries and keys of its attention calls are looked up among the outputs of the linear maps that it applied. At position
+0 a query is such an output whatever RoPE does later: there rows are found, rotations are then fitted, and everything is
+verified on all tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from keyquery.checkpoints import read
+from keyquery.checkpoints.family import Family
+from keyquery.checkpoints.heads import Heads
+from keyquery.checkpoints.layer import Layer, Projections
+from keyquery.checkpoints.layouts import Values
+from keyquery.checkpoints.sources import Live, bare, first_line
+from keyquery.forms import Rope
+from keyquery.listening.attachment import add_listener
+from keyquery.listening.call import Call
+from keyquery.listening.hooks import Batch, watch
+from keyquery.reading import digests
+
+FAMILY = Family("observed", [], [])
+TOLERANCE = 1e-5  # largest error of a query or key, relative to the largest, that counts as rounding
+ANGLE = 1.2e-7  # rounding of an angle in float32, per position
+SAMPLED = 256  # tokens by which columns are looked up
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """One linear map that a model applied: out = x·weightᵀ + bias; weight and bias are views of its parameters."""
+
+    weight: Float[Tensor, "out in"]
+    bias: Float[Tensor, " out"] | None
+    x: Float[Tensor, "*tokens in"]
+    out: Float[Tensor, "*tokens out"]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a linear map that make the queries, keys or values of all heads."""
+
+    map: LinearMap
+    rows: Int[Tensor, "heads r"]
+
+    def weight(self) -> Float[Tensor, "heads r d"]:
+        """The weights as they are now."""
+        return self.map.weight[self.rows]
+
+    def bias(self) -> Float[Tensor, "heads r"] | None:
+        """The biases as they are now."""
+        return None if self.map.bias is None else self.map.bias[self.rows]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerFacts:
+    """What one attention call showed of its layer."""
+
+    name: str
+    cross: bool
+    causal: bool
+    scale: float
+    query: Rows
+    key: Rows
+    value: Rows | None
+    output: LinearMap | None
+    rope: Rope | None
+    softcap: float | None
+    modules: dict[str, str]
+    notes: tuple[str, ...]
+
+
+class LinearMaps(TorchFunctionMode):
+    """Records the linear maps that a model applies, since the last attention call and since the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: list[LinearMap] = []
+        self.after: list[LinearMap] = []
+        self._last: tuple[Tensor, LinearMap] | None = None  # with its output, to which a bias may be added
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "linear":
+            bias = args[2] if len(args) > 2 else kwargs.get("bias")
+            self._add(args[1], bias, args[0], out)
+        elif name == "addmm" and args[2].ndim == 2:
+            self._add(args[2].mT, args[0], args[1], out)
+        elif name in ("matmul", "__matmul__") and args[1].ndim == 2:
+            self._add(args[1].mT, None, args[0], out)
+        elif name in ("add", "__add__"):
+            self._add_bias(args[0], args[1], out)
+        return out
+
+    def _add_bias(self, x: Any, bias: Any, out: Tensor) -> None:
+        """A bias that is added on its own."""
+        if self._last is not None and x is self._last[0] and isinstance(bias, nn.Parameter) and bias.ndim == 1:
+            self._append(replace(self._last[1], bias=bias.detach(), out=out.detach()), out)
+
+    def _add(self, weight: Tensor, bias: Tensor | None, x: Tensor, out: Tensor) -> None:
+        base = weight if isinstance(weight, nn.Parameter) else weight._base
+        if isinstance(base, nn.Parameter):
+            bias = None if bias is None else bias.detach()
+            self._append(LinearMap(weight.detach(), bias, x.detach(), out.detach()), out)
+
+    def _append(self, linear: LinearMap, out: Tensor) -> None:
+        self.before.append(linear)
+        self.after.append(linear)
+        self._last = out, linear
+
+
+@dataclass(eq=False)
+class Observation:
+    """An attention call, the linear maps before it, and those after it up to the next."""
+
+    call: Call
+    before: list[LinearMap]
+    after: list[LinearMap] = field(default_factory=list)
+
+
+def observe(model: nn.Module, batch: Batch) -> list[Observation]:
+    """Run a batch; the attention calls of a model with the linear maps around them."""
+    seen: list[Observation] = []
+    maps = LinearMaps()
+
+    def note(call: Call) -> None:
+        seen.append(Observation(call, maps.before))
+        maps.before = []
+        maps.after = seen[-1].after
+
+    with watch(model, {}) as run, ExitStack() as changes, maps:
+        add_listener(model, note, changes)
+        run(batch)
+    return seen
+
+
+_FOUND: WeakKeyDictionary[nn.Module, list[LayerFacts]] = WeakKeyDictionary()  # of models that were run
+
+
+def live_heads(model: nn.Module, batch: Batch | None = None) -> Heads:
+    """The attention layers of a live model; those of an unknown class are found on a batch, once."""
+    model = bare(model)
+    if model in _FOUND:
+        return ObservedHeads(model, _FOUND[model])
+    try:
+        heads = read(model)
+        heads[0]  # layers are read when they are asked for
+        return heads
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if any(weight.is_meta or not bool(weight.isfinite().all()) for weight in model.parameters()):
+            raise
+        if batch is None:
+            raise ValueError(f"{first_line(error)}; with data, its heads are found by running it") from error
+        found = _found(model, batch)
+        if not found:
+            raise
+    _FOUND[model] = found
+    return ObservedHeads(model, found)
+
+
+def _found(model: nn.Module, batch: Batch) -> list[LayerFacts]:
+    """The layers of a model by its attention calls; raises in one sentence if projections are not found."""
+    owners = {weight.data_ptr(): name.rpartition(".")[0] for name, weight in model.named_parameters() if weight.numel()}
+    layers: dict[str, LayerFacts] = {}
+    for observation in observe(model, batch):
+        if observation.call.name not in layers:
+            layers[observation.call.name] = _layer(observation, owners)
+    return list(layers.values())
+
+
+def _layer(observation: Observation, owners: dict[int, str]) -> LayerFacts:
+    call, maps = observation.call, observation.before
+    label = call.name or "attention"
+    if call.scale is None or call.query.shape[-1] == 0:
+        raise ValueError(f"{label}: its scores are no product of queries and keys times a number")
+    query, rope = _matched(call.query, call.positions, maps, f"queries of {label}")
+    key, rope = _matched(call.key, call.key_positions, maps, f"keys of {label}", rope)
+    roles = {role: owners.get(rows.map.weight.data_ptr(), call.name) for role, rows in (("query", query), ("key", key))}
+    itself = call.name in roles.values()
+    notes = ("a bias of positions is added to its scores, and not read",) if call.bias is not None else ()
+    return LayerFacts(
+        name=label,
+        cross=call.is_cross,
+        causal=call.is_causal,
+        scale=call.scale,
+        query=query,
+        key=key,
+        value=None if call.value is None else _looked_up(call.value, _all_tokens(call.value), maps),
+        output=_output(call, observation.after),
+        rope=rope,
+        softcap=call.softcap,
+        modules={"module": call.name} if itself else roles,
+        notes=notes,
+    )
+
+
+def _matched(
+    heads: Float[Tensor, "batch heads n r"],
+    positions: Tensor,
+    maps: Sequence[LinearMap],
+    what: str,
+    *ropes: Rope | None,
+) -> tuple[Rows, Rope | None]:
+    """The rows that make queries or keys, and how these are rotated; the latter as in `ropes`, if given."""
+    target = _tokens(heads)
+    turns = positions.expand(len(heads), -1).flatten()
+    for turned in (False, True):
+        if ropes and turned != (ropes[0] is not None):
+            continue
+        tokens = (turns == 0).nonzero().flatten() if turned else _all_tokens(heads)
+        rows = _looked_up(heads, tokens, maps) if len(tokens) > 1 else None
+        if rows is None:
+            continue
+        for out in _aligned(rows.map.out, heads):
+            plain = out[:, rows.rows].double()
+            candidates = [None] if not turned else list(ropes) or _ropes(plain, target, turns)
+            for rope in candidates:
+                rotated = plain if rope is None else rope.rotate(plain, turns[:, None])
+                if _error(rotated, target) <= TOLERANCE + (float(turns.max()) * ANGLE if turned else 0.0):
+                    return rows, rope
+    raise ValueError(
+        f"the {what} are no linear map of its input, with or without RoPE, on these tokens (at least two sequences "
+        "tell them apart): their weights are not read"
+    )
+
+
+def _tokens(heads: Float[Tensor, "batch heads n r"]) -> Float[Tensor, "tokens heads r"]:
+    return heads.detach().double().transpose(1, 2).flatten(0, 1)
+
+
+def _all_tokens(heads: Float[Tensor, "batch heads n r"]) -> Int[Tensor, " tokens"]:
+    """Some of all tokens, evenly spaced."""
+    count = heads.shape[0] * heads.shape[2]
+    return torch.arange(0, count, max(count // SAMPLED, 1), device=heads.device)
+
+
+def _aligned(out: Tensor, heads: Float[Tensor, "batch heads n r"]) -> list[Float[Tensor, "tokens out"]]:
+    """The outputs of a map in the order of the tokens of heads: sequence by sequence, also where tokens came first."""
+    batch, n = heads.shape[0], heads.shape[2]
+    if out[..., 0].numel() != batch * n:
+        return []
+    orders = [out.reshape(batch * n, -1)]
+    if tuple(out.shape[:-1]) == (n, batch) and min(n, batch) > 1:
+        orders.append(out.transpose(0, 1).reshape(batch * n, -1))
+    return orders
+
+
+def _looked_up(heads: Tensor, tokens: Int[Tensor, " some"], maps: Sequence[LinearMap]) -> Rows | None:
+    """The rows of a map whose outputs on some tokens are those of the heads; the latest map that has them."""
+    target = _tokens(heads)[tokens]
+    flat = target.flatten(1)
+    probe = torch.randn(len(tokens), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(flat.device)
+    for linear in reversed(maps):
+        for out in _aligned(linear.out, heads):
+            columns = out[tokens].double()
+            keys, order = (probe @ columns).sort()
+            above = torch.searchsorted(keys, probe @ flat).clamp(max=len(keys) - 1)
+            pair = torch.stack((order[above], order[(above - 1).clamp(min=0)]))  # the next larger, and the next smaller
+            errors = torch.stack([(columns[:, rows] - flat).abs().amax(0) for rows in pair])
+            smallest, best = errors.min(0)
+            if float(smallest.max()) <= TOLERANCE * max(float(flat.abs().max()), 1e-30):
+                return Rows(linear, pair.gather(0, best[None])[0].reshape(target.shape[1:]))
+    return None
+
+
+def _error(found: Tensor, target: Tensor) -> float:
+    return float((found - target).abs().max() / target.abs().max().clamp(min=1e-30))
+
+
+def _ropes(
+    plain: Float[Tensor, "tokens heads r"], target: Float[Tensor, "tokens heads r"], turns: Int[Tensor, " tokens"]
+) -> list[Rope]:
+    """Rotations of pairs of dimensions that may lie between two versions of queries: angles grow with the position."""
+    rank, last = plain.shape[-1], int(turns.max())
+    moved = ((plain - target).abs().amax((0, 1)) > TOLERANCE * target.abs().max()).nonzero()
+    if not len(moved) or last < 1:
+        return []
+    least = int(moved.max()) + 1
+    sizes = sorted({size for size in (rank, rank // 2, rank // 4, least + least % 2) if least <= size and not size % 2})
+    ropes = []
+    for dims in sizes:
+        for interleaved in (False, True):
+            before, after = (_pairs(x[..., :dims], interleaved) for x in (plain, target))
+
+            def turn(position: int, before: Tensor = before, after: Tensor = after) -> Tensor:
+                rows = turns == position
+                ratio = (before[rows].conj() * after[rows]).sum((0, 1))
+                return ratio / before[rows].abs().square().sum((0, 1)).clamp(min=1e-30)
+
+            angle, position = turn(1).angle(), 1
+            while position < last:  # a longer way gives the same angle more precisely
+                position = min(2 * position, last)
+                wrapped = turn(position).angle()
+                angle = (wrapped + 2 * math.pi * ((angle * position - wrapped) / (2 * math.pi)).round()) / position
+            ropes.append(Rope(dims, interleaved=interleaved, frequencies=angle.cpu()))
+    return ropes
+
+
+def _pairs(x: Tensor, interleaved: bool) -> Tensor:
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    return torch.complex(first, second)
+
+
+def _output(call: Call, maps: Sequence[LinearMap]) -> LinearMap | None:
+    """The linear map that takes the merged output of all heads."""
+    if call.value is None:
+        return None
+    merged = _tokens(call.output()).flatten(1)
+    for linear in maps:
+        for x in _aligned(linear.x, call.query):
+            if x.shape == merged.shape and _error(x.double(), merged) <= TOLERANCE:
+                return linear
+    return None
+
+
+class ObservedHeads(Heads):
+    """The attention layers of a live model that were found by running it; weights are read as they are now."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[LayerFacts]) -> None:
+        self.source, self.family, self._layers = Live(model), FAMILY, list(layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def depth(self) -> int:
+        """Number of attention layers."""
+        return len(self)
+
+    def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
+        """Digests of the weights of all layers."""
+        tensors = {f"{layer.name}.{role}": weight for layer in self for role, weight in vars(layer.weights).items()}
+        found = {} if into is None else into
+        found |= digests({name: weight for name, weight in tensors.items() if weight is not None})
+        return found
+
+    def _named(self) -> list[tuple[str, str]]:
+        return [(facts.name, "cross" if facts.cross else "self") for facts in self._layers]
+
+    def _read(self, index: int) -> Layer:
+        facts = self._layers[index]
+        return Layer(
+            index=index,
+            label=self.labels()[index],
+            name=facts.name,
+            kind="cross" if facts.cross else "self",
+            causal=facts.causal,
+            weights=_projections(facts.query, facts.key),
+            scale=facts.scale,
+            rope=facts.rope,
+            position="unread" if facts.notes else "none",
+            modules=facts.modules,
+            notes=facts.notes,
+            softcap=facts.softcap,
+        )
+
+    def values(self, index: int) -> Values:
+        """Value and output weights of a layer."""
+        facts = self._layers[index]
+        if facts.value is None or facts.output is None:
+            raise ValueError(f"{facts.name}: no linear maps of its parameters make its values and take its output")
+        paired = _projections(facts.query, facts.key)
+        groups, shared = paired.query.shape[:2]
+        value, bias = facts.value.weight(), facts.value.bias()
+        step = len(value) // groups
+        output = facts.output.weight.mT.reshape(groups, shared, -1, len(facts.output.weight))
+        return Values(value[::step, None], output, None if bias is None else bias[::step, None], facts.output.bias)
+
+
+def _projections(query: Rows, key: Rows) -> Projections:
+    """Weights by key head: heads whose keys are the same rows share one."""
+    heads, rows = len(query.rows), key.rows
+    shared = heads // len(rows)
+    repeats = [n for n in range(len(rows), 0, -1) if len(rows) % n == 0]
+    repeat = next(n for n in repeats if bool((rows.reshape(-1, n, rows.shape[-1]) == rows[::n, None]).all()))
+    groups = len(rows) // repeat
+
+    def by_group(x: Tensor | None, queries: bool) -> Tensor | None:
+        if x is None:
+            return None
+        return x.unflatten(0, (groups, shared * repeat)) if queries else x[::repeat].unsqueeze(1)
+
+    weight, other = by_group(query.weight(), True), by_group(key.weight(), False)
+    assert weight is not None
+    assert other is not None
+    return Projections(weight, other, by_group(query.bias(), True), by_group(key.bias(), False))

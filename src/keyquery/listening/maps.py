@@ -1,0 +1,163 @@
+"""Attention maps of a running model, whole or one head at a time; it keeps its own attention implementation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.checkpoints.sources import bare
+from keyquery.listening.attachment import add_listener
+from keyquery.listening.call import Call
+from keyquery.listening.hooks import Batch, watch
+from keyquery.listening.tokens import has_two_sides
+
+Maps = tuple[Float[Tensor, "batch heads n m"], ...]
+TOWERS = "has separate text and image towers without attention between them"
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    """A call of a run in which a sequence attends to itself: its number among all calls, its module, its tokens."""
+
+    number: int
+    name: str
+    tokens: int
+
+
+def attention_maps(model: nn.Module, batch: Batch) -> Maps:
+    """The attention maps of a model on a batch, one tensor per layer.
+
+    The layers are those of an encoder-decoder's encoder, of a vision-language model those over all of its tokens, and
+    of any other model its self-attention, in the order of calls. The model runs in eval mode without gradients, with
+    its own attention implementation.
+
+    Parameters
+    ----------
+    model
+        Any live model that `kq.listen` sees.
+    batch
+        Its inputs by name.
+
+    Returns
+    -------
+    Maps
+        A tensor (batch, heads, queries, keys) per layer; 0 where a query sees no key.
+
+    Examples
+    --------
+    >>> attention_maps(kq.Attention(8, 2), {"x": torch.randn(1, 5, 8)})[0].shape
+    torch.Size([1, 2, 5, 5])
+    """
+    maps: dict[int, Tensor] = {}
+
+    def keep(call: Call, number: int) -> None:
+        if is_square(call):
+            maps[number] = call.weights()
+
+    return tuple(maps[layer.number] for layer in layers_of(model, *run_with(model, batch, keep)))
+
+
+def run_with(model: nn.Module, batch: Batch, on_call: Callable[[Call, int], None]) -> tuple[list[SelfAttention], Any]:
+    """Run a batch, with a function that gets each attention call and its number; returns self-attention, and output.
+
+    >>> run_with(kq.Attention(8, 2), {"x": torch.randn(1, 5, 8)}, lambda call, number: None)[0]
+    [SelfAttention(number=0, name='', tokens=5)]
+    """
+    calls: list[SelfAttention] = []
+    count = 0
+
+    def note(call: Call) -> None:
+        nonlocal count
+        if is_square(call):
+            calls.append(SelfAttention(count, call.name, call.key.shape[-2]))
+        on_call(call, count)
+        count += 1
+
+    with listening(model, note) as run:
+        out = run(batch)
+    if not count:
+        raise ValueError(
+            f"{type(model).__name__} returns no attention maps: no attention call of it goes through torch"
+        )
+    return calls, out
+
+
+@contextmanager
+def listening(model: nn.Module, on_call: Callable[[Call], None]) -> Iterator[Callable[[Batch], Any]]:
+    """Context whose function runs a batch, in eval mode without gradients, and shows each attention call."""
+    model = bare(model)
+    with watch(model, {}) as run, ExitStack() as changes:
+        add_listener(model, on_call, changes)
+        yield run
+
+
+def maps_by_head(call: Call) -> Iterator[tuple[int, Float[Tensor, "batch 1 n m"]]]:
+    """The number and the maps of one head after the other: none is kept here."""
+    for head in range(call.heads):
+        yield head, call.weights(slice(head, head + 1))
+
+
+def last_queries(call: Call, count: int) -> Call:
+    """A call with its last queries alone."""
+    n = call.query.shape[-2]
+
+    def cut(x: Tensor | None) -> Tensor | None:
+        return x if x is None or x.shape[-2] == 1 else x[..., n - count :, :]
+
+    real = None if call.real_queries is None else call.real_queries[:, n - count :]
+    return replace(
+        call,
+        query=call.query[..., n - count :, :],
+        attn_mask=cut(call.attn_mask),
+        position_bias=cut(call.position_bias),
+        given_scores=cut(call.given_scores),
+        causal=None if call.causal is None else call.causal + n - count,
+        tokens=replace(call.tokens, positions=call.positions[:, n - count :], real_queries=real),
+    )
+
+
+def is_square(call: Call) -> bool:
+    """Whether a sequence attends to itself, as a whole."""
+    return not call.is_cross and call.query.shape[-2] == call.key.shape[-2]
+
+
+def layers_of(
+    model: nn.Module, calls: Sequence[SelfAttention], out: Any, tokens: int | None = None
+) -> list[SelfAttention]:
+    """The calls of one stack: an encoder-decoder's encoder, or the last that ran, over `tokens` if one did.
+
+    Towers of a vision-language model run before the layers over all tokens.
+    """
+    if sum(value is not None for name, value in _fields(out) if name.endswith("_model_output")) > 1:
+        raise ValueError(f"{type(model).__name__} {TOWERS}")
+    if has_two_sides(bare(model)):
+        calls = [call for call in calls if "decoder" not in call.name.split(".")]
+    stacks: dict[str, list[SelfAttention]] = {}
+    for call in calls:
+        stacks.setdefault(stack_of(call.name), []).append(call)
+    if not stacks:
+        raise ValueError(
+            f"{type(model).__name__} returns no joint attention over all of its tokens: no sequence attends to itself"
+        )
+    fitting = [stack for stack in stacks.values() if {call.tokens for call in stack} == {tokens}]
+    return max(fitting or stacks.values(), key=lambda stack: stack[-1].number)
+
+
+def stack_of(name: str) -> str:
+    """The stack of layers that a module belongs to: its name up to the first number, if it has one.
+
+    >>> stack_of("encoder.layers.3.attention"), stack_of("attention")
+    ('encoder.layers.', '')
+    """
+    number = re.search(r"\d", name)
+    return name[: number.start()] if number else ""
+
+
+def _fields(out: Any) -> list[tuple[str, Any]]:
+    return list(out.items()) if hasattr(out, "items") else []

@@ -1,0 +1,138 @@
+"""Run a model on data, and split the variance of every head's scores into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints.sources import OTHER_TOWERS
+from keyquery.forms import Rope
+from keyquery.listening.hooks import Batch
+from keyquery.listening.parts.cross import CrossMeans, CrossVariance
+from keyquery.listening.parts.means import LEAST, PositionMeans
+from keyquery.listening.parts.pairs import CrossPairs, ScoredPairs, watch_pairs
+from keyquery.listening.parts.variance import FOLDS, ScoreVariance, Terms
+
+SEQUENCES = 2 * FOLDS * LEAST  # needed for means by position: half of them for the means, in folds
+
+
+def position_means(
+    model: nn.Module, batches: Iterable[Batch], heads: Heads, folds: int = 1, cross: dict[int, CrossMeans] | None = None
+) -> dict[int, PositionMeans]:
+    """Mean (scaled) queries and keys by position of every self-attention layer, by layer index; also of `cross`."""
+    means: dict[int, PositionMeans] = {}
+    count = 0
+
+    def fold_of(rows: int) -> Tensor:
+        return (torch.arange(rows) + count) % folds
+
+    def add(layer: Layer, pairs: ScoredPairs) -> None:
+        positions = pairs.positions.expand(len(pairs.query), -1)
+        means.setdefault(layer.index, PositionMeans(folds)).add(
+            pairs.query, pairs.key, positions, pairs.real, fold_of(len(pairs.query))
+        )
+
+    def add_cross(layer: Layer, pairs: CrossPairs) -> None:
+        if cross is not None:
+            cross.setdefault(layer.index, CrossMeans(folds)).add(pairs, fold_of(len(pairs.query)))
+
+    with watch_pairs(model, heads, add, add_cross if cross is not None else None) as run:
+        for batch in batches:
+            run(batch)
+            count += rows_of(batch)
+    _require_called(heads, means)
+    return means
+
+
+def score_variances(
+    model: nn.Module, batches: Sequence[Batch], heads: Heads, watching: Callable[[Sequence[Batch]], Iterable[Batch]]
+) -> dict[int, ScoreVariance]:
+    """Second moments of the score parts of every attention layer that is called, by layer index.
+
+    Every other sequence is used for the means, the rest for the parts, however they are batched. With fewer than
+    `SEQUENCES` sequences all are used for both, and means are over all positions.
+    """
+    first, second = halves(batches)
+    by_position = sum(map(rows_of, first)) >= SEQUENCES // 2 and sum(map(rows_of, second)) >= SEQUENCES // 2
+    order = [*first, *second] if by_position else [*batches, *batches]
+    turns = iter(watching(order))
+    first_turns = (next(turns) for _ in range(len(first) if by_position else len(batches)))
+    cross: dict[int, CrossMeans] = {}
+    means = position_means(model, first_turns, heads, FOLDS if by_position else 1, cross)
+    sums: dict[int, ScoreVariance] = {
+        layer.index: ScoreVariance(means[layer.index], rope, partial(heads.pair_bias, layer), score_terms(heads, layer))
+        for layer in heads
+        if layer.index in means and ((rope := rotation(layer, batches)) is not None or layer.axial is None)
+    }
+    crossed = {index: CrossVariance(its_means, heads[index].rope) for index, its_means in cross.items()}
+    count = 0
+
+    def add(layer: Layer, pairs: ScoredPairs) -> None:
+        if layer.index in sums:
+            numbers = [count + row for row in range(len(pairs.query))]
+            sums[layer.index].add(pairs.query, pairs.key, pairs.positions, pairs.visible, numbers)
+
+    def add_cross(layer: Layer, pairs: CrossPairs) -> None:
+        crossed[layer.index].add_pairs(pairs, [count + row for row in range(len(pairs.query))])
+
+    with watch_pairs(model, heads, add, add_cross if crossed else None) as run:
+        for batch in turns:
+            run(batch)
+            count += rows_of(batch)
+    return {**sums, **crossed}
+
+
+def rotation(layer: Layer, batches: Sequence[Batch]) -> Rope | None:
+    """The rotation of a layer's queries and keys by the numbers of tokens.
+
+    On a grid it is known where all images are of one size; otherwise the layer is left out.
+    """
+    if layer.axial is None:
+        return layer.rope
+    layout = layer.axial.layout
+    seen = {(layout.merged(batch), tuple(layout.sizes(batch) or ())) for batch in batches}
+    layout, sizes = seen.pop()
+    return replace(layer.axial, layout=layout).on(sizes) if sizes and not seen else None
+
+
+def score_terms(heads: Heads, layer: Layer) -> Terms:
+    """Terms of positions for queries that are scaled."""
+    return lambda queries, keys: [term.of_scaled(layer.scale) for term in heads.relatives(layer, queries, keys)]
+
+
+def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Every other sequence of all batches; a batch whose tensors cannot be divided by sequence goes to one half.
+
+    >>> [part[0]["x"].tolist() for part in halves([{"x": torch.arange(4)}])]
+    [[0, 2], [1, 3]]
+    """
+    parts: tuple[list[Batch], list[Batch]] = [], []
+    number = 0
+    for batch in batches:
+        count = rows_of(batch)
+        tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+        if count == 1 or any(value.ndim == 0 or len(value) != count for value in tensors.values()):
+            parts[number % 2].append(batch)
+        else:
+            for row in (0, 1):
+                parts[(number + row) % 2].append({**batch, **{name: value[row::2] for name, value in tensors.items()}})
+        number += count
+    return parts
+
+
+def rows_of(batch: Batch) -> int:
+    """Number of sequences in a batch."""
+    return next((len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim), 0)
+
+
+def _require_called(heads: Heads, means: dict[int, PositionMeans]) -> None:
+    silent = [layer.name for layer in heads if layer.on_data and layer.index not in means]
+    if means:  # a model that also sees or hears may be run on text alone
+        silent = [name for name in silent if not any(word in name for word in OTHER_TOWERS)]
+    if silent:
+        raise ValueError(f"{silent[0]} was never called: these inputs give no activations there")

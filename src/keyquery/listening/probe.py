@@ -1,0 +1,214 @@
+"""Outputs of one module for fixed inputs during training, without side effects on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from keyquery.checkpoints.sources import bare, first_line
+from keyquery.listening.exclusive import temporarily
+from keyquery.listening.hooks import evaluating
+from keyquery.listening.tokens import has_two_sides, mask_for, masks_of
+
+KINDS = ("all", "first", "last", "mean")
+
+
+class Probe:
+    """Runs `inputs` through a model and returns the outputs of a module: points (n, width), float32, on the CPU.
+
+    `inputs` is a batch or a list of them; a batch is a tensor, a tuple of arguments, or a mapping of them. Of outputs
+    (batch, tokens, width), `tokens` selects "all" non-padding tokens, the "first", the "last", their "mean", or
+    positions. `owners` are the instance indices of the points. Of a module called several times, the last call counts.
+
+    >>> probe = Probe(torch.nn.Sequential(torch.nn.Linear(3, 2)), "0", torch.ones(4, 5, 3), tokens="first")
+    >>> probe().shape, probe.owners
+    (torch.Size([4, 2]), tensor([0, 1, 2, 3]))
+    """
+
+    def __init__(
+        self, model: nn.Module, module: str | nn.Module, inputs: Any, tokens: str | int | Sequence[int] = "all"
+    ) -> None:
+        self.model = bare(model)
+        self.module = _name(self.model, module)
+        self.batches = list(inputs) if isinstance(inputs, list) else [inputs]
+        if not self.batches:
+            raise ValueError("inputs must contain at least one batch, got none")
+        self.tokens = _tokens(tokens)
+        self.owners: Int[Tensor, " n"] = torch.empty(0, dtype=torch.long)
+        self.instances = 0
+
+    def __call__(self) -> Float[Tensor, "n width"]:
+        """The current points."""
+        points_of = []
+        owners = []
+        self.instances = 0
+        with untouched(self.model), self._hooked() as outputs:
+            for batch in self.batches:
+                outputs.clear()
+                arguments = _run(self.model, batch)
+                if not outputs:
+                    raise ValueError(f"{self._called()} is not called on these inputs: there is nothing to record")
+                points, owner, count = self._selected(outputs[-1], arguments)
+                points_of.append(points.float().cpu())
+                owners.append(self.instances + owner.cpu())
+                self.instances += count
+        self.owners = torch.cat(owners)
+        return torch.cat(points_of)
+
+    @contextmanager
+    def _hooked(self) -> Iterator[list[Any]]:
+        outputs: list[Any] = []
+
+        thread = get_ident()
+
+        def hear(module: nn.Module, arguments: Any, output: Any) -> None:
+            if get_ident() == thread:
+                outputs[:] = [output]
+
+        def listening(stack: ExitStack) -> None:
+            stack.callback(self.model.get_submodule(self.module).register_forward_hook(hear).remove)
+
+        with temporarily(self.model, listening):
+            yield outputs
+
+    def _selected(self, output: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
+        """Points (n, width) of one batch, the instance index of each, and the number of instances."""
+        output = _first(output)
+        if output is None or output.ndim < 2:
+            got = "no tensor" if output is None else f"shape {tuple(output.shape)}"
+            raise ValueError(f"{self._called()} must give (batch, width) or (batch, tokens, width), got {got}")
+        if getattr(self.model.get_submodule(self.module), "batch_first", True) is False and output.ndim == 3:
+            output = output.transpose(0, 1)
+        count = len(output)
+        each = torch.arange(count, device=output.device)
+        if output.ndim == 2:
+            if self.tokens != "all":
+                raise ValueError(f"tokens {self.tokens!r} needs outputs (batch, tokens, width), not (batch, width)")
+            return output, each, count
+        output = output.flatten(1, -2)
+        mask = mask_for(masks_of(batch), tuple(output.shape[:2]), self.module, has_two_sides(self.model))
+        real = torch.ones(output.shape[:2], dtype=torch.bool) if mask is None else mask
+        real = real.to(output.device)
+        if self.tokens == "mean":
+            total = (output * real[..., None]).sum(1)
+            return total / real.sum(1, keepdim=True).clamp(min=1), each, count
+        chosen = _chosen(real, self.tokens)
+        return output[chosen], each[:, None].expand_as(chosen)[chosen], count
+
+    def _called(self) -> str:
+        return self.module or type(self.model).__name__
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Context in eval mode without gradients that restores modes, random states and buffers.
+
+    >>> model, before = torch.nn.BatchNorm1d(2), torch.get_rng_state()
+    >>> with untouched(model):
+    ...     _ = torch.rand(1) + model(torch.ones(3, 2)).sum()
+    >>> torch.equal(torch.get_rng_state(), before), model.training
+    (True, True)
+    """
+    device = device_of(model)
+    with (
+        temporarily(model, partial(_keep_buffers, model)),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        evaluating(model),
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield
+
+
+def _keep_buffers(model: nn.Module, stack: ExitStack) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                stack.callback(_put_buffer, module, name, buffer, buffer.clone(), buffer._version)
+
+
+def _put_buffer(module: nn.Module, name: str, buffer: Tensor, copy: Tensor, version: int) -> None:
+    module._buffers[name] = buffer
+    if buffer._version != version:
+        with torch.no_grad():
+            buffer.copy_(copy)
+
+
+def _run(model: nn.Module, batch: Any) -> Mapping[str, Any]:
+    """Call the model; returns its keyword arguments."""
+    device = device_of(model)
+    args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    kwargs = dict(batch) if isinstance(batch, Mapping) else {}
+    args = tuple(value.to(device) if isinstance(value, Tensor) else value for value in args)
+    kwargs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in kwargs.items()}
+    try:
+        model(*args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{type(model).__name__} does not run on these inputs: {first_line(error)}") from error
+    return kwargs
+
+
+def _name(model: nn.Module, module: str | nn.Module) -> str:
+    names = dict(model.named_modules())
+    if isinstance(module, nn.Module):
+        own_name = next((name for name, part in names.items() if part is module), None)
+        if own_name is None:
+            raise ValueError(f"module must be a submodule of {type(model).__name__}")
+        return own_name
+    if module not in names:
+        near = get_close_matches(str(module), names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{type(model).__name__} has no module {module!r}{hint}")
+    return module
+
+
+def _tokens(tokens: Any) -> str | list[int]:
+    if isinstance(tokens, str) and tokens in KINDS:
+        return tokens
+    listed = [tokens] if isinstance(tokens, int) and not isinstance(tokens, bool) else tokens
+    if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
+        raise ValueError(f"tokens must be {', '.join(map(repr, KINDS))}, a position or a list of them, got {tokens!r}")
+    return list(listed)
+
+
+def _chosen(real: Bool[Tensor, "batch n"], tokens: str | list[int]) -> Bool[Tensor, "batch n"]:
+    """Which tokens are selected; positions count all tokens, padding is dropped."""
+    if tokens == "all":
+        return real
+    order = real.long().cumsum(1)
+    if tokens == "first":
+        return real & (order == 1)
+    if tokens == "last":
+        return real & (order == order[:, -1:])
+    selected = torch.zeros_like(real)
+    for place in tokens:
+        if not isinstance(place, int) or not -real.shape[1] <= place < real.shape[1]:
+            raise ValueError(f"tokens contains position {place!r}, but there are only {real.shape[1]} tokens")
+        selected[:, place] = True
+    return real & selected
+
+
+def _first(output: Any) -> Tensor | None:
+    """The first tensor in a module's output."""
+    if isinstance(output, Tensor):
+        return output
+    inside = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    return next((tensor for item in inside if (tensor := _first(item)) is not None), None)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model.
+
+    >>> device_of(torch.nn.Linear(1, 1))
+    device(type='cpu')
+    """
+    return next((weight.device for weight in model.parameters()), torch.device("cpu"))

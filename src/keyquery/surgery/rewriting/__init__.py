@@ -1,1 +1,0 @@
-"""Where queries and keys of a running model can be rewritten."""

@@ -1,0 +1,67 @@
+"""Losses per sequence: of predictions that real tokens make of real tokens, and of nothing else."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from keyquery.instruments.ablation.losses import IGNORED, masked_loss, next_token_loss
+from keyquery.instruments.ablation.variants import losses_of
+
+
+class Table(nn.Module):
+    """Logits by the token at hand alone; where `broken` is, they are NaN."""
+
+    def __init__(self, broken=None):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(9, 9))
+        self.broken = broken
+
+    def forward(self, input_ids, attention_mask=None):
+        logits = self.table[input_ids]
+        return logits if self.broken is None else logits.masked_fill((input_ids == self.broken)[..., None], torch.nan)
+
+
+IDS = torch.tensor([[0, 0, 1, 2, 3], [4, 5, 6, 7, 8], [2, 3, 0, 0, 0], [0, 0, 0, 0, 5], [0, 7, 0, 8, 1]])
+MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 1], [0, 1, 0, 1, 1]])
+PAIRS = ([(1, 2), (2, 3)], [(4, 5), (5, 6), (6, 7), (7, 8)], [(2, 3)], [(8, 1)])  # the fourth row has none
+
+
+def test_only_real_tokens_predict_real_tokens():
+    """Padding may stand anywhere, and may be NaN."""
+    model = Table(broken=0)
+    wanted = [
+        cross_entropy(model.table[[token for token, _ in pairs]], torch.tensor([target for _, target in pairs]))
+        for pairs in PAIRS
+    ]
+    losses = next_token_loss(model, {"input_ids": IDS, "attention_mask": MASK})
+    torch.testing.assert_close(losses, torch.stack(wanted).double())
+    rows = [
+        next_token_loss(model, {"input_ids": ids[None], "attention_mask": mask[None]})
+        for ids, mask in zip(IDS, MASK, strict=True)
+    ]
+    assert [len(row) for row in rows] == [1, 1, 1, 0, 1]
+    torch.testing.assert_close(torch.cat(rows), losses)
+
+
+def test_without_a_mask_all_tokens_count():
+    model = Table()
+    losses = next_token_loss(model, {"input_ids": IDS})
+    wanted = cross_entropy(model.table[IDS[:, :-1]].movedim(-1, 1), IDS[:, 1:], reduction="none").mean(1)
+    torch.testing.assert_close(losses, wanted.double())
+    assert IGNORED not in IDS
+
+
+def test_a_sequence_without_a_token_to_mask_is_left_out():
+    model = Table()
+    batch = {"input_ids": torch.tensor([[1, 2, 3], [4, 4, 4]]), "attention_mask": torch.ones(2, 3, dtype=torch.long)}
+    losses = masked_loss(8, special={4})(model, batch)
+    assert losses.shape == (1,)
+    assert losses.isfinite().all()
+
+
+def test_sequences_without_any_loss_are_refused():
+    batch = {"input_ids": IDS[:, :1], "attention_mask": MASK[:, 1:2]}
+    with pytest.raises(ValueError, match="no sequence has a loss") as error:
+        losses_of(Table(), [batch, batch], next_token_loss)
+    assert "\n" not in str(error.value)

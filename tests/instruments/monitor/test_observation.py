@@ -1,0 +1,314 @@
+"""What a recorded forward shows, of any model, whatever its padding; and that it leaves no trace in the model."""
+
+import copy
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+import keyquery as kq
+from keyquery.layers import LanguageModel, Shape
+from keyquery.listening.tokens import Run
+
+bound = functional.scaled_dot_product_attention  # as `from torch.nn.functional import scaled_dot_product_attention`
+LOGITS = ("largest", "smallest", "entropy", "relative_entropy", "sink", "input_norm")
+
+
+class Doubled(TorchFunctionMode):
+    """Queries twice as long, as interventions on attention have them."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is functional.scaled_dot_product_attention:
+            args = (2 * args[0], *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+class Block(nn.Module):
+    """Attention written into a block, of 2 heads, called in one of several ways."""
+
+    def __init__(self, how="name"):
+        super().__init__()
+        self.qkv, self.out, self.norm, self.how = nn.Linear(8, 24), nn.Linear(8, 8), nn.LayerNorm(8), how
+
+    def sides(self, x):
+        return (side.unflatten(-1, (2, 4)).transpose(1, 2) for side in self.qkv(self.norm(x)).chunk(3, -1))
+
+    def forward(self, x, mask=None):
+        query, key, value = self.sides(x)
+        if self.how == "name":
+            out = functional.scaled_dot_product_attention(query, key, value, mask)
+        elif self.how == "bound name":
+            out = bound(query, key, value, mask)
+        elif self.how == "method":
+            scores = query @ key.mT / 2
+            out = (scores if mask is None else scores.masked_fill(~mask, -1e4)).softmax(-1) @ value
+        else:
+            with Doubled():
+                out = functional.scaled_dot_product_attention(query, key, value, mask)
+        return x + self.out(out.transpose(1, 2).flatten(2))
+
+
+class Gpt(nn.Module):
+    """A language model of one's own: no config, no class that is called attention."""
+
+    def __init__(self, how="name"):
+        super().__init__()
+        self.tokens, self.blocks = nn.Embedding(60, 8), nn.ModuleList(Block(how) for _ in range(2))
+
+    def forward(self, ids, attention_mask=None):
+        x, n = self.tokens(ids), ids.shape[1]
+        mask = torch.ones(n, n, dtype=torch.bool).tril()[None, None]
+        mask = mask if attention_mask is None else mask & attention_mask.bool()[:, None, None]
+        for block in self.blocks:
+            x = block(x, mask | torch.eye(n, dtype=torch.bool))
+        return x @ self.tokens.weight.mT
+
+
+class Encoder(nn.Module):
+    """torch's encoder over embedded tokens."""
+
+    def __init__(self, batch_first=True):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)
+        self.tokens, self.batch_first = nn.Embedding(60, 8), batch_first
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids, attention_mask=None):
+        hidden = None if attention_mask is None else attention_mask == 0
+        x = self.tokens(ids) if self.batch_first else self.tokens(ids.T)
+        return self.encoder(x, src_key_padding_mask=hidden)
+
+
+def of_transformers(name, kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = getattr(transformers, f"{name}Config")(**sizes, num_attention_heads=4, attn_implementation=kind)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    return getattr(transformers, f"{name}Model")(config)
+
+
+MODELS = {
+    "gpt": Gpt,
+    "gpt, softmax": lambda: Gpt("method"),
+    "encoder": Encoder,
+    "encoder, sequence first": lambda: Encoder(batch_first=False),
+    "llama": lambda: of_transformers("Llama", "sdpa"),
+    "llama, eager": lambda: of_transformers("Llama", "eager"),
+    "bert": lambda: of_transformers("Bert", "sdpa"),
+    "kq": lambda: LanguageModel(Shape(60, 32, 2, 4, 32, True, "general", rope=True)),
+}
+
+
+def made(kind):
+    torch.manual_seed(0)
+    return MODELS[kind]().train()
+
+
+def monitored(model, **options):
+    return kq.Monitor(model, every=1, strict=True, on_alarm=lambda alarm: None, **options)
+
+
+def traces(model):
+    """What a listener could leave in a model."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks")
+    return [
+        (name, key)
+        for name, module in model.named_modules()
+        for key in ("forward", "attend_by", *hooks)
+        if (vars(module)[key] if key in hooks else key in vars(module))
+    ]
+
+
+@pytest.mark.parametrize("how", ["name", "bound name", "method", "mode of others"])
+def test_every_way_to_call_attention_is_seen_once(how):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Block(how)).train(), torch.randn(2, 5, 8)
+    monitor = monitored(model)
+    for _ in range(2):
+        model(x)
+        assert traces(model) == []
+        monitor.step()
+    query, key, _ = model[0].sides(x)
+    expected = (query @ key.mT / 2).amax((0, 2, 3)) * (2 if how == "mode of others" else 1)
+    reading = monitor.reading()
+    assert [head["name"] for head in reading.heads] == ["0.0", "0.1"]
+    for curve, value in zip(reading.curves["largest"], expected.tolist(), strict=True):
+        assert curve == pytest.approx([value] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_padding_does_not_count(kind):
+    ids = torch.randint(60, (3, 7), generator=torch.Generator().manual_seed(0))
+    lengths, model = (7, 4, 2), made(kind)
+    curves = {}
+    for side in ("alone", "right", "left"):
+        monitor = monitored(model)
+        if side == "alone":
+            for row, length in zip(ids, lengths, strict=True):
+                model(row[None, :length])
+        else:
+            padded, real = torch.full((3, 7), 59), torch.zeros(3, 7, dtype=torch.long)
+            for row, length in enumerate(lengths):
+                chosen = slice(7 - length, 7) if side == "left" else slice(length)
+                padded[row, chosen], real[row, chosen] = ids[row, :length], 1
+            model(padded, attention_mask=real, **positions(kind, real))
+        monitor.step()
+        curves[side] = monitor.reading().curves
+        monitor.close()
+    for side in ("right", "left"):
+        for metric in LOGITS:
+            np.testing.assert_allclose(
+                curves[side][metric], curves["alone"][metric], rtol=2e-5, atol=2e-6, err_msg=f"{side} {metric}"
+            )
+
+
+def positions(kind, real):
+    """BERT counts positions from the first slot, unless it is given them."""
+    return {"position_ids": (real.cumsum(1) - 1).clamp(min=0)} if kind == "bert" else {}
+
+
+def test_a_model_that_is_not_read_is_monitored_without_a_declaration():
+    torch.manual_seed(0)
+    model = Gpt().train()
+    monitor = monitored(model)
+    model(torch.randint(60, (2, 6))).sum().backward()
+    monitor.step()
+    reading = monitor.reading()
+    assert [head["name"] for head in reading.heads] == ["blocks.0.0", "blocks.0.1", "blocks.1.0", "blocks.1.1"]
+    assert all(value is not None for metric in LOGITS for curve in reading.curves[metric] for value in curve)
+    with pytest.raises(ValueError, match="cannot be clipped, its weights are not read"):
+        monitor.clip()
+
+
+def test_learned_sinks_count_for_the_entropy_alone():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1}
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(**sizes, attn_implementation="eager", layer_types=["full_attention"])
+    model = transformers.GptOssModel(config).train()
+    model.layers[0].self_attn.sinks.data.copy_(torch.tensor([0.0, 1.0, 2.0, 50.0]))
+    monitor = monitored(model)
+    with kq.listen(model) as calls:
+        model(torch.randint(60, (2, 6)))
+    monitor.step()
+    curves, weights = monitor.reading().curves, calls[0].weights().double()
+    rest = 1 - weights.sum(-1, keepdim=True)
+    entropy = torch.special.entr(torch.cat((weights, rest), -1)).sum(-1).mean((0, 2))
+    np.testing.assert_allclose([curve[0] for curve in curves["entropy"]], entropy.tolist(), atol=1e-5)
+    np.testing.assert_allclose([curve[0] for curve in curves["sink"]], weights[..., 0].mean((0, 2)).tolist(), atol=1e-6)
+    assert max(curve[0] for curve in curves["largest"]) < 40
+
+
+class Checkpointed(nn.Module):
+    """torch's attention, whose activations are computed once more in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return checkpoint(lambda y: self.attention(y, y, y, need_weights=False)[0], x, use_reentrant=False)
+
+
+def test_activation_checkpointing():
+    gradients = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model = Checkpointed().train()
+        monitor = monitored(model) if watched else None
+        model(torch.randn(2, 5, 8)).square().sum().backward()
+        gradients.append(model.attention.in_proj_weight.grad)
+    monitor.step()
+    assert monitor.reading().steps == [0]
+    assert torch.equal(*gradients)
+
+
+def test_an_error_while_listening_does_not_reach_the_model(monkeypatch):
+    model, ids = made("gpt"), torch.randint(60, (2, 6))
+    expected = model(ids)
+    monitor = kq.Monitor(model, every=1)
+    monkeypatch.setattr(Run, "tokens", lambda *args: 1 / 0)
+    with pytest.warns(RuntimeWarning, match="training goes on: division by zero"):
+        assert torch.equal(model(ids), expected)
+    monitor.step()
+    assert traces(model) == []
+
+
+def test_an_interrupted_forward_leaves_no_trace():
+    model, ids = made("gpt"), torch.randint(60, (2, 6))
+    monitor = monitored(model)
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    hook = model.blocks[1].register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(ids)
+    hook.remove()
+    assert traces(model) == []
+    assert torch._C._len_torch_function_stack() == 0
+    model(ids)
+    monitor.step()
+    assert monitor.reading().steps == [0]
+
+
+def test_a_copy_of_a_monitored_model_is_not_monitored():
+    model, ids = made("gpt"), torch.randint(60, (2, 6))
+    monitor = monitored(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            other.tokens.weight.mul_(10)
+        assert not torch.equal(other(ids), model(ids))
+    monitor.step()
+    monitor.close()
+    assert "_compiled_call_impl" not in vars(model)
+
+
+def test_monitors_are_closed_in_any_order():
+    model, ids = made("gpt"), torch.randint(60, (2, 6))
+    first, second = monitored(model), monitored(model)
+    first.close()
+    model(ids)
+    second.step()
+    assert second.reading().steps == [0]
+    second.close()
+    assert "_compiled_call_impl" not in vars(model)
+
+
+def test_a_forward_that_is_not_seen_is_said_once():
+    model = made("gpt")
+    monitor = kq.Monitor(model, every=1)
+    with pytest.warns(RuntimeWarning, match="the monitor saw no forward of Gpt in training mode before step 0"):
+        monitor.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monitor.step()
+
+
+def test_replaced_parameters_are_read_anew():
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(kq.Attention(8, 2)).train(), torch.randn(2, 5, 8)
+    monitor = monitored(model)
+    for change in (
+        lambda: None,
+        lambda: model[0].key.weight.data.mul_(3.0),
+        lambda: setattr(model[0].key.weight, "data", 2 * model[0].key.weight.data),
+        lambda: setattr(model[0], "query", torch.nn.Linear(8, 8)),
+        lambda: model.double(),
+    ):
+        change()
+        model(x.to(model[0].key.weight.dtype)).square().sum().backward()
+        gradient = model[0].key.weight.grad.unflatten(0, (2, 4)).norm(dim=(1, 2)).tolist()
+        monitor.step()
+        model.zero_grad()
+        values = monitor.recorder.records[-1]["values"]
+        exact = torch.linalg.matrix_norm(kq.read(model)[0].form.dense().double(), 2)
+        assert values["sigma"] == pytest.approx(exact.tolist(), rel=1e-5)
+        assert values["key_gradient"] == pytest.approx(gradient, rel=1e-5)

@@ -1,0 +1,163 @@
+"""Where a dial could be wrong without a word: gradients, copies, masks of others. It is right, or it refuses."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import keyquery as kq
+from keyquery.intervene.dial.means import Means
+from keyquery.intervene.rewrites import sites_of
+from keyquery.testing.families import tiny_model
+from tests.intervene.dial.test_running import GAINS, decoder, text
+
+
+def test_gradients_flow_to_inputs_and_weights():
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+    packed = encoder.self_attn.in_proj_weight.detach().requires_grad_()
+
+    def through(weight):
+        return torch.func.functional_call(encoder, {"self_attn.in_proj_weight": weight}, x.detach())
+
+    with kq.dial(encoder, skew=0.2, popularity=0.5):
+        assert torch.autograd.gradcheck(encoder, x)
+        assert torch.autograd.gradcheck(through, packed)
+    decoder = kq.Decoder(8, depth=1, heads=2, rope=kq.Rope(4)).double()
+    weight = decoder.blocks[0].attention.query.weight
+
+    def loss(query):
+        return torch.func.functional_call(decoder, {"blocks.0.attention.query.weight": query}, x.detach())
+
+    with kq.dial(decoder, skew=0.2, popularity=0.5):
+        assert torch.autograd.gradcheck(loss, weight.detach().requires_grad_())
+
+
+def test_weights_that_were_replaced_are_seen():
+    model, inputs = decoder("bloom"), text(1, 6)
+    other = decoder("bloom")
+    with torch.no_grad():
+        with kq.dial(other, skew=0):
+            expected = other(**inputs).logits
+        with kq.dial(model, skew=0):
+            model.load_state_dict(other.state_dict(), assign=True)
+            assert torch.allclose(model(**inputs).logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda: decoder("llama"), lambda: nn.TransformerEncoderLayer(8, 2, 16).eval()])
+def test_a_changed_model_is_neither_copied_nor_pickled(make):
+    model = make()
+    with kq.dial(model, skew=0):
+        with pytest.raises(RuntimeError, match="cannot be copied: undo the change first"):
+            copy.deepcopy(model)
+        with pytest.raises(RuntimeError, match="cannot be pickled"):
+            pickle.dumps(model)
+    assert copy.deepcopy(model) is not model
+
+
+def test_padding_of_torchs_own_models_is_not_data():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).double().eval()
+    x, hidden = torch.randn(2, 5, 8).double(), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    other = x.masked_fill(hidden[..., None], 7.0)
+    one, two = (Means(encoder, [{"src": t, "src_key_padding_mask": hidden}], "position") for t in (x, other))
+    site = sites_of(encoder)[0]
+    assert torch.equal(one.of(site).query, two.of(site).query)
+    assert torch.equal(one.of(site).key, two.of(site).key)
+
+
+def test_a_decoder_does_not_use_the_encoders_mask():
+    model = tiny_model("t5")
+    ids = {"input_ids": torch.randint(3, 60, (2, 6)), "decoder_input_ids": torch.randint(3, 60, (2, 6))}
+    masks = torch.ones(2, 6, dtype=torch.long), torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
+    seen = []
+    with kq.dial(model, popularity=0, heads="*.*"):
+        for mask in masks:
+            with torch.no_grad(), kq.listen(model) as calls:
+                model(**ids, attention_mask=mask)
+            seen.append(next(call.query for call in calls if call.name.startswith("decoder") and not call.is_cross))
+    assert torch.equal(*seen)
+
+
+def test_a_model_within_a_model_knows_its_padding():
+    model = decoder("llama")
+    inputs = {**text(2, 6), "attention_mask": torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])}
+    with kq.dial(model, **GAINS), torch.no_grad():
+        whole, part = model(**inputs).logits, model.lm_head(model.model(**inputs).last_hidden_state)
+    assert torch.equal(whole, part)
+
+
+def test_texts_beyond_known_rotations_are_refused():
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = tiny_model("llama", rope_parameters=rope, max_position_embeddings=8)
+    with kq.dial(model, popularity=0), torch.no_grad():
+        model(**text(1, 8))
+        with pytest.raises(ValueError, match="changes its RoPE frequencies beyond 8 tokens, got 9"):
+            model(**text(1, 9))
+
+
+def test_an_encoder_that_ran_before_is_no_false_alarm():
+    model = tiny_model("t5", model="T5ForConditionalGeneration")
+    inputs = text(1, 6)
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "decoder_start_token_id": 0}
+    with kq.dial(model, popularity=0, data=[{**inputs, "decoder_input_ids": inputs["input_ids"]}], means="global"):
+        cached, uncached = (model.generate(**inputs, use_cache=use, **options) for use in (True, False))
+    assert torch.equal(cached, uncached)
+
+
+def test_latent_heads_take_means_of_data():
+    """Those of the batch itself: then means of data and of the batch agree in the first layer."""
+    model, inputs = tiny_model("deepseek"), text(2, 7)
+    first = min(sites_of(model))
+    with torch.no_grad():
+        with kq.dial(model, popularity=0, skew=0.5, heads=f"{first}.*"):
+            batch = model(**inputs)[0]
+        with kq.dial(model, popularity=0, skew=0.5, heads=f"{first}.*", data=[inputs], means="global"):
+            assert torch.allclose(model(**inputs)[0], batch, atol=1e-4)
+
+
+def test_what_models_share_is_given_back_by_the_last():
+    one, two = decoder("llama"), decoder("llama")
+    two.config = two.model.config = one.config
+    for module in two.modules():
+        if hasattr(module, "config"):
+            module.config = one.config
+    inputs = text(1, 5)
+    first, second = kq.dial(one, popularity=0), kq.dial(two, popularity=0)
+    first.undo()
+    two(**inputs)
+    second.undo()
+    assert one.config._attn_implementation == "sdpa"
+
+
+def test_changes_that_stand_on_others_go_first():
+    model = decoder("llama")
+    with kq.dial(model, popularity=0), pytest.raises(ValueError, match="undo that first"):
+        kq.swap(model, "psd")
+    swapped = kq.swap(model, "psd")
+    dial = kq.dial(model, popularity=0)
+    with pytest.raises(RuntimeError, match="dialled or projected: undo that first"):
+        swapped.undo()
+    dial.undo()
+    with pytest.raises(RuntimeError, match="the dial of LlamaForCausalLM is already undone"):
+        dial.turn(popularity=1)
+    swapped.undo()
+
+
+@pytest.mark.unchecked
+def test_more_bad_input_is_told():
+    model = decoder("llama")
+    for options, error, said in (
+        ({"heads": 0}, ValueError, r'strings such as "0\.\*", got 0'),
+        ({"skew": 1e39}, ValueError, "skew must be a gain"),
+        ({"data": text(1, 5)}, TypeError, "iterable of batches \\(mappings of tensors\\), got dict"),
+        ({"data": [torch.ones(1, 5)]}, TypeError, "must contain mappings of tensors, got Tensor"),
+    ):
+        with pytest.raises(error, match=said):
+            kq.dial(model, **options)
+    with pytest.raises(ValueError, match=r"head must select one head, got '0\.\*', which selects 4"):
+        kq.project(model, "0.*")
+    with pytest.raises(ValueError, match="has extra keys"):
+        kq.dial(nn.MultiheadAttention(8, 2, add_zero_attn=True))
+    kq.dial(model, heads=[[0, 1]]).undo()

@@ -1,0 +1,207 @@
+"""The dial in a running model: causes stay before effects, padding counts for nothing, caches agree, all is undone."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import keyquery as kq
+from keyquery.intervene.rewrites import _CHANGED
+from keyquery.listening.exclusive import left_open
+from keyquery.testing.families import tiny_model
+
+DECODERS = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+OUTSIDE = {"bloom": "BloomForCausalLM", "gptj": "GPTJForCausalLM"}
+GAINS = {"symmetric": 0.5, "skew": 0, "popularity": 0.7, "query_only": 0.8, "position": 1.2}
+
+
+def decoder(name):
+    model = tiny_model(name, model={**DECODERS, **OUTSIDE}[name])
+    if name in DECODERS:
+        model.set_attn_implementation("sdpa")
+    return model
+
+
+def text(*shape):
+    return {"input_ids": torch.randint(3, 60, shape)}
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *OUTSIDE])
+def test_no_token_sees_what_comes_after_it(name):
+    model, data, inputs = decoder(name), text(4, 12), text(1, 9)
+    later = {"input_ids": inputs["input_ids"].clone()}
+    later["input_ids"][0, 6:] += 1
+    with kq.dial(model, **GAINS, data=[data], means="global"), torch.no_grad():
+        one, other = model(**inputs).logits, model(**later).logits
+    assert torch.allclose(one[:, :6], other[:, :6], atol=1e-5)
+    assert not torch.allclose(one[:, 6:], other[:, 6:], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [*DECODERS, "gptj"])
+def test_generation_with_a_cache_is_generation_without(name):
+    model, data = decoder(name), text(4, 12)
+    inputs = {**text(2, 5), "attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])}
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    plain = model.generate(**inputs, **options)
+    with kq.dial(model, **GAINS, data=[data], means="global"):
+        cached, uncached = (model.generate(**inputs, use_cache=use, **options) for use in (True, False))
+    assert torch.equal(cached.sequences, uncached.sequences)
+    for one, other in zip(cached.logits, uncached.logits, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+    assert not torch.allclose(cached.logits[0], plain.logits[0], atol=1e-3)
+
+
+def test_a_keyquery_decoder_with_caches_is_one_without():
+    model, x = kq.Decoder(16, depth=2, heads=2, rope=kq.Rope(8)).double().eval(), torch.randn(2, 7, 16).double()
+    with kq.dial(model, **GAINS, data=[{"x": x}], means="global"):
+        whole, caches = model(x), [kq.Cache(), kq.Cache()]
+        parts = torch.cat([model(piece, caches=caches) for piece in (x[:, :4], x[:, 4:5], x[:, 5:])], 1)
+    assert torch.allclose(parts, whole, atol=1e-12)
+
+
+def test_padding_counts_for_nothing():
+    model, ids = decoder("llama"), text(1, 6)["input_ids"]
+    padded = {"input_ids": torch.cat((ids, torch.zeros(1, 4, dtype=torch.long)), 1)}
+    padded["attention_mask"] = torch.tensor([[1] * 6 + [0] * 4])
+    with kq.dial(model, **GAINS), torch.no_grad():
+        assert torch.allclose(model(ids).logits, model(**padded).logits[:, :6], atol=1e-5)
+
+
+def test_only_the_chosen_heads_change():
+    layer, x = kq.Attention(16, 4).double().eval(), torch.randn(1, 5, 16).double()
+    layer.output.weight.data = torch.eye(16).double()  # so that heads stay apart
+    before = layer(x)
+    for heads in ("0.1,0.3", [(0, 1), (0, 3)], ["0.3", (0, 1)]):
+        with kq.dial(layer, popularity=0, heads=heads):
+            after = layer(x)
+        change = (after - before).abs().reshape(5, 4, 4).amax((0, 2))
+        assert (change > 1e-6).tolist() == [False, True, False, True]
+
+
+def test_two_changes_of_one_model_stand_side_by_side_and_go_in_any_order():
+    model, inputs = decoder("llama"), text(1, 6)
+
+    def out():
+        return model(**inputs).logits
+
+    with torch.no_grad():
+        before = out()
+        first, second = kq.dial(model, popularity=0, heads="0.*"), kq.dial(model, position=0, heads="1.*")
+        both = out()
+        with pytest.raises(ValueError, match=r"head 0.0 is already changed"):
+            kq.dial(model, skew=0)
+        first.undo()
+        alone = out()
+        with pytest.raises(RuntimeError, match="already undone"):
+            first.undo()
+        second.undo()
+        assert torch.equal(out(), before)
+        with kq.dial(model, position=0, heads="1.*"):
+            assert torch.equal(out(), alone)
+    assert not torch.allclose(both, alone)
+    assert model not in _CHANGED
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("where", ["within", "on the way in"])
+def test_a_model_is_given_back_after_whatever_happens(error, where, monkeypatch):
+    model, inputs = decoder("llama"), text(1, 6)
+    with torch.no_grad():
+        before = model(**inputs).logits
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+    def fail(*args):
+        raise error
+
+    if where == "on the way in":
+        monkeypatch.setattr("keyquery.listening.interface.attach", fail)
+    with pytest.raises(error), kq.dial(model, popularity=0):
+        fail()
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, before)
+    assert model.config._attn_implementation == "sdpa"
+    assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()) == hooks
+    assert not left_open(model)
+
+
+def test_nothing_is_kept_of_a_model_that_is_gone():
+    model = decoder("gpt2")
+    dial = kq.dial(model, popularity=0)
+    dial.undo()
+    gone = weakref.ref(model)
+    del model, dial
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_family_that_ignores_the_name_is_found_out():
+    class Deaf(nn.Module):
+        """Looks like an attention module of transformers, and attends in its own way."""
+
+        def forward(self, hidden_states, **rest):
+            return hidden_states, None
+
+    model, inputs = decoder("llama"), text(1, 6)
+    model.model.layers[1].self_attn.forward = Deaf().forward
+    with (
+        pytest.raises(RuntimeError, match=r"layers.1.self_attn: its attention was never called"),
+        kq.dial(model, popularity=0),
+    ):
+        model(**inputs)
+
+
+def test_a_cache_that_was_filled_elsewhere_is_refused():
+    model, inputs = decoder("llama"), text(1, 6)
+    with torch.no_grad():
+        cache = model(**inputs, use_cache=True).past_key_values
+        with kq.dial(model, skew=0), pytest.raises(ValueError, match="keys whose queries are unknown"):
+            model(**text(1, 1), past_key_values=cache)
+
+
+@pytest.mark.unchecked
+def test_bad_input_is_told_and_changes_nothing():
+    model = decoder("llama")
+    with pytest.raises(ValueError, match=r"no self-attention layer 7, requested by '7\.0'; available: 0 to 1"):
+        kq.dial(model, heads="7.0")
+    with pytest.raises(ValueError, match="layer 1 has no head 9"):
+        kq.dial(model, heads=[(1, 9)])
+    with pytest.raises(ValueError, match=r'pairs \(layer, head\) or strings such as "3.\*"'):
+        kq.dial(model, heads="three")
+    with pytest.raises(ValueError, match="at least one head"):
+        kq.dial(model, heads=[])
+    with pytest.raises((TypeError, ValueError), match="symmetric"):
+        kq.dial(model, symmetric=float("nan"))
+    with pytest.raises((TypeError, ValueError), match="skew"):
+        kq.dial(model, skew="off")
+    with pytest.raises(ValueError, match="no activations"):
+        kq.dial(model, data=[])
+    with pytest.raises(TypeError, match=r"torch.nn.Module, got str"):
+        kq.dial("llama")
+    with pytest.raises(ValueError, match="attention"):
+        kq.dial(nn.Linear(3, 3))
+    with pytest.raises(ValueError, match="on the meta device"):
+        kq.dial(nn.MultiheadAttention(8, 2, device="meta"))
+    with pytest.raises(ValueError, match=r"in training mode with dropout: call model.eval\(\) first"):
+        kq.dial(kq.Attention(8, 2, dropout=0.1))
+    with pytest.raises(ValueError, match="disentangled position terms"):
+        kq.dial(tiny_model("deberta_v2"), position=0)
+    with kq.dial(model, popularity=0), pytest.raises(ValueError, match="already dialled or projected: undo that first"):
+        kq.dial(model, heads="0.0", data=[text(1, 5)])
+    assert model not in _CHANGED
+
+
+def test_a_swapped_model_is_dialled_as_the_original_is():
+    """A copy of the attention has the same queries and keys, and so the same parts; with a cache, too."""
+    model, data = decoder("llama"), text(4, 12)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    inputs = text(1, 5)
+    with kq.dial(model, **GAINS, data=[data], means="global"):
+        expected = model.generate(**inputs, **options)
+    with kq.swap(model, "general"), kq.dial(model, **GAINS, data=[data], means="global"):
+        found = model.generate(**inputs, **options)
+    for one, other in zip(found.logits, expected.logits, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)

@@ -1,0 +1,226 @@
+"""The nearest structured kernel against dense eigenvalues, brute force, and heads that have the structure already."""
+
+import pytest
+import torch
+from torch import nn
+
+import keyquery as kq
+from keyquery.intervene.swap.nearest import KERNELS, nearest
+from keyquery.layers.kernels import Diagonal, Pairwise, Split
+
+R, D, DOUBLE = 4, 11, torch.float64
+ROPES = {
+    "none": None,
+    "half": kq.Rope(R, base=7.0),
+    "interleaved": kq.Rope(R, base=7.0, interleaved=True),
+    "partial": kq.Rope(2, base=7.0, factor=1.2),
+}
+SPLIT = {"none": 2, "half": 2, "interleaved": 2}
+
+
+def head(seed=0, heads=2):
+    """Random [Wq; Wk] of some heads."""
+    return torch.randn(heads, 2 * R, D, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+
+
+def cases():
+    return [
+        (kernel, rope)
+        for kernel in KERNELS
+        for rope in ROPES
+        if not (kernel == "split" and rope == "partial")  # a split kernel rotates whole heads
+    ]
+
+
+def attention(kernel, rope, weights, found, bias=None):
+    """kq.Attention whose z is mix·[q; k]."""
+    layer = kq.Attention(
+        D, len(weights), kernel, head_dim=R, rope=rope, symmetric_dims=2, bias=bias is not None, dtype=DOUBLE
+    )
+    with torch.no_grad():
+        layer.key.weight.copy_((found.mix @ weights).flatten(0, 1))
+        if bias is not None:
+            layer.key.bias.copy_((found.mix @ bias.unsqueeze(-1)).flatten())
+        if isinstance(layer.shape, (Diagonal, Split)):
+            layer.shape.gain.copy_(found.core)
+        if isinstance(layer.shape, Pairwise):
+            layer.shape.matrix.copy_(found.core)
+    return layer
+
+
+def scores(query, key, rope, x, y, offset=0.0):
+    query, key = x @ query.mT, y @ key.mT
+    return (query if rope is None else rope.rotate(query, 0.0)) @ (key if rope is None else rope.rotate(key, offset)).mT
+
+
+def dense(query, key, rope, offset):
+    """M at an offset, d×d."""
+    every = torch.eye(D, dtype=DOUBLE)
+    return scores(query, key, rope, every, every, offset)
+
+
+def planes(weights, rope):
+    """conj(q_p)·k_p of every plane, d×d complex, and the d×d form of what is not rotated."""
+    out = []
+    for p in range(rope.dims // 2):
+        a, b = (2 * p, 2 * p + 1) if rope.interleaved else (p, p + rope.dims // 2)
+        query, key = (torch.complex(weights[:, a + s], weights[:, b + s]) for s in (0, R))
+        out.append(query.conj().unsqueeze(-1) * key.unsqueeze(-2))
+    rest = weights[:, rope.dims : R].mT @ weights[:, R + rope.dims :]
+    return torch.stack(out, 1), rest
+
+
+def kept_of(whole, kernel, rank, symmetric):
+    """‖M̂‖² of the nearest structured form of a rank, from the eigenvalues of dense parts; complex or real."""
+    part = torch.linalg.eigvalsh((whole + whole.mH) / 2)
+    sizes = part.abs().sort(descending=True).values.square()
+    skew = torch.linalg.eigvalsh((1j * (whole - whole.mH)) / 2).clamp(min=0).square().flip(-1)
+    if kernel in ("psd", "rbf"):
+        return part.flip(-1)[..., :rank].clamp(min=0).square().sum(-1)
+    symmetric = {"symmetric": rank, "skew": 0}.get(kernel, symmetric)
+    # A real skew form has its eigenvalues ±iμ in pairs; a complex plane takes one of them.
+    turns = (rank - symmetric) if whole.is_complex() else (rank - symmetric) // 2
+    return sizes[..., :symmetric].sum(-1) + (1 if whole.is_complex() else 2) * skew[..., :turns].sum(-1)
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel != "pairwise"])
+@pytest.mark.parametrize("symmetric", [0, 2, 4])
+def test_it_keeps_what_dense_eigenvalues_say_can_be_kept(kernel, symmetric):
+    weights = head()
+    whole = weights[:, :R].mT @ weights[:, R:]
+    found = nearest(kernel, weights @ weights.mT, symmetric_dims=symmetric)
+    expected = 1 - kept_of(whole, kernel, R, symmetric) / whole.square().sum((-2, -1))
+    torch.testing.assert_close(found.lost, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["psd", "symmetric", "skew"])
+@pytest.mark.parametrize("name", ["half", "interleaved", "partial"])
+def test_under_rotation_it_keeps_what_complex_eigenvalues_say_can_be_kept(kernel, name):
+    rope, weights = ROPES[name], head()
+    turned, rest = planes(weights, rope)
+    size = rope.factor**4 / 2
+    kept = size * kept_of(turned, kernel, 1, 0).sum(-1)
+    total = size * turned.abs().square().sum((-3, -2, -1)) + rest.square().sum((-2, -1))
+    if rope.dims < R:
+        kept = kept + kept_of(rest, kernel, R - rope.dims, 0)
+    found = nearest(kernel, weights @ weights.mT, rope)
+    torch.testing.assert_close(found.lost, 1 - kept / total, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kernel", "name"), cases())
+def test_the_layer_has_the_error_that_is_reported(kernel, name):
+    """Dense forms of the finished layer; under rotation, the mean over many angles of every plane."""
+    rope, weights = ROPES[name], head()
+    if rope is not None:  # frequencies whose turns all cancel within 64 offsets
+        frequencies = 2 * torch.pi * torch.tensor([8.0, 1.0], dtype=DOUBLE)[: rope.dims // 2] / 64
+        rope = kq.Rope(rope.dims, 1.0, rope.interleaved, frequencies, rope.factor)
+    found = nearest(kernel, weights @ weights.mT, rope, SPLIT.get(name, 0))
+    layer = attention(kernel, rope, weights, found)
+    error = total = 0.0
+    form = layer.form()
+    for offset in range(64) if rope is not None else [0]:
+        old = dense(weights[:, :R], weights[:, R:], rope, offset)
+        new = dense(form.query, form.key, rope, offset).detach()
+        error, total = error + (old - new).square().sum((-2, -1)), total + old.square().sum((-2, -1))
+    torch.testing.assert_close(found.lost, error / total, rtol=1e-9, atol=1e-12)
+
+
+def distance(old, new, rope):
+    """‖M − M̂‖² of two [Wq; Wk], in the mean over rotations where there are any."""
+    if rope is None:
+        return (old[:, :R].mT @ old[:, R:] - new[:, :R].mT @ new[:, R:]).square().sum((-2, -1))
+    (turned, rest), (others, other_rest) = planes(old, rope), planes(new, rope)
+    size = rope.factor**4 / 2
+    return size * (turned - others).abs().square().sum((-3, -2, -1)) + (rest - other_rest).square().sum((-2, -1))
+
+
+def factors(layer):
+    form = layer.form()
+    return torch.cat((form.query, form.key.expand_as(form.query)), -2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kernel", "name"), cases())
+@pytest.mark.few(8)
+def test_nothing_else_of_the_structure_is_nearer(kernel, name):
+    rope, weights = ROPES[name], head(heads=1)
+    found = nearest(kernel, weights @ weights.mT, rope, SPLIT.get(name, 0))
+    layer = attention(kernel, rope, weights, found)
+    free = [weight for name, weight in layer.named_parameters() if name.startswith(("key", "shape"))]
+    if kernel == "pairwise":  # it is not proven nearest; but its P is the best for its z
+        free = [layer.shape.matrix] if rope is None else []
+    start, least = [weight.clone() for weight in free], distance(weights, factors(layer), rope)
+    for size in (1.0, 0.1, 1e-2, 1e-3):
+        for _ in range(40):
+            for weight, old in zip(free, start, strict=True):
+                weight.copy_(old + size * torch.randn_like(weight))
+            assert distance(weights, factors(layer), rope) > least - 1e-9
+
+
+def structured(kernel, rope, seed=3):
+    """A layer that has a structure, with biases, and its own [Wq; Wk] and [bq; bk]."""
+    torch.manual_seed(seed)
+    layer = kq.Attention(D, 2, kernel, head_dim=R, rope=rope, symmetric_dims=2, dtype=DOUBLE)
+    for weight in layer.parameters():
+        nn.init.normal_(weight)
+    if kernel == "pairwise" and rope is not None:  # what commutes with rotations
+        found = nearest(kernel, torch.eye(2 * R, dtype=DOUBLE).expand(2, -1, -1), rope)
+        layer.shape.matrix.data.copy_(found.core)
+    form, biases = layer.form(), layer.biases()
+    return layer, torch.cat((form.query, form.key), -2).detach(), torch.cat(biases, -1).detach()
+
+
+@pytest.mark.parametrize(("kernel", "name"), cases())
+def test_a_head_that_has_the_structure_is_reproduced(kernel, name):
+    rope = ROPES[name]
+    layer, weights, bias = structured(kernel, rope)
+    found = nearest(kernel, weights @ weights.mT, rope, SPLIT.get(name, 0))
+    again = attention(kernel, rope, weights, found, bias)
+    again.value.load_state_dict(layer.value.state_dict())
+    again.output.load_state_dict(layer.output.state_dict())
+    x = torch.randn(3, 6, D, dtype=DOUBLE)
+    assert found.lost.max() < 1e-20
+    torch.testing.assert_close(again(x), layer(x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("kernel", "name"), cases())
+def test_on_data_it_is_nearer_than_the_one_of_the_weights(kernel, name):
+    rope, weights = ROPES[name], head()
+    root = torch.randn(D, D, dtype=DOUBLE)
+    on_data = weights @ root  # [q; k] of tokens root·(white)
+    gram, symmetric = on_data @ on_data.mT, SPLIT.get(name, 0)
+    there, here = nearest(kernel, gram, rope, symmetric), nearest(kernel, weights @ weights.mT, rope, symmetric)
+
+    def error(found):
+        return distance(on_data, factors(attention(kernel, rope, weights, found)).detach() @ root, rope)
+
+    # Of a pairwise kernel it is not proven, nor always so.
+    assert (error(there) < error(here)).all() or kernel == "pairwise"
+    nothing = torch.zeros_like(on_data)
+    torch.testing.assert_close(there.lost, error(there) / distance(on_data, nothing, rope), rtol=1e-9, atol=1e-12)
+
+
+def test_factors_that_depend_on_each_other_and_heads_of_nothing():
+    """Fewer directions than 2r, as where tokens are few or query and key are tied."""
+    weights = head()
+    weights[:, R:] = weights[:, :R].flip(1)
+    weights[:, 1] = weights[:, 0]
+    for kernel in KERNELS:
+        found = nearest(kernel, weights @ weights.mT, symmetric_dims=2)
+        assert found.mix.isfinite().all()
+        nothing = nearest(kernel, torch.zeros(1, 2 * R, 2 * R, dtype=DOUBLE), symmetric_dims=2)
+        assert nothing.mix.abs().max() == 0
+        assert nothing.lost.max() == 0
+
+
+def test_an_unknown_kernel_is_told():
+    with pytest.raises(ValueError, match=r"kernel must be one of .* did you mean 'psd'"):
+        nearest("pds", torch.eye(4))
+    with pytest.raises(ValueError, match="symmetric_dims must be between 0 and 2"):
+        nearest("split", torch.eye(4), symmetric_dims=3)
+    with pytest.raises(ValueError, match="skew part needs an even number of dimensions, got 3"):
+        nearest("skew", torch.eye(6))
+    with pytest.raises(ValueError, match=r"even side 2r, got \(3, 3\)"):
+        nearest("psd", torch.eye(3))
+    with pytest.raises(ValueError, match="needs all 4 dimensions of a head rotated, not 2"):
+        nearest("split", torch.eye(8), kq.Rope(2))

@@ -1,0 +1,296 @@
+"""Handles and `kq.undo`: a model is given back bit for bit, whatever was changed and however it ended."""
+
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.intervene.handle import Handle, lasting, put
+from keyquery.listening.exclusive import left_open, temporarily
+from tests.intervene.dial.test_running import decoder, text
+from tests.intervene.tiny import assert_as_it_was, encoder, snapshot
+from tests.listening.test_exclusive import BUSY, in_another_thread
+
+MODELS = {
+    "keyquery": lambda: (kq.Attention(8, 2), {"x": torch.randn(1, 4, 8)}),
+    "llama": lambda: (decoder("llama"), text(1, 4)),
+    "bloom": lambda: (decoder("bloom"), text(1, 4)),
+    "torch": lambda: (encoder(), {"src": torch.randn(1, 4, 16)}),
+}
+CHANGES = {
+    "dial": lambda model: kq.dial(model, popularity=0),
+    "project": lambda model: kq.project(model, (0, 1)),
+    "swap": lambda model: kq.swap(model),
+    "ablation": lambda model: kq.ablate_heads(model),
+}
+# A kq.Attention and BLOOM are not swapped, and heads of nn.MultiheadAttention are not ablated.
+PAIRS = [
+    (name, change)
+    for name in MODELS
+    for change in CHANGES
+    if (name, change) not in (("keyquery", "swap"), ("bloom", "swap"), ("torch", "ablation"))
+]
+
+
+def states(model):
+    """What a model shares with others: implementations named in configs, tables of transformers, torch's flags."""
+    names = [vars(m.config).get("_attn_implementation_internal") for m in model.modules() if hasattr(m, "config")]
+    tables = [sys.modules[type(m).__module__].__dict__.get("ALL_ATTENTION_FUNCTIONS") for m in model.modules()]
+    return names, tables, torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled()
+
+
+class Unchanged:
+    """A model that must be as it was: its modules, attributes, hooks, tensors and results, and what it shares."""
+
+    def __init__(self, model, batch):
+        self.model, self.batch = model, batch
+        self.before, self.shared, self.result = snapshot(model), states(model), self.run()
+
+    def run(self):
+        with torch.no_grad():
+            out = self.model(**self.batch)
+        return out if isinstance(out, torch.Tensor) else out[0]
+
+    def check(self):
+        assert_as_it_was(self.model, self.before)
+        assert states(self.model) == self.shared
+        assert torch.equal(self.run(), self.result)
+        assert left_open(self.model) == []
+
+
+@pytest.mark.parametrize(("name", "change"), PAIRS)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_exception_in_a_block_or_in_a_forward_gives_the_model_back(name, change, error):
+    model, changed = Unchanged(*MODELS[name]()), []
+
+    def stop(*_):
+        changed.append(len(left_open(model.model)))
+        raise error
+
+    with pytest.raises(error), CHANGES[change](model.model):
+        stop()
+    model.check()
+    hook = model.model.register_forward_hook(stop)
+    with pytest.raises(error), CHANGES[change](model.model):
+        model.run()
+    hook.remove()
+    model.check()
+    assert min(changed) > 0
+
+
+@pytest.mark.parametrize(("name", "change"), PAIRS)
+def test_a_handle_that_was_not_kept_is_undone_by_the_model(name, change):
+    model = Unchanged(*MODELS[name]())
+    CHANGES[change](model.model)
+    assert not torch.equal(model.run(), model.result)
+    kq.undo(model.model)
+    model.check()
+    kq.undo(model.model)  # harmless
+    model.check()
+
+
+def test_stacked_changes_are_all_undone_newest_first():
+    model = Unchanged(decoder("llama"), text(1, 6))
+    handles = [
+        kq.swap(model.model, "psd", [0]),
+        kq.ablate_heads(model.model, heads="0.1"),
+        kq.dial(model.model, skew=0, heads="1.0"),
+        kq.project(model.model, (1, 1)),
+        kq.dial(model.model, popularity=0, heads="0.*"),
+    ]
+    assert not torch.equal(model.run(), model.result)
+    assert not any(handle.undone for handle in handles)
+    kq.undo(model.model)
+    assert all(handle.undone for handle in handles)
+    model.check()
+    for handle in handles:
+        with pytest.raises(RuntimeError, match="is already undone"):
+            handle.undo()
+    kq.dial(model.model, skew=0).undo()
+    model.check()
+
+
+def test_a_part_a_whole_and_a_wrapper_stand_for_the_model():
+    model = Unchanged(decoder("llama"), text(1, 6))
+    for dialled, given in (
+        (model.model, model.model.model.layers[0]),
+        (model.model.model, model.model),
+        (model.model, torch.nn.DataParallel(model.model)),
+    ):
+        kq.dial(dialled, skew=0)
+        kq.undo(decoder("llama"))  # of another model, nothing is undone
+        assert not torch.equal(model.run(), model.result)
+        kq.undo(given)
+        model.check()
+    with pytest.raises(TypeError, match=r"model must be a live torch.nn.Module, got str"):
+        kq.undo("model.safetensors")
+
+
+def test_undo_inside_a_block_is_the_end_of_the_change():
+    model = Unchanged(decoder("llama"), text(1, 6))
+    with kq.dial(model.model, skew=0), kq.ablate_heads(model.model, heads="0.0"):
+        kq.undo(model.model)
+        model.check()
+    model.check()
+
+
+def test_what_a_listener_left_attached_is_removed():
+    model = Unchanged(decoder("llama"), text(1, 6))
+
+    def listen(stack):
+        stack.callback(model.model.register_forward_hook(lambda *_: None).remove)
+
+    context = temporarily(model.model, listen)
+    context.__enter__()
+    kq.undo(model.model)
+    model.check()
+    context.__exit__(None, None, None)
+    model.check()
+
+
+def test_an_undo_that_fails_does_not_keep_the_others():
+    layer = torch.nn.Linear(2, 2)
+    before = snapshot(layer)
+
+    def change(changes):
+        put(layer, "bias", None, changes)
+        return Handle(changes, "removal of the bias")
+
+    def failing(changes):
+        changes.callback(lambda: 1 / 0)
+        return Handle(changes, "failure")
+
+    handles = lasting(layer, change), lasting(layer, failing)
+    with pytest.raises(ZeroDivisionError):
+        kq.undo(layer)
+    assert all(handle.undone for handle in handles)
+    assert_as_it_was(layer, before)
+
+
+def test_a_change_that_fails_leaves_the_model_as_it_was():
+    layer = torch.nn.Linear(2, 2)
+    before = snapshot(layer)
+
+    def change(changes):
+        put(layer, "bias", None, changes)
+        put(layer, "forward", print, changes)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lasting(layer, change)
+    assert_as_it_was(layer, before)
+    assert left_open(layer) == []
+
+
+def test_a_handle_says_whether_it_is_active_and_how_to_undo_it():
+    model = decoder("llama")
+    how = "active: .undo() or kq.undo(model) gives the model back"
+    swapped, dial = kq.swap(model, "psd"), kq.dial(model, heads="0.*")
+    projection, ablation = kq.project(model, (1, 0)), kq.ablate_heads(model)
+    assert repr(swapped) == f"<swap to 'psd' attention of LlamaForCausalLM, {how}>"
+    assert repr(dial) == f"<dial of LlamaForCausalLM, {how}>"
+    assert repr(projection) == f"<projection of head 1.0 of LlamaForCausalLM, {how}>"
+    assert repr(ablation) == f"<ablation of heads of LlamaForCausalLM, {how}>"
+    dial.undo()
+    assert repr(dial) == "<dial of LlamaForCausalLM, undone>"
+    with pytest.raises(RuntimeError, match="the dial of LlamaForCausalLM is already undone"), dial:
+        pass
+    kq.undo(model)
+    assert repr(swapped) == "<swap to 'psd' attention of LlamaForCausalLM, undone>"
+
+
+def test_a_dial_made_in_one_thread_is_used_turned_and_undone_in_others():
+    model = Unchanged(decoder("llama"), text(1, 6))
+    dial = in_another_thread(lambda: kq.dial(model.model, skew=0))
+    dialled = model.run()
+    assert torch.equal(in_another_thread(model.run), dialled)
+    in_another_thread(dial.turn)
+    assert torch.equal(model.run(), model.result)
+    in_another_thread(lambda: kq.ablate_heads(model.model))
+    dial.undo()
+    kq.undo(model.model)
+    model.check()
+
+
+def test_a_block_begun_in_one_thread_may_end_in_another():
+    model = Unchanged(decoder("llama"), text(1, 6))
+    dial = in_another_thread(lambda: kq.dial(model.model, skew=0).__enter__())
+    dial.__exit__(None, None, None)
+    model.check()
+
+
+UNDOING = {
+    "block": lambda dial, model: dial.__exit__(None, None, None),
+    "handle": lambda dial, model: dial.undo(),
+    "model": lambda dial, model: kq.undo(model),
+}
+
+
+@pytest.mark.parametrize("undo", UNDOING.values(), ids=UNDOING)
+def test_a_change_is_undone_also_while_another_thread_measures_which_is_told(undo):
+    model, begun, done = Unchanged(decoder("llama"), text(1, 6)), threading.Event(), threading.Event()
+    hooks = []
+
+    def measure(changes):
+        hook = model.model.register_forward_hook(lambda *_: None)
+        hooks.append(hook.id)
+        changes.callback(hook.remove)
+
+    def use():
+        with temporarily(model.model, measure):
+            begun.set()
+            assert done.wait(60)
+
+    with kq.dial(model.model, skew=0) as dial, ThreadPoolExecutor(1) as pool:
+        measured = pool.submit(use)
+        assert begun.wait(60)
+        with pytest.raises(RuntimeError, match=BUSY):
+            kq.ablate_heads(model.model)
+        undo(dial, model.model)
+        assert dial.undone
+        assert torch.equal(model.run(), model.result)
+        assert list(model.model._forward_hooks) == hooks  # the other thread's own, until it ends
+        done.set()
+        with pytest.raises(RuntimeError, match=BUSY):
+            measured.result(60)
+    model.check()
+    with kq.dial(model.model, skew=0), temporarily(model.model):
+        pass  # nothing is refused any more
+    model.check()
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_dials_from_two_threads_leave_nothing_behind(name):
+    model = Unchanged(decoder(name), text(1, 6))
+    switching, outcomes, start = sys.getswitchinterval(), [], threading.Barrier(2)
+    sys.setswitchinterval(1e-6)
+
+    def work(layer):
+        start.wait(60)
+        for _ in range(15):
+            try:
+                with kq.dial(model.model, popularity=0, heads=f"{layer}.*"):
+                    outcomes.append("made")
+            except RuntimeError as error:
+                outcomes.append(str(error))
+
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(work, (0, 1)))
+    finally:
+        sys.setswitchinterval(switching)
+    assert "made" in outcomes
+    assert set(outcomes) <= {"made", BUSY}
+    model.check()
+
+
+def test_a_part_of_a_dialled_model_is_not_dialled_again():
+    model = decoder("llama")
+    with kq.dial(model, popularity=0):
+        for use in (lambda: kq.dial(model.model, position=0), lambda: kq.swap(model.model)):
+            with pytest.raises(ValueError, match="undo that first"):
+                use()
+    kq.dial(model.model, position=0).undo()

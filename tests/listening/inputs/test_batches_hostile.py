@@ -1,0 +1,225 @@
+"""Texts that flood or never end: each reader refuses them, or reads them, soon and in little memory."""
+
+import gzip
+import io
+import json
+import lzma
+import os
+import random
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from keyquery_studies.time.event_files import read_cdnow, read_retail
+
+import keyquery as kq
+from keyquery.checkpoints.formats.torch_files import load_pickled
+from keyquery.checkpoints.sources import read_json
+from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.data import load_images, load_table, load_ts
+from keyquery.data.text import encode_corpus, read_column, read_corpus, unwrap
+from keyquery.instruments.cooccurrence.tally import Tally, read_into
+from keyquery.listening.inputs.batches import read_lines, text_batches
+from keyquery.support.arrays import read_array, read_arrays
+from keyquery.support.files import read_text, text_pieces
+from tests.hostile import assert_read, assert_refused
+
+pytestmark = pytest.mark.unchecked
+
+
+def tally(path):
+    read_into(Tally(window=2), path, lambda items, what, total: items)
+
+
+READERS = {
+    "lines": read_lines,
+    "corpus": lambda path: unwrap(read_corpus(path)),
+    "tally": tally,
+    "column": read_column,
+    "table": load_table,
+    "series": load_ts,
+    "retail": read_retail,
+    "cdnow": read_cdnow,
+    "reading": kq.Reading.load,
+    "config": read_json,
+}
+
+
+ALLOWED = ["below.gz", "wide.gz", "colons.gz", "two.gz"]  # to those who only count words or find lines
+FLOODS = [*ALLOWED, "blanks.gz", "newlines.gz", "letters.gz", "commas.gz", "blanks.xz"]
+
+
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory):
+    """Packed floods: much in little."""
+    folder, floods = tmp_path_factory.mktemp("bombs"), {}
+    for name, unit in (("blanks", b" "), ("newlines", b"\n"), ("letters", b"ab\n"), ("commas", b",")):
+        floods[f"{name}.gz"] = gzip.compress(unit * (500 * 2**20 // len(unit)))
+    floods["below.gz"] = gzip.compress(b"\n" * (15 * 2**20))
+    floods["wide.gz"] = gzip.compress(b"," * (2**24 + 9))
+    floods["colons.gz"] = gzip.compress(b"@data\n" + b":" * (15 * 2**20) + b"\n")
+    floods["two.gz"] = gzip.compress(b"text\n" + b"\t\n" * (7 * 2**20))
+    for name, data in floods.items():
+        (folder / name).write_bytes(data)
+    packer = lzma.LZMACompressor(preset=0)
+    with open(folder / "blanks.xz", "wb") as file:
+        for _ in range(100):
+            file.write(packer.compress(b" " * 2**20 * 10))
+        file.write(packer.flush())
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", FLOODS)
+def test_every_reader_refuses_a_flood(name, reader, bombs):
+    if (name in ALLOWED and reader in ("corpus", "tally", "lines")) or (name, reader) == ("colons.gz", "table"):
+        return
+    assert_refused(lambda: READERS[reader](bombs / name), "", seconds=20, memory=2048, growth=400)
+
+
+@pytest.mark.parametrize("reader", ["lines", "corpus", "tally", "column"])
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
+def test_blanks_in_a_small_file_are_refused(pack, reader, tmp_path):
+    path = tmp_path / {gzip.compress: "a.gz", lzma.compress: "a.xz"}[pack]
+    path.write_bytes(pack(b" " * (20 * 2**20)))
+    assert_refused(
+        lambda: READERS[reader](path), "decompresses to more than the limit of 16777216 bytes", seconds=20, memory=2048
+    )
+
+
+def test_blanks_and_one_long_word_are_counted_in_little_memory(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b" " * 20_000_000 + b"\n" * 5_000_000 + b"a" * 5_000_000 + b" end")
+    assert_read(lambda: tally(tmp_path / "a.txt"), growth=100)
+
+
+def test_pieces_of_words_are_counted_as_one(tmp_path):
+    text = " ".join(random.Random(0).choices(["one", "two", "x" * 50_000, "\n"], k=200))
+    whole, cut = Tally(window=2), Tally(window=2)
+    (tmp_path / "a.txt").write_text(text)
+    whole.take(whole._ids(text))
+    read_into(cut, tmp_path / "a.txt", lambda items, what, total: items)
+    assert (sorted(whole.words), whole.tokens) == (sorted(cut.words), cut.tokens)
+
+
+def test_a_table_of_a_million_columns_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"1," * 2_000_000)
+    assert_refused(lambda: load_table(tmp_path / "a.csv"), "line 1: 2000001 columns; the limit is 100000", growth=256)
+    (tmp_path / "a.csv").write_bytes(b"1," * 5_000_000)
+    assert_refused(
+        lambda: load_table(tmp_path / "a.csv"), "a line longer than the limit of 4194304 characters", growth=256
+    )
+
+
+# What never ends
+
+
+@pytest.fixture
+def endless(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    return {"pipe": tmp_path / "pipe", "/dev/zero": "/dev/zero"}
+
+
+FILES = {**READERS, "pieces": lambda path: list(text_pieces(path)), "array": read_array, "arrays": read_arrays}
+FILES |= {"images": load_images, "torch": load_pickled, "image": kq.data.read_image, "model": kq.read}
+
+
+@pytest.mark.parametrize("reader", FILES)
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+def test_devices_and_pipes_are_refused(name, reader, endless):
+    assert_refused(lambda: FILES[reader](Path(endless[name])), "is a device or a pipe", seconds=5, growth=64)
+
+
+def test_a_sparse_file_is_not_read_whole(tmp_path):
+    with open(tmp_path / "a.txt", "wb") as file:
+        file.truncate(2**42)
+    assert_refused(lambda: read_text(tmp_path / "a.txt"), "more than the limit of 1073741824", growth=64)
+
+
+def test_a_text_comes_by_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\nzwei\n".encode())))
+    assert read_lines("-") == ["é", "zwei"]
+    monkeypatch.setattr(sys, "stdin", open("/dev/zero"))  # noqa: SIM115
+    with pytest.raises(ValueError, match="standard input is longer than the limit of 67108864 bytes"):
+        read_text("-")
+    sys.stdin.close()
+
+
+# Lines and words
+
+
+def test_lines_are_those_of_splitlines(tmp_path):
+    text = "".join(random.Random(0).choices("ab \t\n\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029\xa0é", k=20_000))
+    (tmp_path / "a.txt").write_text(text, newline="")
+    assert read_lines(tmp_path / "a.txt") == [line.strip() for line in text.splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.load(kq.models.DECODER)
+
+
+@pytest.mark.parametrize("word", ["a" * 300_000, "ab" * 150_000, "!_" * 150_000, " " * 300_000, "é" * 150_000])
+def test_a_long_word_is_encoded_soon(word, tokenizer):
+    assert_read(lambda: encode_corpus(word, tokenizer), growth=200)
+
+
+def test_a_word_beyond_reason_is_refused(tokenizer):
+    assert_refused(lambda: tokenizer.encode("a" * 2_000_000), "holds a word of 2000000 bytes", growth=64)
+
+
+def test_many_signs_are_found_in_little_memory(tokenizer):
+    assert_refused(lambda: tokenizer.encode("!" * 20_000_000), "holds a word of 20000000 bytes", growth=200)
+
+
+def pieces_one_by_one(tokenizer, word):
+    """The same by the plain rule: join the pair that was learned first, the leftmost of them, and begin again."""
+    pieces = list(word)
+    while True:
+        ranks = [tokenizer._ranks.get(pair, np.inf) for pair in pairwise(pieces)]
+        if not ranks or min(ranks) == np.inf:
+            return tuple(pieces)
+        at = int(np.argmin(ranks))
+        pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
+
+
+def test_words_are_cut_as_by_the_plain_rule(tokenizer):
+    chance = random.Random(0)
+    words = ["".join(chance.choices("etaoinshrdlu" if i % 2 else "aab", k=chance.randrange(1, 60))) for i in range(300)]
+    assert all(tokenizer._merge(word) == pieces_one_by_one(tokenizer, word) for word in words)
+
+
+def test_a_line_without_end_is_tokenised_in_parts(tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("the sea was calm " * 1_500_000)
+    lines = read_lines(tmp_path / "a.txt")
+    assert_read(lambda: list(text_batches(lines, tokenizer, 32, 1000)), seconds=5, growth=64)
+    (batch,) = text_batches(lines, tokenizer, 32, 64)
+    (short,) = text_batches(["the sea was calm " * 100], tokenizer, 32, 64)
+    assert batch["input_ids"].tolist() == short["input_ids"].tolist()
+
+
+# JSON
+
+
+@pytest.mark.parametrize("reader", ["reading", "config"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"kind": "reading", "schema": 1, "provenance": ' + "[" * 50 + "[[]]," * 2_400_000, "lists and objects"),
+        ('{"a": ' + "[" * 101 + "]" * 101 + "}", "nested more than 100 deep"),
+        ('{"a": "' + '\\"' * 6_000_000, ""),
+        ('{"a": ' + '"' * 6_000_000, ""),
+        ('{"a": ' + "1" * 6_000_000 + "}", ""),
+    ],
+)
+def test_json_is_counted_before_it_is_built(text, words, reader, tmp_path):
+    (tmp_path / "a.json").write_text(text)
+    assert_refused(lambda: READERS[reader](tmp_path / "a.json"), words, seconds=5, growth=200)
+
+
+def test_brackets_in_texts_do_not_count(tmp_path):
+    data = {"a": "[" * 500 + '"{\\' * 9, "b": [[1] * 3] * 1000}
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    assert read_json(tmp_path / "a.json") == data

@@ -1,0 +1,274 @@
+"""Models to listen to: classes of one's own in plain PyTorch, and whether a model is as it was."""
+
+import math
+from functools import wraps
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import keyquery as kq
+from keyquery.listening import attachment, functions
+from keyquery.listening.exclusive import _SHARED
+from keyquery.listening.transformers_attention import TABLE, unwrapped, uses_interface
+
+
+class CausalSelfAttention(nn.Module):
+    """As in minGPT: one fused projection, a buffer as mask, softmax over q·kᵀ."""
+
+    def __init__(self, width=16, heads=4, longest=16):
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.n_head = heads
+        self.register_buffer("bias", torch.ones(longest, longest).tril()[None, None])
+
+    def forward(self, x):
+        b, n, width = x.shape
+        q, k, v = (t.view(b, n, self.n_head, -1).transpose(1, 2) for t in self.c_attn(x).split(width, dim=2))
+        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        att = att.masked_fill(self.bias[:, :, :n, :n] == 0, float("-inf"))
+        y = torch.softmax(att, dim=-1) @ v
+        return self.c_proj(y.transpose(1, 2).contiguous().view(b, n, width))
+
+
+class GPT(nn.Module):
+    """A GPT without a config."""
+
+    def __init__(self, attention=CausalSelfAttention, width=16, layers=2):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(60, width), nn.Embedding(16, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
+        self.attentions = nn.ModuleList(attention(width) for _ in range(layers))
+        self.head = nn.Linear(width, 60, bias=False)
+
+    def forward(self, idx):
+        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
+        for norm, attention in zip(self.norms, self.attentions, strict=True):
+            x = x + attention(norm(x))
+        return self.head(x)
+
+
+class FusedAttention(nn.Module):
+    """As in timm's vision transformers: q is scaled before the product; with or without torch's fused function."""
+
+    def __init__(self, width=16, heads=4, fused=False):
+        super().__init__()
+        self.num_heads, self.scale, self.fused = heads, (width // heads) ** -0.5, fused
+        self.qkv, self.proj, self.attn_drop = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Dropout(0.0)
+
+    def forward(self, x):
+        b, n, width = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.fused:
+            x = scaled_dot_product_attention(q, k, v, dropout_p=0.0)
+        else:
+            attn = (q * self.scale) @ k.transpose(-2, -1)
+            x = self.attn_drop(attn.softmax(dim=-1)) @ v
+        return self.proj(x.transpose(1, 2).reshape(b, n, width))
+
+
+class EinsumAttention(nn.Module):
+    """Grouped by einsum, heads after tokens, operands as a list: as in many tutorials."""
+
+    def __init__(self, width=16, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (m(x).unflatten(-1, (self.heads, -1)) for m in (self.query, self.key, self.value))
+        energy = torch.einsum("nqhd,nkhd->nhqk", [q, k])
+        attention = torch.softmax(energy / q.shape[-1] ** 0.5, dim=3)
+        return self.out(torch.einsum("nhql,nlhd->nqhd", [attention, v]).flatten(2))
+
+
+class XAttention(nn.Module):
+    """As in x-transformers: sim = einsum · scale, a learned bias, masked_fill with −finfo.max."""
+
+    def __init__(self, width=16, heads=4, longest=16):
+        super().__init__()
+        self.heads, self.scale = heads, (width // heads) ** -0.5
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.rel_pos = nn.Parameter(torch.randn(heads, longest, longest))
+
+    def forward(self, x, mask=None):
+        n = x.shape[1]
+        q, k, v = (m(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in (self.to_q, self.to_k, self.to_v))
+        sim = torch.einsum("b h i d, b h j d -> b h i j", q, k) * self.scale
+        sim = sim + self.rel_pos[:, :n, :n]
+        hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+        sim = sim.masked_fill(hidden, -torch.finfo(sim.dtype).max)
+        attn = sim.softmax(dim=-1, dtype=sim.dtype)
+        return self.to_out(torch.einsum("b h i j, b h j d -> b h i d", attn, v).transpose(1, 2).flatten(2))
+
+
+class BmmAttention(nn.Module):
+    """Batch and heads in one dimension, a bias by baddbmm: as in BLOOM."""
+
+    def __init__(self, width=16, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.query_key_value, self.dense = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        b, n, width = x.shape
+        parts = self.query_key_value(x).view(b, n, self.heads, 3, -1).unbind(3)
+        q, k, v = (t.transpose(1, 2).reshape(b * self.heads, n, -1) for t in parts)
+        bias = torch.arange(n, dtype=x.dtype).expand(b * self.heads, n, n)
+        scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=0.25, alpha=q.shape[-1] ** -0.5)
+        context = torch.bmm(scores.softmax(-1), v)
+        return self.dense(context.view(b, self.heads, n, -1).transpose(1, 2).reshape(b, n, width))
+
+
+class Residual(nn.Module):
+    """Attention modules one after the other."""
+
+    def __init__(self, *attentions):
+        super().__init__()
+        self.attentions = nn.ModuleList(attentions)
+
+    def forward(self, x):
+        for attention in self.attentions:
+            x = x + attention(x)
+        return x
+
+
+def randomised(model):
+    """A model in float64 with large random weights, so that attention is far from uniform."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=0.6)
+    return model.double().eval()
+
+
+def full_precision(monkeypatch):
+    """Let eager attention of transformers take its softmax in float64: in float32 hidden rows of float64 are NaN."""
+    softmax = nn.functional.softmax
+
+    @wraps(softmax)
+    def exact(x, dim=None, _stacklevel=3, dtype=None):
+        return softmax(x, dim, dtype=None if x.dtype == torch.float64 else dtype)
+
+    monkeypatch.setattr(nn.functional, "softmax", exact)
+
+
+def state(model):
+    """All that listening to a model may change: hooks, attributes, tensors, tables, modes, what is kept for it."""
+    modules = {
+        name: (
+            sorted(vars(module)),
+            vars(module).get("forward"),
+            module.training,
+            [len(hooks) for hooks in _hooks(module)],
+        )
+        for name, module in model.named_modules()
+    }
+    tables = {
+        name: id(unwrapped(module).__globals__.get(TABLE))
+        for name, module in model.named_modules()
+        if uses_interface(module)
+    }
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    kept = (len(attachment._ATTACHED), len(attachment._SEEN_BY), len(functions._MODES), len(_SHARED))
+    return modules, tables, kept, torch._C._len_torch_function_stack(), tensors
+
+
+def _hooks(module):
+    return [value for name, value in sorted(vars(module).items()) if name.endswith(("_hooks", "hooks_with_kwargs"))]
+
+
+def assert_as_before(model, before):
+    *facts, tensors = state(model)
+    assert facts == list(before[:-1])
+    assert all(torch.equal(tensor, before[-1][name]) for name, tensor in tensors.items())
+
+
+def assert_one_sentence(error):
+    message = str(error.value)
+    assert 10 < len(message) < 300
+    assert "\n" not in message
+
+
+def formula(call, new):
+    """The output of all heads with replaced tensors, in float64, step by step."""
+    query, key, value = (new.get(name, getattr(call, name)).double() for name in ("query", "key", "value"))
+    groups = call.heads // key.shape[1]
+    key = torch.stack([key[:, head // groups] for head in range(call.heads)], 1)
+    groups = call.heads // value.shape[1]
+    value = torch.stack([value[:, head // groups] for head in range(call.heads)], 1)
+    if "output" in new:
+        return new["output"].double()
+    if "scores" in new:
+        scores = new["scores"].double()
+    else:
+        scores = call.scale * torch.einsum("bhnr,bhmr->bhnm", query, key)
+        if call.softcap is not None:
+            scores = call.softcap * torch.tanh(scores / call.softcap)
+        bias = new.get("bias", call.bias)
+        scores = scores if bias is None else scores + bias.double()
+        scores = scores if call.mask is None else scores.masked_fill(~call.mask, -torch.inf)
+    weights = scores.exp()
+    rest = 0 if call.sinks is None else call.sinks.double().exp()[:, None, None]
+    weights = weights / (weights.sum(-1, keepdim=True) + rest)
+    return torch.einsum("bhnm,bhmv->bhnv", weights, value)
+
+
+def noise(x, *shape):
+    source = torch.Generator().manual_seed(5)
+    return torch.randn(shape or x.shape, generator=source, dtype=torch.float64).to(x)
+
+
+def wider(call):
+    """Queries and keys with further entries, one key per query head."""
+    key = call.key.repeat_interleave(call.heads // call.key_heads, 1)
+    sides = ((call.query, 1), (key, -1))
+    return dict(
+        zip(("query", "key"), (torch.cat((x, sign * noise(x, *x.shape[:-1], 5)), -1) for x, sign in sides), strict=True)
+    )
+
+
+REPLACEMENTS = {
+    "query": lambda call: {"query": 1.5 * call.query + 0.1 * noise(call.query)},
+    "key": lambda call: {"key": 0.2 * noise(call.key) - call.key},
+    "wider": wider,
+    "value": lambda call: {"value": noise(call.value) - call.value},
+    "bias": lambda call: {"bias": noise(call.query, 1, call.heads, call.query.shape[-2], call.key.shape[-2])},
+    "scores": lambda call: {"scores": (0.5 * call.scores()).to(call.query.dtype)},
+    "output": lambda call: {"output": 2 * call.output().to(call.query.dtype) + noise(call.value[:, :1, :1])},
+    "several": lambda call: {
+        **wider(call),
+        "value": 2 * call.value,
+        "bias": noise(call.query, 1, 1, 1, 1).expand(1, 1, call.query.shape[-2], call.key.shape[-2]).cumsum(-1),
+    },
+}
+
+
+def assert_replaced(replacement, model, module, project, run, limit=1e-9, real=None):
+    """What the first attention module returns is what the formula says, and the model is changed by it.
+
+    `project` takes the output of all heads (batch, n, heads · v) to what the module returns.
+    """
+    returned, seen = [], []
+
+    def change(call):
+        if call.module is not module:
+            return None
+        seen.append((call, REPLACEMENTS[replacement](call)))
+        return seen[-1][1]
+
+    hook = module.register_forward_hook(lambda _, args, out: returned.append(out if torch.is_tensor(out) else out[0]))
+    before = state(model)
+    with torch.no_grad():
+        plain = run()
+        with kq.listen(model, change):
+            changed = run()
+        wanted = project(formula(*seen[0]).transpose(1, 2).flatten(2))
+        again = run()
+    assert_as_before(model, before)
+    hook.remove()
+    assert len(seen) == 1
+    error = (returned[1].double() - wanted.double()).abs()
+    error = error if real is None else error[real]
+    assert error.max() <= limit * max(1.0, float(wanted.abs().max()))
+    assert torch.equal(plain, again)
+    assert (changed - plain).abs().max() > 1e-3

@@ -1,0 +1,135 @@
+"""Cross-attention on data: queries and keys as in the model, and parts against brute force."""
+
+import pytest
+import torch
+from torch import nn
+
+import keyquery as kq
+from keyquery.listening.parts.cross import CrossMeans, CrossVariance
+from keyquery.listening.parts.on_data import score_variances
+from keyquery.listening.parts.pairs import CrossPairs, watch_pairs
+from keyquery.listening.parts.shares import score_shares
+from keyquery.testing.families import tiny_inputs, tiny_model
+
+MODELS = ["t5", "bart", "whisper"]
+
+
+def inputs(name, model, rows):
+    """Batches of different texts; encoder and decoder lengths differ, and one source is padded."""
+    torch.manual_seed(0)
+    one = tiny_inputs(name, model)
+    if "input_features" in one:
+        shape = (rows, *one["input_features"].shape[1:])
+        return {"input_features": torch.randn(shape), "decoder_input_ids": torch.randint(3, 60, (rows, 5))}
+    mask = torch.ones(rows, 8, dtype=torch.long)
+    mask[0, 6:] = 0
+    ids = torch.randint(3, 60, (rows, 8))
+    return {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": torch.randint(3, 60, (rows, 5))}
+
+
+def observed(model, heads, batch):
+    pairs = {}
+    with watch_pairs(model, heads, lambda *_: None, lambda layer, pair: pairs.setdefault(layer.index, pair)) as run:
+        out = run({**batch, "output_attentions": True})
+    return pairs, out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_are_those_of_the_model(name):
+    model = tiny_model(name)
+    heads, batch = kq.read(model), inputs(name, model, 3)
+    pairs, out = observed(model, heads, batch)
+    crossed = [layer for layer in heads if layer.kind == "cross"]
+    assert len(out.cross_attentions) == len(crossed) > 0
+    for layer, expected in zip(crossed, out.cross_attentions, strict=True):
+        own = pairs[layer.index]
+        scores = (own.query @ own.key.mT).masked_fill(~own.real_key[:, None, None], -torch.inf)
+        torch.testing.assert_close(scores.softmax(-1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_torchs_own_decoder_layers_are_heard():
+    torch.manual_seed(0)
+    model = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=False), 1).eval()
+    heads, pairs = kq.read(model), []
+    x, y = torch.randn(4, 3, 16), torch.randn(7, 3, 16)  # (tokens, batch, width)
+    with watch_pairs(model, heads, lambda *_: None, lambda layer, pair: pairs.append(pair)) as run:
+        run({"tgt": x, "memory": y})
+    assert pairs[0].query.shape == (3, 2, 4, 8)
+    assert pairs[0].key.shape == (3, 2, 7, 8)
+    expected = (y.transpose(0, 1) @ model.layers[0].multihead_attn.in_proj_weight[16:32].T).reshape(3, 7, 2, 8)
+    torch.testing.assert_close(pairs[0].key, expected.transpose(1, 2), rtol=1e-4, atol=1e-5)
+
+
+def brute_force(pairs, mean_query, mean_key):
+    """Squares of the parts, centred per query over its keys, summed over sequences, by loops: (heads, parts)."""
+    heads = pairs.query.shape[1]
+    sums = torch.zeros(heads, 4, dtype=torch.float64)
+    total = torch.zeros(heads, dtype=torch.float64)
+    for row in range(len(pairs.query)):
+        keys = pairs.real_key[row]
+        for head in range(heads):
+            q, k = pairs.query[row, head].double(), pairs.key[row, head][keys].double()
+            q0, k0 = mean_query[head], mean_key[head]
+            parts = [(q - q0) @ (k - k0).T, q0[None] @ (k - k0).T, (q - q0) @ k0[:, None], q0[None] @ k0[:, None]]
+            parts = [part.expand(len(q), len(k)) - part.expand(len(q), len(k)).mean(-1, keepdim=True) for part in parts]
+            sums[head] += torch.stack([part.square().sum() for part in parts])
+            total[head] += sum(parts).square().sum()
+    return sums, total
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.few(1)
+def test_parts_with_means_over_all_positions_by_brute_force(name):
+    model = tiny_model(name)
+    heads, batch = kq.read(model), inputs(name, model, 6)
+    pairs, _ = observed(model, heads, batch)
+    sums = score_variances(model, [batch], heads, lambda batches: batches)
+    for index, own in pairs.items():
+        assert isinstance(sums[index], CrossVariance)
+        assert not sums[index].by_position
+        real = own.real_key[:, None, :, None]
+        mean_query = own.query.double().mean((0, 2))
+        mean_key = (own.key.double() * real).sum((0, 2)) / real.sum((0, 2))
+        squares, total = brute_force(own, mean_query, mean_key)
+        products = torch.stack(list(sums[index].products.values()))[:, 0].sum(0)  # (heads, parts, parts)
+        given = products.diagonal(dim1=-2, dim2=-1)[:, [0, 2, 3, 4]]  # pairwise, popularity, query_only, position
+        torch.testing.assert_close(given, squares, rtol=1e-3, atol=1e-6 * float(total.max()))
+        torch.testing.assert_close(products.sum((-2, -1)), total, rtol=1e-3, atol=1e-6 * float(total.max()))
+        assert products[:, 1].abs().max() < 1e-5 * total.max()  # nothing is skew, but for rounding
+
+
+def simulated(sequences, rank=3, n=4, m=6):
+    """Queries and keys with known means by position, and contents of known variance; shares are then known."""
+    generator = torch.Generator().manual_seed(3)
+    mean_query, mean_key = torch.randn(1, n, rank, generator=generator), torch.randn(1, m, rank, generator=generator)
+    query = mean_query + 0.8 * torch.randn(sequences, 1, n, rank, generator=generator)
+    key = mean_key + 0.5 * torch.randn(sequences, 1, m, rank, generator=generator)
+    real = [torch.ones(sequences, size, dtype=torch.bool) for size in (n, m)]
+    spread = mean_key[0] - mean_key[0].mean(0)  # keys centred per query
+    expected = {
+        "symmetric": 0.64 * 0.25 * rank * n * (m - 1),  # kept for pairwise
+        "popularity": 0.25 * float(mean_query.square().sum()) * (m - 1),
+        "query_only": 0.64 * n * float(spread.square().sum()),
+        "position": float((mean_query[0] @ spread.T).square().sum()),
+    }
+    total = sum(expected.values())
+    return CrossPairs(query, key, *real), {name: value / total for name, value in expected.items()}
+
+
+@pytest.mark.slow
+def test_means_by_position_give_the_known_shares_without_bias():
+    pairs, expected = simulated(800)
+    half = 400
+    means = CrossMeans(4)
+    first = CrossPairs(*(t[:half] for t in vars(pairs).values()))
+    means.add(first, torch.arange(half) % 4)
+    sums = CrossVariance(means)
+    rest = CrossPairs(*(t[half:] for t in vars(pairs).values()))
+    for start in range(0, half, 100):
+        part = CrossPairs(*(t[start : start + 100] for t in vars(rest).values()))
+        sums.add_pairs(part, list(range(start, start + 100)))
+    shares = score_shares(sums)
+    for name, share in expected.items():
+        value, error, _ = shares.estimates[name]
+        assert abs(float(value) - share) < 4 * float(error) < 0.1, name
+    assert float(shares.estimates["skew"].value) == pytest.approx(0, abs=1e-12)

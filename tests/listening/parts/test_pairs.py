@@ -1,0 +1,180 @@
+"""What a model really scores, against its own attention function: 12 architectures, masks, windows, own pairs."""
+
+from importlib import import_module
+from itertools import permutations
+
+import pytest
+import torch
+from torch import nn
+
+import keyquery as kq
+from keyquery.forms.parts import PARTS
+from keyquery.listening.parts.means import LEAST
+from keyquery.listening.parts.on_data import SEQUENCES, halves, score_variances
+from keyquery.listening.parts.pairs import watch_pairs
+from keyquery.listening.parts.shares import score_shares
+from keyquery.listening.parts.variance import FOLDS
+from keyquery.testing.families import tiny_model
+
+ROTATING = ("llama", "qwen3", "gpt_neox", "olmo2", "mistral", "stablelm", "gemma2")
+NAMES = ("gpt2", "bert", "opt", "roberta", "vit", *ROTATING)
+SEEN = []
+
+
+def spy(module, query, key, value, attention_mask, **rest):
+    """Transformers' own eager attention; what it is given is kept: rotated queries and keys, and the mask."""
+    inner = import_module(type(module).__module__).eager_attention_forward
+    shared = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scale = rest.get("scaling") or query.shape[-1] ** -0.5
+    n = query.shape[-2]
+    seen = torch.ones(len(query), 1, n, n, dtype=torch.bool)
+    if attention_mask is not None:
+        seen = (attention_mask[..., :n] > torch.finfo(attention_mask.dtype).min / 2).expand(len(query), 1, n, n)
+    SEEN.append((scale * query.double(), shared.double(), seen))
+    return inner(module, query, key, value, attention_mask, **rest)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _register():
+    utils, masks = import_module("transformers.modeling_utils"), import_module("transformers.masking_utils")
+    utils.AttentionInterface.register("test_spy", spy)
+    masks.AttentionMaskInterface.register("test_spy", masks.eager_mask)
+
+
+def inputs(name, model, sequences):
+    torch.manual_seed(3)
+    if name == "vit":
+        size = model.config.image_size
+        return {"pixel_values": torch.randn(sequences, 3, size, size)}
+    ids, mask = torch.randint(3, 60, (sequences, 9)), torch.ones(sequences, 9, dtype=torch.long)
+    mask[1::3, 7:] = 0  # every third text is shorter
+    return {"input_ids": ids.where(mask.bool(), 1), "attention_mask": mask}
+
+
+def rotation(rope, place, rank):
+    """R(place), from cosines and sines alone."""
+    matrix, half = torch.eye(rank, dtype=torch.float64), rope.dims // 2
+    for pair, angle in enumerate(rope.angles(float(place))):
+        i, j = (2 * pair, 2 * pair + 1) if rope.interleaved else (pair, pair + half)
+        cos, sin = rope.factor * angle.cos(), rope.factor * angle.sin()
+        matrix[i, i], matrix[i, j], matrix[j, i], matrix[j, j] = cos, -sin, sin, cos
+    return matrix
+
+
+# The folds change their roles from sequence to sequence: all orders, the two ways of each counted once.
+ORDERS = [order for order in permutations(range(4)) if order[0] < order[2]]
+
+
+def brute_force(first, second, rope, heads):
+    """Shares of every head, pair by pair, from what the model's attention was given on two halves of the data.
+
+    A rotation belongs to its position: means of rotated queries by position are the rotated means.
+    """
+    (query, key, seen), (query_b, key_b, seen_b) = first, second
+    n, rank = query.shape[2:]
+    real, real_b = (mask.any(-2)[:, 0] for mask in (seen, seen_b))
+    fold = torch.arange(len(query)) % FOLDS
+    turns = torch.stack([torch.eye(rank).double() if rope is None else rotation(rope, t, rank) for t in range(n)])
+    means = {}
+    for f in range(FOLDS):
+        for side, x in (("q", query), ("k", key)):
+            own = (fold == f)[:, None] & real
+            means[side, f] = torch.stack([x[own[:, t]][:, :, t].mean(0) for t in range(n)], 1)
+    known = torch.stack([((fold == f)[:, None] & real).sum(0) >= LEAST for f in range(FOLDS)]).all(0)
+    sums = torch.zeros(heads, len(PARTS), dtype=torch.float64)
+    total = torch.zeros(heads, dtype=torch.float64)
+    for s in range(len(query_b)):
+        allowed = seen_b[s, 0] & (real_b[s] & known)[:, None] & (real_b[s] & known)[None]
+        a, b, c, d = ORDERS[s % len(ORDERS)]
+        ways = ((a, b), (c, d))
+        for head in range(heads):
+            both = []
+            for one, other in ways:
+                q_mean, k_mean = means["q", one][head], means["k", other][head]
+                q, k = query_b[s, head] - q_mean, key_b[s, head] - k_mean
+                pairs = q @ k.T
+                back_q, back_k = (torch.stack([turns[t].inverse() @ x[t] for t in range(n)]) for x in (q, k))
+                swapped = torch.stack(
+                    [torch.stack([(turns[i] @ back_q[j]) @ (turns[j] @ back_k[i]) for j in range(n)]) for i in range(n)]
+                )
+                parts = [(pairs + swapped) / 2, (pairs - swapped) / 2, q_mean @ k.T, q @ k_mean.T, q_mean @ k_mean.T]
+                for part in parts:
+                    for i in range(n):
+                        own = allowed[i]
+                        part[i] = torch.where(own, part[i] - part[i][own].mean(), 0.0) if own.any() else 0.0
+                both.append(parts)
+            sums[head] += torch.stack([(a * b).sum() for a, b in zip(*both, strict=True)])
+            total[head] += sum(both[0]).square().sum()
+    return sums / total[:, None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.few(3)
+def test_shares_are_those_of_the_models_own_scores(name):
+    model = tiny_model(name).eval()
+    data = [inputs(name, model, SEQUENCES // 2 + 8), {k: v.flip(0) for k, v in inputs(name, model, 20).items()}]
+    heads = kq.read(model)
+    sums = score_variances(model, data, heads, lambda batches: batches)
+    model.set_attn_implementation("test_spy")
+    captured = []
+    for half in halves(data):
+        runs = []
+        for batch in half:
+            SEEN.clear()
+            with torch.no_grad():
+                model(**batch)
+            runs.append(list(SEEN))
+        captured.append([tuple(map(torch.cat, zip(*calls, strict=True))) for calls in zip(*runs, strict=True)])
+    layers = [layer for layer in heads if layer.kind == "self"]
+    assert len(captured[0]) == len(layers)
+    for layer, first, second in zip(layers, *captured, strict=True):
+        expected = brute_force(first, second, layer.rope, min(layer.heads, 2))
+        found = sums[layer.index]
+        size = torch.stack([product[0] for product in found.products.values()]).sum(0)
+        shares = size.diagonal(dim1=-2, dim2=-1) / size.sum((-2, -1))[:, None]
+        assert (shares[: len(expected)] - expected).abs().max() < 2e-4, layer.name
+        estimates = score_shares(found).estimates
+        assert sum(float(estimates[part].value[0]) for part in (*PARTS, "interaction")) == pytest.approx(1, abs=1e-6)
+
+
+def observed(model, batch):
+    pairs = []
+    with watch_pairs(model, kq.read(model), lambda layer, call: pairs.append(call)) as run:
+        run(batch)
+    return pairs
+
+
+def test_packed_sequences_see_their_own_alone():
+    """By position ids that start anew: transformers itself masks what belongs to another text."""
+    model = tiny_model("llama")
+    model.config.use_cache = False  # with a cache, transformers does not look for packed sequences
+    at = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
+    call = observed(model, {"input_ids": torch.randint(3, 60, (1, 7)), "position_ids": at})[0]
+    text = (at[0] == 0).cumsum(0)
+    own = text[:, None] == text
+    assert torch.equal(call.visible[0, 0], own & torch.ones(7, 7).bool().tril())
+    assert torch.equal(call.positions, at)
+
+
+def test_a_prefix_sees_both_ways_where_the_mask_says_so():
+    model = tiny_model("llama")
+    mask = torch.ones(1, 1, 6, 6).bool().tril()
+    mask[..., :3, :3] = True
+    call = observed(model, {"input_ids": torch.randint(3, 60, (1, 6)), "attention_mask": mask})[0]
+    assert torch.equal(call.visible, mask)
+
+
+def test_masks_of_torch_and_of_keyquery():
+    torch.manual_seed(0)
+    causal = ~torch.ones(5, 5).bool().tril()
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    hidden = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    call = observed(encoder, {"src": torch.randn(2, 5, 8), "mask": causal, "src_key_padding_mask": hidden})[0]
+    expected = torch.ones(5, 5).bool().tril() & ~hidden[:, None, :] & ~hidden[:, :, None]
+    assert torch.equal(call.visible[:, 0], expected)
+    layer = kq.Attention(8, 2).eval()
+    mask = torch.rand(2, 5, 5) > 0.3
+    call = observed(layer, {"x": torch.randn(2, 5, 8), "mask": mask, "is_causal": True})[0]
+    assert torch.equal(call.visible[:, 0], mask & torch.ones(5, 5).bool().tril())
+    call = observed(layer, {"x": torch.randn(2, 5, 8), "mask": ~hidden})[0]
+    assert torch.equal(call.visible[:, 0], ~hidden[:, None, :] & ~hidden[:, :, None])

@@ -1,0 +1,264 @@
+"""Changes to a live model: undone whatever happens, found if they are left on, and made by one thread at a time."""
+
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import BertModel
+
+import keyquery as kq
+from keyquery.listening import attention_maps, joint_moments
+from keyquery.listening.exclusive import Changes, alone, hold, left_open, put_back, temporarily
+from keyquery.listening.probe import Probe
+from tests.intervene.dial.test_running import decoder, text
+from tests.intervene.tiny import assert_as_it_was, encoder, snapshot, tiny
+
+BUSY = "the model is in use by another thread: run one after the other"
+
+
+def in_another_thread(call):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result(60)
+
+
+def test_a_change_that_fails_is_undone():
+    layer = torch.nn.Linear(2, 2)
+    before = snapshot(layer)
+
+    def fail(stack):
+        stack.callback(layer.train, layer.training)
+        layer.eval()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), temporarily(layer, fail):
+        pass
+    assert_as_it_was(layer, before)
+    assert left_open(layer) == []
+
+
+def test_what_is_left_open_is_found_by_whoever_shares_modules_and_forgotten_when_closed():
+    model, other = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()), torch.nn.Linear(2, 2)
+    inner, outer = Changes(model[0]), Changes(model)
+    assert left_open(model) == [inner, outer] == left_open(model[0])
+    assert left_open(model[1]) == [outer]
+    assert left_open(other) == []
+    outer.close()
+    outer.close()  # harmless
+    assert left_open(model) == [inner]
+    assert (inner.is_open, outer.is_open, outer.model) == (True, False, None)
+    inner.close()
+    assert left_open(model) == []
+
+
+def test_an_interrupted_undo_can_be_repeated():
+    layer, undone = torch.nn.Linear(2, 2), []
+    changes = Changes(layer)
+    changes.callback(undone.append, "first")
+    changes.callback(undone.append, "second")
+    changes._exit_callbacks.pop()[1](None, None, None)  # as after an interrupt between two of its callbacks
+    assert (undone, changes.is_open) == (["second"], True)
+    changes.close()
+    assert (undone, changes.is_open) == (["second", "first"], False)
+
+
+def test_nothing_is_kept_of_a_model_that_is_no_longer_used():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with temporarily(model), alone(model[0]):
+        gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+USES = {
+    "alone": lambda model: alone(model).__enter__(),
+    "look": kq.look,
+    "look on data": lambda model: kq.look(model, inputs=text(1, 5)),
+    "dial": lambda model: kq.dial(model, skew=0),
+    "swap": kq.swap,
+    "a part": lambda model: kq.dial(model.model, skew=0),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_second_thread_is_refused_and_may_follow(use):
+    model = decoder("llama")
+    before = snapshot(model)
+    with alone(model):
+        with pytest.raises(RuntimeError, match=BUSY):
+            in_another_thread(lambda: use(model))
+        assert_as_it_was(model, before)
+        with alone(model), alone(model.model):  # one thread may do so again
+            pass
+        with pytest.raises(RuntimeError, match=BUSY):
+            in_another_thread(lambda: use(model))
+    in_another_thread(lambda: use(model))
+    kq.undo(model)
+    assert_as_it_was(model, before)
+
+
+def test_models_that_share_modules_or_a_config_are_used_one_after_the_other():
+    model = tiny("bert")
+    same_config, same_module = BertModel(model.config), torch.nn.Sequential(model.encoder)
+    different = tiny("bert")
+    with put_back(model):
+        for other in (same_config, same_module):
+            with pytest.raises(RuntimeError, match=BUSY):
+                in_another_thread(lambda other=other: alone(other).__enter__())
+        in_another_thread(lambda: kq.look(different))
+
+
+def test_a_thread_that_has_ended_uses_nothing():
+    model = torch.nn.Linear(2, 2)
+    kept = []
+
+    def leave():
+        kept.append(alone(model))
+        kept[0].__enter__()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    with alone(model):
+        pass
+    kq.undo(model)
+    assert left_open(model) == []
+
+
+def test_a_shared_change_ends_with_the_last_that_holds_it():
+    layer, done = torch.nn.Linear(2, 2), []
+
+    def begin():
+        done.append("begin")
+        return lambda: done.append("end")
+
+    first, second = Changes(layer), Changes(layer)
+    hold("a flag", begin, first)
+    hold("a flag", begin, second)
+    first.close()
+    assert done == ["begin"]
+    second.close()
+    assert done == ["begin", "end"]
+
+
+RUNS = {
+    "joint_moments": lambda model, batch: joint_moments(model, [batch], kq.read(model)),
+    "attention_maps": attention_maps,
+    "probe": lambda model, batch: Probe(model, "", batch)(),
+    "look": lambda model, batch: kq.look(model, inputs=batch),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_run_that_ends_in_the_middle_leaves_the_model_as_it_was(run, error):
+    model, batch = decoder("llama"), text(2, 9)
+    run(model, batch)  # transformers attaches its own hooks when attentions are first asked for
+
+    def stop(*_):
+        raise error
+
+    hook = model.model.layers[1].register_forward_hook(stop)
+    before, name = snapshot(model), model.config._attn_implementation
+    with pytest.raises(error):
+        run(model, batch)
+    assert_as_it_was(model, before)
+    assert model.config._attn_implementation == name
+    assert left_open(model) == []
+    hook.remove()
+    run(model, batch)
+
+
+def test_looks_from_many_threads_are_refused_or_the_same():
+    model, batches = decoder("llama"), [text(2, 9) for _ in range(2)]
+    expected = kq.look(model, inputs=batches).heads
+
+    def look(_):
+        try:
+            return kq.look(model, inputs=batches).heads
+        except RuntimeError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(look, range(8)))
+    assert expected in results
+    assert all(heads in (expected, BUSY) for heads in results)
+
+
+def close_to(heads, others):
+    """Whether two looks have the same labels, and the same numbers to rounding."""
+    rows = list(zip(_leaves(heads), _leaves(others), strict=False))
+    return all(x == pytest.approx(y, rel=1e-4, abs=1e-6) if isinstance(x, float) else x == y for x, y in rows)
+
+
+def _leaves(value):
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else None
+    return [value] if inside is None else [leaf for item in inside for leaf in _leaves(item)]
+
+
+def test_looks_are_of_the_model_before_or_after_another_threads_swap():
+    model, batch, done = decoder("llama"), text(2, 9), threading.Event()
+    plain = kq.look(model, inputs=batch).heads
+    with kq.swap(model):
+        swapped = kq.look(model, inputs=batch).heads
+    refused, looks = [], []
+
+    def run():
+        while not done.is_set():
+            try:
+                with kq.swap(model):
+                    pass
+            except RuntimeError as error:
+                refused.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for _ in range(12):
+            try:
+                looks.append(kq.look(model, inputs=batch, workers=2).heads)
+            except RuntimeError as error:
+                refused.append(str(error))
+    finally:
+        done.set()
+        thread.join()
+    # to rounding: a swap fits its kernel anew, and eigenvectors are equal to rounding only
+    assert all(close_to(heads, plain) or close_to(heads, swapped) for heads in looks)
+    assert not close_to(plain, swapped)
+    assert all("another thread" in message or "replaced" in message for message in refused)
+
+
+def test_the_fused_path_of_torch_is_shared_by_models_in_several_threads():
+    models, x = [encoder() for _ in range(4)], torch.randn(1, 4, 16)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+    def run(model):
+        heads = kq.read(model)
+        return [joint_moments(model, [{"src": x}], heads)[0].count for _ in range(10)]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(count == 4 for counts in pool.map(run, models) for count in counts)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_another_threads_forward_changes_no_measurement():
+    model, batch, done = decoder("llama"), text(2, 9), threading.Event()
+    heads = kq.read(model)
+    expected = joint_moments(model, [batch], heads)[0].mean
+
+    def run():
+        with torch.no_grad():
+            while not done.is_set():
+                model(**text(1, 5))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        means = [joint_moments(model, [batch], heads)[0].mean for _ in range(5)]
+    finally:
+        done.set()
+        thread.join()
+    assert all(torch.equal(mean, expected) for mean in means)

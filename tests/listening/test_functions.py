@@ -1,0 +1,373 @@
+"""Attention of any other module is seen, and replaced, in torch functions: classes of one's own, and torch's."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+import keyquery as kq
+from tests.listening.models import (
+    REPLACEMENTS,
+    BmmAttention,
+    CausalSelfAttention,
+    EinsumAttention,
+    FusedAttention,
+    Residual,
+    XAttention,
+    assert_as_before,
+    assert_one_sentence,
+    assert_replaced,
+    formula,
+    randomised,
+    state,
+)
+
+OWN = {
+    "mingpt": (CausalSelfAttention, "c_proj", True),
+    "timm": (FusedAttention, "proj", False),
+    "timm, fused": (lambda: FusedAttention(fused=True), "proj", False),
+    "einsum": (EinsumAttention, "out", False),
+    "x-transformers": (XAttention, "to_out", True),
+    "baddbmm": (BmmAttention, "dense", False),
+}
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def own(name):
+    make, projection, causal = OWN[name]
+    model = randomised(Residual(make(), make()))
+    return model, getattr(model.attentions[0], projection), causal
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_own_classes(name):
+    """The queries and keys are those of the code, by hand; scores and output follow from them."""
+    model, projection, causal = own(name)
+    x, entered = double(3, 5, 16), []
+    projection.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+    plain = model(x)
+    with kq.listen(model) as calls:
+        assert torch.equal(model(x), plain)
+    assert [(call.name, call.layer) for call in calls] == [("attentions.0", 0), ("attentions.1", 1)]
+    call = calls[0]
+    assert (call.heads, call.key_heads, call.is_causal, call.is_cross) == (4, 4, causal, False)
+    assert call.scale == pytest.approx(0.5)
+    output = formula(call, {})
+    torch.testing.assert_close(output.transpose(1, 2).flatten(2), entered[0].double(), atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(call.output(), output, atol=1e-12, rtol=1e-10)
+    attention = model.attentions[0]
+    match name:
+        case "mingpt":
+            queries, keys = attention.c_attn(x).split(16, -1)[:2]
+        case "timm" | "timm, fused":
+            queries, keys = attention.qkv(x).split(16, -1)[:2]
+        case "einsum":
+            queries, keys = attention.query(x), attention.key(x)
+        case "x-transformers":
+            queries, keys = attention.to_q(x), attention.to_k(x)
+            bias = attention.rel_pos[:, :5, :5].tril()[None].expand(3, -1, -1, -1)
+            torch.testing.assert_close(call.bias, bias)
+        case "baddbmm":
+            queries, keys = attention.query_key_value(x).view(3, 5, 4, 3, 4).unbind(3)[:2]
+            torch.testing.assert_close(call.bias, (torch.arange(5.0).double() / 4).expand(3, 4, 5, 5))
+    for mine, theirs in ((call.query, queries), (call.key, keys)):
+        torch.testing.assert_close(mine, theirs.reshape(3, 5, 4, 4).transpose(1, 2))
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+@pytest.mark.parametrize("name", OWN)
+def test_own_classes_go_on_with_what_was_replaced(name, replacement):
+    model, projection, _ = own(name)
+    x = double(3, 5, 16)
+    assert_replaced(replacement, model, model.attentions[0], projection, lambda: model(x))
+
+
+HIDDEN = torch.tensor([[False] * 5, [False, False, False, True, True], [False, True, False, False, True]])
+TORCH = {
+    "plain": ({}, {}),
+    "without weights": ({}, {"need_weights": False}),
+    "tokens first": ({"batch_first": False}, {}),
+    "weights of heads": ({}, {"average_attn_weights": False}),
+    "padding": ({}, {"key_padding_mask": HIDDEN, "need_weights": False}),
+    "additive mask": ({"batch_first": False}, {"attn_mask": torch.randn(12, 5, 5, dtype=torch.float64)}),
+    "causal and padding": (
+        {},
+        {"attn_mask": torch.ones(5, 5).triu(1).bool(), "is_causal": True, "key_padding_mask": HIDDEN},
+    ),
+    "causal, fused": (
+        {},
+        {"attn_mask": torch.ones(5, 5).triu(1).bool(), "is_causal": True, "need_weights": False},
+    ),
+    "other widths": ({"kdim": 6, "vdim": 7}, {}),
+    "further keys": ({"add_bias_kv": True, "add_zero_attn": True}, {"key_padding_mask": HIDDEN}),
+}
+
+
+def torch_attention(name):
+    options, arguments = TORCH[name]
+    layer = randomised(nn.MultiheadAttention(16, 4, **{"batch_first": True, **options}))
+    x = double(3, 5, 16)
+    inputs = (x, double(3, 5, 6), double(3, 5, 7)) if "kdim" in options else (x, x, x)
+    inputs = inputs if layer.batch_first else tuple(x.transpose(0, 1).contiguous() for x in inputs)
+    return layer, lambda: layer(*inputs, **arguments)
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_multihead_attention(name):
+    layer, run = torch_attention(name)
+    plain, weights = run()
+    with torch.no_grad(), kq.listen(layer) as calls:
+        out, _ = run()
+    assert torch.equal(out, plain)
+    (call,) = calls
+    assert (call.heads, call.scale, call.is_cross) == (4, 0.5, name == "other widths")
+    assert call.is_causal == name.startswith("causal")
+    joined = linear(call.output().transpose(1, 2).flatten(2), layer.out_proj.weight, layer.out_proj.bias)
+    torch.testing.assert_close(joined, plain if layer.batch_first else plain.transpose(0, 1), atol=1e-10, rtol=1e-9)
+    if weights is not None:
+        mine = call.weights() if weights.ndim == 4 else call.weights().mean(1)
+        torch.testing.assert_close(mine, weights, atol=1e-12, rtol=1e-9)
+    if "key_padding_mask" in TORCH[name][1]:
+        assert torch.equal(call.real[:, :5], ~HIDDEN)
+    else:
+        assert call.real is None
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+@pytest.mark.parametrize("name", TORCH)
+def test_multihead_attention_goes_on_with_what_was_replaced(name, replacement):
+    layer, run = torch_attention(name)
+
+    def project(x):
+        out = linear(x, layer.out_proj.weight, layer.out_proj.bias)
+        return out if layer.batch_first else out.transpose(0, 1)
+
+    assert_replaced(replacement, layer, layer, project, lambda: run()[0])
+
+
+def test_returned_weights_are_those_of_replaced_scores():
+    layer, run = torch_attention("weights of heads")
+    with torch.no_grad(), kq.listen(layer, lambda call: {"scores": 0 * call.scores()}):
+        torch.testing.assert_close(run()[1], torch.full((3, 4, 5, 5), 0.2, dtype=torch.float64))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_torch_encoder_is_seen_on_its_fast_path_and_given_back():
+    """In eval mode without gradients torch runs a whole layer as one kernel, and packs padded rows."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    model, x = randomised(nn.TransformerEncoder(layer, 2, enable_nested_tensor=True)), double(3, 5, 16)
+    hidden = HIDDEN.clone().sort(-1).values
+    before = state(model)
+    with torch.no_grad():
+        plain = model(x, src_key_padding_mask=hidden)
+        with kq.listen(model) as calls:
+            out = model(x, src_key_padding_mask=hidden)
+    torch.testing.assert_close(out[~hidden], plain[~hidden])
+    assert [call.name for call in calls] == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert all(torch.equal(call.real, ~hidden) and torch.equal(call.real_queries, ~hidden) for call in calls)
+    assert_as_before(model, before)
+    with torch.no_grad(), kq.listen(model, lambda call: {"output": 0 * call.output()}):
+        without = model(x, src_key_padding_mask=hidden)
+    assert (without - plain)[~hidden].abs().max() > 0.1
+
+
+def test_encoder_and_decoder_of_torch():
+    """Each side has its own padding; the decoder is causal, and attends to the encoder."""
+    model = randomised(nn.Transformer(16, 4, 1, 1, 32, batch_first=True))
+    source, target = double(3, 5, 16), double(3, 4, 16)
+    masks = {
+        "src_key_padding_mask": HIDDEN,
+        "memory_key_padding_mask": HIDDEN,
+        "tgt_key_padding_mask": HIDDEN[:, 1:].flip(1) & torch.tensor([False, True, True, True]),
+        "tgt_mask": torch.ones(4, 4).triu(1).bool(),
+    }
+    with torch.no_grad(), kq.listen(model) as calls:
+        model(source, target, **masks)
+    encoder, decoder, cross = calls
+    assert [call.is_cross for call in calls] == [False, False, True]
+    assert [call.is_causal for call in calls] == [False, True, False]
+    assert torch.equal(encoder.real, ~HIDDEN)
+    assert torch.equal(decoder.real, ~masks["tgt_key_padding_mask"])
+    assert torch.equal(cross.real, ~HIDDEN)
+    assert torch.equal(cross.real_queries, ~masks["tgt_key_padding_mask"])
+    assert cross.scores().shape == (3, 4, 4, 5)
+    assert (cross.weights()[HIDDEN[:, None, None].expand(3, 4, 4, 5)] == 0).all()
+
+
+class Core(nn.Module):
+    """Attention whose core is a function of q, k and v."""
+
+    def __init__(self, core):
+        super().__init__()
+        self.core, self.qkv = core, nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return self.core(q, k, v).transpose(1, 2).flatten(2)
+
+
+def scaled_then_shifted(q, k, v):
+    q = q * 0.5
+    q += 1.0  # in place: q is no multiple of what it was
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def scaled_then_set(q, k, v):
+    q = q / 2
+    q[..., :2] = 0
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def shifted_after_it_was_scaled(q, k, v):
+    half = q * 0.5
+    q.add_(1)
+    return (half @ k.mT).softmax(-1) @ v
+
+
+def keys_first(q, k, v):
+    return (k @ q.mT * 0.5).softmax(-2).mT @ v
+
+
+def added_with_a_factor(q, k, v):
+    return torch.add(torch.zeros(5, 5).double(), q @ k.mT, alpha=0.5).softmax(-1) @ v
+
+
+def subtracted(q, k, v):
+    return (torch.ones(5, 5).double() - (q @ k.mT) / 2).softmax(-1) @ v
+
+
+def both_scaled(q, k, v):
+    return ((q * 0.5**0.5) @ (k * 0.5**0.5).mT).softmax(-1) @ v
+
+
+def hidden_before_it_is_scaled(q, k, v):
+    return ((q @ k.mT).masked_fill(torch.ones(5, 5).triu(1).bool(), -1e9) / 2).softmax(-1) @ v
+
+
+def shared_keys(q, k, v):
+    return scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
+
+
+def fused_after_scaling(q, k, v):
+    return scaled_dot_product_attention(q * 0.5, k, v, scale=1.0)
+
+
+def fused_additive_mask(q, k, v):
+    return scaled_dot_product_attention(q, k, v, torch.arange(5.0).double().expand(5, 5))
+
+
+def fused_three_dimensions(q, k, v):
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, is_causal=True).unflatten(0, (3, 2))
+
+
+CORES = (scaled_then_shifted, scaled_then_set, shifted_after_it_was_scaled, keys_first, added_with_a_factor, subtracted)
+CORES += (both_scaled, hidden_before_it_is_scaled, shared_keys, fused_after_scaling, fused_additive_mask)
+CORES += (fused_three_dimensions,)
+
+
+@pytest.mark.parametrize("core", CORES, ids=lambda core: core.__name__)
+def test_queries_and_keys_are_those_of_the_product(core):
+    """Whatever is done before and after it: scale · q·k + bias is what enters the softmax."""
+    model, x = randomised(Residual(Core(core))), double(3, 5, 8)
+    returned = []
+    model.attentions[0].register_forward_hook(lambda _, args, out: returned.append(out))
+    with torch.no_grad():
+        plain = model(x)
+        with kq.listen(model) as calls:
+            assert torch.equal(model(x), plain)
+    (call,) = calls
+    torch.testing.assert_close(formula(call, {}).transpose(1, 2).flatten(2), returned[0], atol=1e-12, rtol=1e-10)
+    constant = {"fused_additive_mask", "subtracted"}
+    assert (call.bias is not None) == (core.__name__ in constant)
+    assert call.scale == pytest.approx({"subtracted": -0.5}.get(core.__name__, call.scale))
+    assert (call.heads, call.key_heads) == (2, 1 if core is shared_keys else 2)
+    assert call.is_causal == (core in (hidden_before_it_is_scaled, fused_three_dimensions))
+
+
+def dropped(q, k, v):
+    return nn.functional.dropout((q @ k.mT / 2).softmax(-1), 1.0) @ v
+
+
+def dropped_fused(q, k, v):
+    return scaled_dot_product_attention(q, k, v, dropout_p=1.0)
+
+
+@pytest.mark.parametrize("core", [dropped, dropped_fused])
+@pytest.mark.parametrize("replacement", ["query", "scores", "bias"])
+def test_dropout_stays(core, replacement):
+    """Dropout of everything leaves nothing."""
+    model, x = randomised(Residual(Core(core))), double(3, 5, 8)
+    with kq.listen(model, REPLACEMENTS[replacement]):
+        assert torch.equal(model(x), x)
+
+
+def test_dropout_stays_in_torch_layers():
+    layer, x = nn.MultiheadAttention(16, 4, dropout=1.0, batch_first=True).double(), double(3, 5, 16)
+    nn.init.normal_(layer.out_proj.bias)
+    with torch.no_grad(), kq.listen(layer, REPLACEMENTS["query"]):
+        torch.testing.assert_close(layer(x, x, x)[0], layer.out_proj.bias.expand(3, 5, 16))
+
+
+def mixed_heads(q, k, v):
+    weights = (q @ k.mT / 2).softmax(-1)
+    return torch.einsum("hg,bgnm->bhnm", torch.tensor([[0.6, 0.4], [0.3, 0.7]]).double(), weights) @ v
+
+
+def test_weights_that_are_changed_after_the_softmax_are_seen_and_not_replaced():
+    model, x = randomised(Residual(Core(mixed_heads))), double(3, 5, 8)
+    with kq.listen(model) as calls:
+        plain = model(x)
+    (call,) = calls
+    scores = call.query @ call.key.mT / 2
+    torch.testing.assert_close(call.weights(), scores.softmax(-1))
+    with pytest.raises(ValueError, match="no value is known") as error:
+        call.output()
+    assert_one_sentence(error)
+    before = state(model)
+    for name in ("query", "scores", "value"):
+        tensor = getattr(call, name) if name == "query" else call.scores() if name == "scores" else call.query
+        with (
+            pytest.raises((RuntimeError, ValueError), match="after the softmax") as error,
+            kq.listen(model, lambda call, name=name, tensor=tensor: {name: tensor}),
+        ):
+            model(x)
+        assert_one_sentence(error)
+        assert_as_before(model, before)
+    assert torch.equal(model(x), plain)
+
+
+@pytest.mark.parametrize("replacement", ["query", "wider", "value", "bias", "scores", "output"])
+@pytest.mark.parametrize("name", OWN)
+def test_gradients_flow_through_what_was_replaced(name, replacement):
+    make = OWN[name][0]
+    model = randomised(Residual(make()))
+    x = (0.3 * double(1, 3, 16)).requires_grad_()
+    parameter = next(model.parameters())
+
+    def run(x, weight):
+        with kq.listen(model, REPLACEMENTS[replacement]):
+            return torch.func.functional_call(model, {next(iter(dict(model.named_parameters()))): weight}, (x,))
+
+    assert torch.autograd.gradcheck(run, (x, parameter), fast_mode=True)
+
+
+def test_softmaxes_that_are_no_attention_are_not_seen():
+    class Router(nn.Module):
+        """A mixture of experts: a softmax over a product with weights."""
+
+        def __init__(self):
+            super().__init__()
+            self.gate, self.experts = nn.Parameter(torch.randn(16, 3)), nn.ModuleList(nn.Linear(16, 16) for _ in "abc")
+
+        def forward(self, x):
+            shares = (x @ self.gate).softmax(-1)
+            return sum(shares[..., i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
+
+    model = randomised(Residual(Router(), CausalSelfAttention(), Router()))
+    with kq.listen(model) as calls:
+        model(double(2, 5, 16))
+    assert [call.name for call in calls] == ["attentions.1"]

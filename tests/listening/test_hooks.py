@@ -1,0 +1,238 @@
+"""What a running model is seen to do, and that it is left as it was."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import keyquery as kq
+from keyquery.listening import (
+    Moments,
+    activations,
+    attention_maps,
+    joint_moments,
+    queries_and_keys,
+    text_batches,
+    typical_length,
+    watch,
+)
+from keyquery.listening.inputs.batches import read_lines
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6), seed=st.integers(0, 99), shift=st.sampled_from([0, 1e4])
+)
+def test_moments_of_pieces_are_those_of_the_whole(sizes, seed, shift):
+    x = torch.randn(2, sum(sizes), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + shift
+    moments = Moments()
+    for piece in x.split(sizes, dim=1):
+        moments.update(piece)
+    if sum(sizes) == 0:
+        with pytest.raises(ValueError, match="no activations"):
+            _ = moments.mean
+        return
+    assert moments.count == sum(sizes)
+    torch.testing.assert_close(moments.mean, x.mean(1))
+    expected = torch.stack([torch.cov(part.mT, correction=0).reshape(3, 3) for part in x])
+    torch.testing.assert_close(moments.covariance, expected, rtol=1e-6, atol=1e-6)
+
+
+def encoder():
+    torch.manual_seed(3)
+    layers = [nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.1) for _ in range(2)]
+    return nn.Sequential(*layers)
+
+
+class Encoder(nn.Module):
+    """Takes tokens and a mask, as transformers models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(20, 16), encoder()
+
+    def forward(self, input_ids, attention_mask):
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = layer(x, src_key_padding_mask=attention_mask == 0)
+        return x
+
+
+def batch():
+    ids = torch.randint(0, 20, (2, 6))
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def test_activations_leave_padding_out():
+    model, data = Encoder(), batch()
+    seen = activations(model, [data, data], ["layers.0.self_attn"])["layers.0.self_attn"]
+    expected = model.embed(data["input_ids"]).detach()[data["attention_mask"].bool()]
+    torch.testing.assert_close(seen, torch.cat((expected, expected)))
+
+
+def test_noise_in_padding_changes_nothing():
+    model, data = Encoder(), batch()
+    noisy = {**data, "input_ids": torch.where(data["attention_mask"].bool(), data["input_ids"], 7)}
+    heads = kq.read(model)
+    one, other = (joint_moments(model, [d], heads)[1] for d in (data, noisy))
+    torch.testing.assert_close(one.covariance, other.covariance)
+    assert one.count == 9
+
+
+def test_moments_are_those_of_queries_and_keys():
+    model, data = Encoder(), batch()
+    heads = kq.read(model)
+    moments = joint_moments(model, [data], heads)
+    for index, (query, key) in queries_and_keys(model, data, heads).items():
+        joint = torch.cat((query, key), -1).double()
+        torch.testing.assert_close(moments[index].mean, joint.mean(1), rtol=1e-5, atol=1e-5)
+        expected = torch.stack([torch.cov(head.mT, correction=0) for head in joint])
+        torch.testing.assert_close(moments[index].covariance, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_covariance_of_queries_and_keys_is_the_gram_of_the_form_on_data():
+    model, data = Encoder(), batch()
+    heads = kq.read(model)
+    moments = joint_moments(model, [data], heads)[1]
+    x = activations(model, [data], ["layers.1.self_attn"])["layers.1.self_attn"]
+    on = heads[1].form.on_sample(x)
+    torch.testing.assert_close(moments.covariance, on.gram(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        kq.Form.from_gram(moments.covariance).symmetric_eigenvalues(), on.symmetric_eigenvalues(), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_the_model_is_left_as_it_was():
+    model = Encoder()
+    model.layers[1].eval()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    before = [module.training for module in model.modules()]
+    with pytest.raises(ZeroDivisionError), watch(model, {"layers.0.self_attn": lambda _: 1 / 0}) as run:
+        run(batch())
+    assert [module.training for module in model.modules()] == before
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_module_that_is_not_called_is_named():
+    class Half(Encoder):
+        def forward(self, input_ids, attention_mask):
+            return self.layers[0](self.embed(input_ids))
+
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn was never called"):
+        joint_moments(Half(), [batch()], kq.read(Half()))
+
+
+def test_sequence_first_attention_is_turned_round():
+    model = nn.MultiheadAttention(8, 2)
+    x = torch.randn(5, 3, 8)
+    seen = []
+    with watch(model, {"": seen.append}) as run:
+        run({"query": x, "key": x, "value": x})
+    torch.testing.assert_close(seen[0], x.transpose(0, 1).reshape(-1, 8))
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_attention_maps_switch_eager_on_and_back(name):
+    pytest.importorskip("transformers")
+    from keyquery.testing.families import tiny_model
+
+    model = tiny_model(name)
+    model.set_attn_implementation("sdpa")
+    model.train()
+    ids = torch.randint(3, 60, (2, 5))
+    maps = attention_maps(model, {"input_ids": ids})
+    assert len(maps) == 2
+    torch.testing.assert_close(maps[0].sum(-1), torch.ones(2, 4, 5))
+    assert model.config._attn_implementation == "sdpa"
+    assert model.training
+
+
+# Text
+
+
+class Words:
+    """A tokenizer of whole words."""
+
+    pad_token_id = None
+
+    def __call__(self, line):
+        return {"input_ids": [len(word) for word in line.split()]}
+
+
+def test_text_becomes_padded_windows():
+    batches = list(text_batches(["a bb ccc dddd eeeee", "ff"], Words(), length=3, size=2))
+    assert len(batches) == 1
+    assert batches[0]["input_ids"].tolist() == [[1, 2, 3], [4, 5, 0]]
+    assert batches[0]["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+
+
+@pytest.mark.parametrize("tokens", range(2, 14))
+def test_no_more_tokens_run_than_are_allowed(tokens):
+    batches = list(text_batches(["a bb ccc"] * 100, Words(), length=3, tokens=tokens, size=4))
+    lengths = [length for batch in batches for length in batch["attention_mask"].sum(1).tolist()]
+    left = tokens % 3
+    assert lengths == [3] * (tokens // 3) + ([left] if left > 1 else [])
+
+
+def test_windows_leave_room_for_special_tokens():
+    class Marked(Words):
+        def num_special_tokens_to_add(self):
+            return 2
+
+    with pytest.raises(ValueError, match="length must be at least 3, with 2 special tokens, got 2"):
+        list(text_batches(["a bb ccc"], Marked(), length=2))
+
+
+def test_the_typical_length_is_that_of_the_sequence_of_a_token():
+    lengths = [2, 7, 7, 1]
+    mask = torch.arange(7) < torch.tensor(lengths)[:, None]
+    owner = [n for n in lengths for _ in range(n)]  # of every token, the length of its sequence
+    expected = round(sum(owner) / len(owner))
+    assert typical_length([{"attention_mask": mask[:2]}, {"attention_mask": mask[2:].long()}]) == expected
+    assert typical_length([{"input_ids": torch.zeros(2, 5, dtype=torch.long)}]) == 5
+    assert typical_length([{"pixel_values": torch.zeros(2, 3, 8, 8)}]) is None
+
+
+def test_a_batch_that_a_model_cannot_take_is_named():
+    pytest.importorskip("transformers")
+    from keyquery.testing.families import tiny_model
+
+    model = tiny_model("bert", max_position_embeddings=8)
+    with (
+        watch(model, {}) as run,
+        pytest.raises(ValueError, match=r"does not run on input_ids \(1, 9\): .*context is 8 tokens: use a smaller"),
+    ):
+        run({"input_ids": torch.ones(1, 9, dtype=torch.long)})
+    with (
+        watch(tiny_model("clip"), {}) as run,
+        pytest.raises(ValueError, match=r"CLIPModel does not run on input_ids \(1, 5\)"),
+    ):
+        run({"input_ids": torch.ones(1, 5, dtype=torch.long)})
+
+
+def test_too_short_a_text_is_refused():
+    with pytest.raises(ValueError, match="too short"):
+        list(text_batches(["a", "b"], Words()))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "holds no text"),
+        (b" \n\n", "holds no text"),
+        (b"caf\xe9 noir", "is not UTF-8 text: byte 0xe9 at 3"),
+        ("caf\xe9 noir".encode("utf-16-le"), "contains NUL bytes, as UTF-16 does"),
+    ],
+)
+def test_texts_of_no_use_are_named(tmp_path, content, words):
+    path = tmp_path / "text.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        read_lines(path)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo")
+    assert read_lines(tmp_path / "a.txt") == ["one", "two"]

@@ -1,0 +1,237 @@
+"""Attention through transformers' interface is seen, and replaced, with the implementation that the model has."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import keyquery as kq
+from keyquery.testing.families import tiny_model
+from tests.listening.models import (
+    REPLACEMENTS,
+    assert_as_before,
+    assert_one_sentence,
+    assert_replaced,
+    full_precision,
+    state,
+)
+
+# The first attention module, and its output projection.
+PROJECTIONS = {
+    "llama": ("layers.0.self_attn", "o_proj"),
+    "gpt2": ("h.0.attn", "c_proj"),
+    "deepseek": ("layers.0.self_attn", "o_proj"),
+    "gemma2": ("layers.0.self_attn", "o_proj"),
+    "gpt_oss": ("layers.0.self_attn", "o_proj"),
+    "t5": ("encoder.block.0.layer.0.SelfAttention", "o"),
+}
+EAGER = ("gemma2", "gpt_oss")  # which have soft caps and sinks
+CASES = [(name, "eager") for name in PROJECTIONS] + [(name, "sdpa") for name in PROJECTIONS if name not in EAGER]
+
+
+@pytest.fixture(autouse=True)
+def _full_precision(monkeypatch):
+    full_precision(monkeypatch)
+
+
+def made(name, attention, **config):
+    model = tiny_model(name, **({"sliding_window": 3} if name in EAGER else {}), **config)
+    model = model if name == "gpt_oss" else model.double()
+    model.set_attn_implementation(attention)
+    module, projection = PROJECTIONS[name]
+    module = model.get_submodule(module)
+    return model, module, getattr(module, projection)
+
+
+def padded(name, n=6):
+    mask = torch.ones(3, n, dtype=torch.long)
+    mask[1, :2] = 0
+    mask[2, n - 1 :] = 0
+    inputs = {"input_ids": torch.randint(3, 60, (3, n)), "attention_mask": mask}
+    return {**inputs, "decoder_input_ids": torch.randint(3, 60, (3, 4))} if name == "t5" else inputs
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+@pytest.mark.parametrize(("name", "attention"), CASES)
+def test_models_go_on_with_what_was_replaced(name, attention, replacement):
+    model, module, projection = made(name, attention)
+    inputs = padded(name)
+    assert_replaced(
+        replacement,
+        model,
+        module,
+        lambda x: projection(x.to(next(model.parameters()).dtype)),
+        lambda: model(**inputs)[0][inputs["attention_mask"].bool()] if name != "t5" else model(**inputs)[0],
+        limit=1e-4 if name == "gpt_oss" else 1e-6,
+        real=inputs["attention_mask"].bool(),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask")
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+def test_flex_attention_goes_on_with_what_was_replaced(replacement):
+    """A bias must reach every row and head: transformers' own function adds that of one head alone."""
+    model = tiny_model("llama", hidden_size=64)
+    model.set_attn_implementation("flex_attention")
+    inputs = padded("llama")
+    module = model.layers[0].self_attn
+    real = inputs["attention_mask"].bool()
+    assert_replaced(
+        replacement,
+        model,
+        module,
+        lambda x: module.o_proj(x.float()),
+        lambda: model(**inputs)[0][real],
+        limit=1e-4,
+        real=real,
+    )
+    with torch.no_grad(), kq.listen(model) as calls:
+        model(**inputs)
+    model.set_attn_implementation("eager")
+    with torch.no_grad(), kq.listen(model) as eager:
+        model(**inputs)
+    for call, other in zip(calls, eager, strict=True):
+        torch.testing.assert_close(call.weights().transpose(1, 2)[real], other.weights().transpose(1, 2)[real])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek", "gpt2", "t5"])
+def test_every_implementation_shows_the_same(name):
+    model = tiny_model(name, **({"sliding_window": 3} if name == "gemma3" else {})).double()
+    inputs = padded(name)
+    shown = []
+    for attention in ("eager", "sdpa"):
+        model.set_attn_implementation(attention)
+        with torch.no_grad(), kq.listen(model) as calls:
+            model(**inputs)
+        shown.append(calls)
+    for call, other in zip(*shown, strict=True):
+        assert (call.scale, call.is_causal, call.is_cross, call.name) == (
+            other.scale,
+            other.is_causal,
+            other.is_cross,
+            other.name,
+        )
+        real = torch.ones(call.query.shape[::2], dtype=torch.bool) if call.real_queries is None else call.real_queries
+        for mine, theirs in ((call.weights(), other.weights()), (call.output(), other.output())):
+            torch.testing.assert_close(mine.transpose(1, 2)[real], theirs.transpose(1, 2)[real], atol=1e-9, rtol=1e-7)
+
+
+def test_without_padding_a_fused_causal_model_has_no_mask_and_is_causal():
+    model, *_ = made("llama", "sdpa")
+    ids = torch.randint(3, 60, (2, 6))
+    with torch.no_grad(), kq.listen(model) as calls:
+        plain = model(ids)[0]
+        model.set_attn_implementation("eager")
+        maps = model(ids, output_attentions=True).attentions
+    assert all(call.attn_mask is None and call.is_causal for call in calls[:2])
+    for call, weights in zip(calls[:2], maps, strict=True):
+        torch.testing.assert_close(call.weights(), weights, atol=1e-9, rtol=1e-7)
+    assert torch.equal(calls[0].mask[0, 0], torch.ones(6, 6).tril().bool())
+    assert plain.shape == (2, 6, 32)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("replacement", ["query", "wider", "value", "bias", "scores", "output"])
+def test_gradients_flow_through_what_was_replaced(replacement, attention):
+    model = tiny_model("gpt2", n_layer=1).double()  # norms of others are in float32
+    model.set_attn_implementation(attention)
+    x = (0.3 * torch.randn(2, 3, 32, dtype=torch.float64)).requires_grad_()
+
+    def run(x, weight):
+        with kq.listen(model, REPLACEMENTS[replacement]):
+            named, inputs = {"h.0.attn.c_attn.weight": weight}, {"inputs_embeds": x}
+            return torch.func.functional_call(model, named, (), inputs).last_hidden_state
+
+    weight = model.h[0].attn.c_attn.weight
+
+    assert torch.autograd.gradcheck(run, (x, weight), fast_mode=True)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "BloomForCausalLM"])
+def test_activation_checkpointing_computes_what_was_replaced_again(name, reentrant):
+    """With left padding, which is known in the forward alone."""
+    model = tiny_model(name.removesuffix("ForCausalLM").lower(), model=name).double().train()
+    inputs = {**padded("llama"), "use_cache": False}
+    gradients = []
+    for again in (False, True):
+        if again:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        model.zero_grad()
+        with kq.listen(model, lambda call: {"query": call.query * (1 + call.positions[:, None, :, None] / 9)}):
+            model(**inputs).logits[inputs["attention_mask"].bool()].square().sum().backward()
+        gradients.append([weight.grad.clone() for weight in model.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(again, plain)
+
+
+def test_a_forward_that_is_computed_again_must_be_known():
+    """Two forwards with other padding wait for their backward pass: which of them is computed again cannot be told."""
+    model = tiny_model("llama", model="LlamaForCausalLM").train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    inputs = {**padded("llama"), "use_cache": False}
+    other = {**inputs, "attention_mask": inputs["attention_mask"].flip(0)}
+    with kq.listen(model, lambda call: {"query": 2 * call.query}):
+        loss = model(**inputs).logits.sum() + model(**inputs).logits.sum()
+        loss.backward()  # all the same
+        loss = model(**inputs).logits.sum() + model(**other).logits.sum()
+        with pytest.raises(RuntimeError, match="call backward after each") as error:
+            loss.backward()
+    assert_one_sentence(error)
+    with kq.listen(model) as calls:
+        model(**inputs).logits.sum().backward()
+    assert len(calls) == 2  # not those of the backward pass
+
+
+def by_width(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **_):
+    """An implementation that derives its scale from the width of queries."""
+    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))
+    out = nn.functional.scaled_dot_product_attention(query, key, value, attention_mask)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def test_an_implementation_of_ones_own():
+    """Its table stays in use; wider queries are refused where it scales by their width."""
+    AttentionInterface.register("by_width", by_width)
+    AttentionMaskInterface.register("by_width", sdpa_mask)
+    model, *_ = made("llama", "by_width")
+    inputs = padded("llama")
+    with torch.no_grad():
+        plain = model(**inputs)[0]
+        with kq.listen(model) as calls:
+            assert torch.equal(model(**inputs)[0], plain)
+        with kq.listen(model, lambda call: {"query": call.query}):
+            torch.testing.assert_close(model(**inputs)[0], plain)
+        before = state(model)
+        with (
+            pytest.raises(ValueError, match="changes with the width") as error,
+            kq.listen(model, REPLACEMENTS["wider"]),
+        ):
+            model(**inputs)
+    assert_one_sentence(error)
+    assert_as_before(model, before)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = model(**inputs, output_attentions=True).attentions
+    real = inputs["attention_mask"].bool()
+    for call, weights in zip(calls, maps, strict=True):
+        torch.testing.assert_close(call.weights().transpose(1, 2)[real], weights.transpose(1, 2)[real])
+
+
+def test_two_models_of_an_architecture_are_listened_to_apart():
+    first, second = (made("llama", "sdpa")[0] for _ in range(2))
+    ids = torch.randint(3, 60, (1, 5))
+    with torch.no_grad():
+        plain = second(ids)[0]
+        with kq.listen(first) as of_first:
+            with kq.listen(second, lambda call: {"output": 0 * call.output()}):
+                first(ids)
+                assert not torch.allclose(second(ids)[0], plain)
+            assert torch.equal(second(ids)[0], plain)
+            first(ids)
+    assert len(of_first) == 4
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"].__name__ == "sdpa_attention_forward"

@@ -1,0 +1,126 @@
+"""Heads of models of one's own are found by running them: their weights, groups, rotations and output maps."""
+
+import pytest
+import torch
+from torch import nn
+
+import keyquery as kq
+from keyquery.listening.live import live_heads
+from tests.listening.user_models import (
+    LlamaAttention,
+    MinGPTAttention,
+    RawAttention,
+    Stack,
+    ViTAttention,
+    XAttention,
+)
+
+ROPES = {
+    "halves": kq.Rope(6),
+    "interleaved": kq.Rope(6, interleaved=True),
+    "partial": kq.Rope(4),
+    "long": kq.Rope(6, base=5e5),
+}
+MAKERS = {
+    "fused": lambda: MinGPTAttention(24, 4),
+    "fused by head": lambda: ViTAttention(24, 4),
+    "raw": lambda: RawAttention(24, 4),
+    "grouped": lambda: LlamaAttention(24, 4, 2),
+    "one key head": lambda: LlamaAttention(24, 4, 1, repeat=False),
+    **{name: lambda rope=rope: LlamaAttention(24, 4, 2, rope=rope) for name, rope in ROPES.items()},
+}
+
+
+def stack(name, depth=2):
+    torch.manual_seed(0)
+    return Stack([MAKERS[name]() for _ in range(depth)]).eval(), {"ids": torch.randint(31, (5, 9))}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_forms_give_the_scores_of_the_calls(name):
+    """The oracle are the model's own queries and keys: Q x and K x, rotated, must be what the call had."""
+    model, batch = stack(name)
+    model = model.double()
+    heads = live_heads(model, batch)
+    with torch.no_grad(), kq.listen(model) as calls:
+        model(**batch)
+    hooks = []
+    with torch.no_grad():
+        for block in model.h:
+            hooks.append(block.attn.register_forward_pre_hook(lambda module, args: entered.append(args[0])))
+        entered = []
+        model(**batch)
+    for hook in hooks:
+        hook.remove()
+    assert len(heads) == len(calls) == 2
+    for layer, call, x in zip(heads, calls, entered, strict=True):
+        query, key = (t.flatten(1, 2) for t in layer.project(x))
+        if layer.rope is not None:
+            query, key = (layer.rope.rotate(t, torch.arange(9)) for t in (query, key))
+        found = layer.scale * query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT
+        expected = call.scale * call.query @ call.keys().mT
+        assert (found - expected).abs().max() < 1e-5 * expected.abs().max(), layer.name
+        assert layer.causal == call.is_causal
+        assert layer.heads == 4
+
+
+@pytest.mark.parametrize("name", ["fused", "grouped", "halves"])
+def test_weights_are_those_of_the_module_and_follow_training(name):
+    model, batch = stack(name, depth=1)
+    layer = model.h[0].attn
+    heads = live_heads(model, batch)
+    weight = layer.c_attn.weight[:24] if name == "fused" else layer.wq.weight
+    assert torch.equal(heads[0].weights.query.flatten(0, 2), weight)
+    with torch.no_grad():
+        weight.mul_(2)
+    assert torch.equal(heads[0].weights.query.flatten(0, 2), weight)
+    out = layer.c_proj if name == "fused" else layer.wo
+    assert torch.equal(heads.values(0).output.flatten(0, 2), out.weight.mT)
+    assert heads[0].weights.query.shape[:2] == ((4, 1) if name == "fused" else (2, 2))
+
+
+@pytest.mark.parametrize("name", ["halves", "interleaved", "partial", "long"])
+def test_rotations_are_found(name):
+    model, batch = stack(name, depth=1)
+    rope = live_heads(model, batch)[0].rope
+    expected = ROPES[name]
+    assert (rope.dims, rope.interleaved) == (expected.dims, expected.interleaved)
+    x = torch.randn(6, dtype=torch.float64)
+    assert torch.allclose(rope.rotate(x, 8), expected.rotate(x, 8), atol=1e-5)
+
+
+def test_models_that_are_known_need_no_batch_and_others_ask_for_one():
+    assert len(live_heads(nn.TransformerEncoderLayer(8, 2))) == 1
+    model, batch = stack("raw")
+    with pytest.raises(ValueError, match="with data, its heads are found by running it"):
+        live_heads(model)
+    live_heads(model, batch)
+    assert len(live_heads(model)) == 2, "once found, they are known"
+
+
+@pytest.mark.parametrize("attention", [XAttention(24, 4, 8), LlamaAttention(24, 4, 2, qk_norm=True)], ids=["l2", "rms"])
+def test_norms_of_ones_own_are_refused_in_one_sentence_and_maps_still_work(attention):
+    model, batch = Stack([attention]).eval(), {"ids": torch.randint(31, (5, 9))}
+    with pytest.raises(ValueError, match="are no linear map of its input, with or without RoPE") as error:
+        kq.look(model, inputs=[batch])
+    assert "\n" not in str(error.value)
+    assert kq.roles(model, inputs=[batch]).heads
+
+
+@pytest.mark.parametrize("name", ["raw", "grouped", "halves"])
+def test_every_analysis_works_without_a_declaration(name):
+    model, _ = stack(name)
+    batch = {"ids": torch.randint(31, (40, 9))}
+    plain = model(**batch)
+
+    def loss(model, batch):
+        return model(**batch).square().mean((1, 2))
+
+    assert len(kq.look(model, inputs=[batch]).heads) == 8
+    assert len(kq.ablate(model, [batch], loss, parts=["skew", "zero"]).rows) == 16
+    assert kq.attribute(model, inputs=[batch], head="1.0", query=3).sources
+    with kq.dial(model, skew=0, data=[batch]):
+        assert not torch.allclose(model(**batch), plain)
+    with kq.ablate_heads(model, heads="0.1"):
+        assert not torch.allclose(model(**batch), plain)
+    assert torch.equal(model(**batch), plain)

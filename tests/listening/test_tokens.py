@@ -1,0 +1,242 @@
+"""The tokens of a call: positions that the model uses, and which tokens are padding."""
+
+import copy
+import pickle
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch import nn
+from transformers import StaticCache
+
+import keyquery as kq
+from keyquery.listening.tokens import Bound, Run, mask_for, masks_of
+from keyquery.testing.families import tiny_model
+from tests.listening.models import GPT, randomised
+
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0]])
+REAL = MASK.bool()
+SLOTS = torch.arange(6).expand(4, 6)
+COUNTED = torch.tensor([[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 0, 0], [0, 0, 1, 2, 3, 0]])
+FIRST = torch.tensor([[2], [0], [0], [1]])  # real token of a row
+
+
+def ids(*shape):
+    return torch.randint(3, 60, shape)
+
+
+def calls_of(model, **inputs):
+    with torch.no_grad(), kq.listen(model) as calls:
+        model(**inputs)
+    return calls
+
+
+def assert_real(call, real=REAL):
+    for mask in (call.real, call.real_queries):
+        assert real.all() if mask is None else torch.equal(mask, real)
+
+
+# Where a model embeds slots, that is where its tokens stand; where it sees offsets alone, the first real token is at 0.
+POSITIONS = {
+    "gpt2": SLOTS,
+    "gpt_neo": SLOTS,
+    "bert": SLOTS,
+    "distilbert": SLOTS,
+    "electra": SLOTS,
+    "opt": COUNTED,
+    "bloom": COUNTED,
+    "t5": COUNTED,
+    "llama": SLOTS - FIRST,
+    "gptj": SLOTS - FIRST,
+    "gpt_neox": SLOTS - FIRST,
+    "falcon": SLOTS - FIRST,
+    "phi3": SLOTS - FIRST,
+    "modernbert": SLOTS - FIRST,
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_positions_are_those_that_the_model_uses(name):
+    inputs = {"decoder_input_ids": ids(4, 3)} if name == "t5" else {}
+    model = tiny_model(name)
+    for call in calls_of(model, input_ids=ids(4, 6), attention_mask=MASK, **inputs):
+        if "decoder" in call.name.split(".") and name == "t5":
+            continue
+        assert torch.equal(call.positions.expand(4, 6)[REAL], POSITIONS[name][REAL])
+        assert torch.equal(call.key_positions, call.positions)
+        assert_real(call)
+
+
+def test_roberta_counts_tokens_that_are_no_padding():
+    model = tiny_model("roberta")
+    tokens = ids(4, 6).masked_fill(~REAL, model.config.pad_token_id)
+    call = calls_of(model, input_ids=tokens, attention_mask=MASK)[0]
+    assert torch.equal(call.positions[REAL], COUNTED[REAL])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gptj", "gpt_neox", "bert"])
+def test_given_positions_are_used(name):
+    """Counted by the mask, as `generate` does; or anything else, which no padding changes."""
+    model = tiny_model(name)
+    for positions in (COUNTED, COUNTED + 7, 3 * SLOTS + 1):
+        call = calls_of(model, input_ids=ids(4, 6), attention_mask=MASK, position_ids=positions)[0]
+        assert torch.equal(call.positions.expand(4, 6)[REAL], positions[REAL])
+        assert call.tokens.shift is None
+    call = calls_of(model, input_ids=ids(1, 6), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))[0]
+    assert call.positions.tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert call.real is call.real_queries is None
+
+
+def test_the_shift_of_slots_is_known():
+    """So that rotations, which are by slots, can be undone."""
+    call = calls_of(tiny_model("llama"), input_ids=ids(4, 6), attention_mask=MASK)[0]
+    assert torch.equal((call.positions + call.tokens.shift)[REAL], SLOTS[REAL])
+    right = calls_of(tiny_model("llama"), input_ids=ids(1, 6), attention_mask=MASK[2:3])[0]
+    assert right.tokens.shift is None
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.long, torch.float32])
+def test_masks_of_any_type(kind):
+    call = calls_of(tiny_model("llama"), input_ids=ids(4, 6), attention_mask=MASK.to(kind))[0]
+    assert_real(call)
+    whole = calls_of(tiny_model("llama"), input_ids=ids(4, 6), attention_mask=torch.ones(4, 6).to(kind))[0]
+    assert whole.real is None
+
+
+def test_names_of_masks():
+    infinite = torch.zeros(4, 6).masked_fill(~REAL, -torch.inf)
+    masks = masks_of(
+        {"attention_mask": MASK, "src_key_padding_mask": ~REAL, "tgt_key_padding_mask": infinite, "mask": MASK}
+    )
+    assert all(torch.equal(mask, REAL) for mask in masks.values())
+    assert set(masks) == {"attention_mask", "src_key_padding_mask", "tgt_key_padding_mask"}
+    assert masks_of({"attention_mask": torch.ones(1, 1, 4, 4), "padding_mask": None}) == {}
+    two = {"attention_mask": torch.ones(2, 3).bool(), "decoder_attention_mask": torch.zeros(2, 3).bool()}
+    assert mask_for(two, (2, 3), "model.encoder.layers.0", True) is two["attention_mask"]
+    assert mask_for(two, (2, 3), "model.decoder.layers.0", True) is two["decoder_attention_mask"]
+    assert mask_for(two, (2, 4), "model.encoder.layers.0", True) is None
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_each_side_of_an_encoder_decoder_has_its_padding(name):
+    model = tiny_model(name)
+    target = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0]])
+    inputs = {"input_ids": ids(4, 6), "decoder_input_ids": ids(4, 6)}
+    calls = calls_of(model, **inputs, attention_mask=MASK, decoder_attention_mask=target)
+    assert len(calls) == 6
+    for call in calls:
+        decoder = "decoder" in call.name.split(".")
+        queries, keys = target.bool() if decoder else REAL, target.bool() if decoder and not call.is_cross else REAL
+        assert torch.equal(call.real, keys)
+        assert torch.equal(call.real_queries, queries)
+        assert call.is_causal == (decoder and not call.is_cross)
+    crossed = [call for call in calls if call.is_cross]
+    assert len(crossed) == 2
+    assert all(torch.equal(call.key_positions[REAL], COUNTED[REAL]) for call in crossed)
+
+
+def test_layers_of_a_forward_share_their_tokens():
+    """So that what is computed of them is computed once."""
+    model = tiny_model("llama")
+    calls = calls_of(model, input_ids=ids(4, 6), attention_mask=MASK)
+    assert calls[0].tokens is calls[1].tokens
+    assert calls[0].tokens is not calls_of(model, input_ids=ids(4, 6), attention_mask=1 - MASK)[0].tokens
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_static_cache_has_free_slots(name, padded):
+    model = tiny_model(name)
+    model.set_attn_implementation("sdpa")
+    tokens, mask, start = ids(2, 6), MASK[:2], 0
+    cache = StaticCache(config=model.config, max_cache_len=9)
+    slots = torch.arange(9).expand(2, 9) - (FIRST[:2] if padded and name == "llama" else 0)
+    for step in (4, 1, 1):
+        end = start + step
+        given = {"attention_mask": mask[:, :end]} if padded else {}
+        call = calls_of(model, input_ids=tokens[:, start:end], past_key_values=cache, **given)[0]
+        assert call.key.shape[-2] == 9
+        assert torch.equal(call.positions.expand(2, -1), slots[:, start:end])
+        assert torch.equal(call.key_positions.expand(2, -1), slots)
+        real = nn.functional.pad(mask[:, :end] if padded else torch.ones(2, end), (0, 9 - end)).bool()
+        assert torch.equal(call.real, real)
+        assert (call.weights()[..., end:] == 0).all()
+        assert call.is_causal
+        start = end
+
+
+def test_a_window_of_a_cache_forgets_padding():
+    """Its mask is longer than its keys; how many tokens were padding still counts."""
+    model = tiny_model("mistral", sliding_window=3)
+    tokens, cache, start = ids(4, 6), None, 0
+    mask = MASK.clone()
+    mask[2:] = 1
+    for step in (4, 1, 1):
+        end = start + step
+        with torch.no_grad(), kq.listen(model) as calls:
+            out = model(tokens[:, start:end], attention_mask=mask[:, :end], past_key_values=cache, use_cache=True)
+        cache, call = out.past_key_values, calls[0]
+        m = call.key.shape[-2]
+        slots = (SLOTS - torch.tensor([[2], [0], [0], [0]]))[:, :end]
+        assert torch.equal(call.positions.expand(4, -1), slots[:, start:])
+        assert torch.equal(call.key_positions.expand(4, -1), slots[:, end - m :])
+        assert torch.equal(call.real, mask[:, end - m : end].bool())
+        start = end
+    assert m == 3
+
+
+def test_positions_of_layers_of_ours():
+    layer, x = kq.Attention(16, 2, rope=kq.Rope(8)), torch.randn(2, 5, 16)
+    for positions in (torch.tensor([4, 0, 2, 3, 1]), torch.rand(2, 5) * 9):
+        call = calls_of(layer, x=x, positions=positions)[0]
+        assert torch.equal(call.positions, positions.reshape(-1, 5))
+    real = torch.tensor([[True] * 5, [False, True, True, True, False]])
+    call = calls_of(layer, x=x, mask=real)[0]
+    assert torch.equal(call.real, real)
+    assert call.positions[1, 1:4].tolist() == [0, 1, 2]
+
+
+def test_a_model_of_ones_own_embeds_positions():
+    class Shifted(GPT):
+        def forward(self, idx):
+            return self.attentions[0](self.wte(idx) + self.wpe(torch.arange(idx.shape[1]) + 3))
+
+    assert calls_of(randomised(GPT()), idx=ids(2, 5))[0].positions.tolist() == [[0, 1, 2, 3, 4]]
+    assert calls_of(randomised(Shifted()), idx=ids(2, 5))[0].positions.tolist() == [[3, 4, 5, 6, 7]]
+
+
+def test_a_mask_may_be_given_to_an_inner_model_alone():
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = tiny_model("llama")
+
+        def forward(self, tokens, keep):
+            return self.backbone(input_ids=tokens, attention_mask=keep).last_hidden_state
+
+    call = calls_of(Wrapped(), tokens=ids(4, 6), keep=MASK)[0]
+    assert call.name == "backbone.layers.0.self_attn"
+    assert_real(call)
+    assert torch.equal(call.positions[REAL], (SLOTS - FIRST)[REAL])
+
+
+def test_nothing_is_kept_of_a_forward():
+    """Not even after an error inside of it."""
+    model = tiny_model("llama")
+    run = Run(model)
+    with ExitStack() as changes:
+        run.attach(dict(model.named_modules()), changes)
+        model(ids(2, 4))
+        assert (run.frames, run.arguments, run._tokens, run.embedded, run.rotary) == ([], {}, {}, None, None)
+        with pytest.raises(IndexError):
+            model(torch.full((2, 4), 60))
+        assert (run.frames, run.arguments, run._tokens, run.embedded, run.rotary) == ([], {}, {}, None, None)
+    assert run.count == 2
+
+
+def test_a_bound_function_is_not_copied():
+    bound = Bound(len)
+    assert bound("abc") == 3
+    for attempt in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(RuntimeError, match="undo the change first"):
+            attempt(bound)

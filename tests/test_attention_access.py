@@ -1,0 +1,398 @@
+"""Only `listening/` sees and changes running attention: by its source, and by a spy while every analysis runs."""
+
+import ast
+import re
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import keyquery as kq
+from keyquery.layers import LanguageModel
+
+SOURCE = Path(kq.__file__).parent
+LISTENING = SOURCE / "listening"
+HOOKS = re.compile(r"register_(module_)?(forward|full_backward|backward)(_pre)?_hook")
+HOOK_TABLES = {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
+MODES = {"TorchFunctionMode", "TorchDispatchMode", "__torch_function__", "__torch_dispatch__"}
+INTERFACE = {"AttentionInterface", "AttentionMaskInterface", "ALL_ATTENTION_FUNCTIONS", "ALL_MASK_ATTENTION_FUNCTIONS"}
+IMPLEMENTATION = {"_attn_implementation", "_attn_implementation_internal"}
+FORWARDS = {"forward", "_call_impl", "_compiled_call_impl"}
+DICT_CHANGES = {"update", "setdefault", "pop", "clear", "__setitem__"}
+
+# What other files may do, and why.
+ALLOWED = {
+    ("intervene/handle.py", "attributes"): "`put`, the undoable assignment that swap uses",
+    ("intervene/swap/swap.py", "attributes"): "swap replaces modules, and refuses save_pretrained meanwhile",
+    ("intervene/swap/adapters.py", "attributes"): "swap replaces modules, and turns off nested tensors around them",
+    ("support/printable.py", "attributes"): "a copy of a Reading, which is frozen",
+    ("testing/proof/models.py", "interface"): "an option of the config that a tiny model is built from",
+}
+
+
+def violations(source):
+    """(kind, line) of everything in a file's source that only `listening/` may do."""
+    tree = ast.parse(source)
+    of_torch = set(_names_of_torch(tree))
+    assigns_by = {"setattr", *_imported(tree, "keyquery.intervene.handle", "put")}
+    for node in ast.walk(tree):
+        names = _names(node)
+        if any(map(HOOKS.fullmatch, names)):
+            yield "hook", node.lineno
+        if names & MODES:
+            yield "mode", node.lineno
+        if names & INTERFACE:
+            yield "interface", node.lineno
+        if isinstance(node, ast.Call) and _last(node.func) in assigns_by | {"__setattr__"} and len(node.args) > 1:
+            yield from _assigned(node.args[0], node.args[1], of_torch)
+        if isinstance(node, ast.Attribute) and node.attr in DICT_CHANGES and _is_table(node.value):
+            yield from _assigned(_owner(node.value), None, of_torch)
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+            if isinstance(node, ast.Attribute):
+                yield from _assigned(node.value, ast.Constant(node.attr), of_torch, attribute=True)
+            else:
+                yield from _stored(node, of_torch)
+
+
+def _assigned(owner, name, of_torch, attribute=False):
+    """`owner.name = …` as a statement (`attribute`), or through a function or a dict."""
+    name = name.value if isinstance(name, ast.Constant) else None
+    if name in FORWARDS:
+        yield "forward", owner.lineno
+    elif name in IMPLEMENTATION:
+        yield "interface", owner.lineno
+    elif _root(owner) in of_torch:
+        yield "torch", owner.lineno
+    elif not attribute and _root(owner) != "self":
+        yield "attributes", owner.lineno
+
+
+def _stored(node, of_torch):
+    """`vars(owner)[name] = …`, `owner.__dict__[name] = …`, `owner._forward_hooks[key] = …`."""
+    table = node.value
+    if _is_table(table):
+        yield from _assigned(_owner(table), node.slice, of_torch)
+    elif isinstance(node.slice, ast.Constant) and node.slice.value in FORWARDS:  # of a dict with another name
+        yield "forward", node.lineno
+    elif _last(table) in HOOK_TABLES and isinstance(node.ctx, ast.Store):
+        yield "hook", node.lineno
+    elif isinstance(table, ast.Attribute) and _root(table) in of_torch:
+        yield "torch", node.lineno
+
+
+def _is_table(node):
+    """Whether an expression is the dict of an object's attributes."""
+    return (isinstance(node, ast.Call) and _last(node.func) == "vars" and bool(node.args)) or _last(node) == "__dict__"
+
+
+def _owner(table):
+    return table.args[0] if isinstance(table, ast.Call) else table.value
+
+
+def _names(node):
+    """Names that a node refers to, also as a string."""
+    if isinstance(node, ast.Attribute):
+        return {node.attr}
+    if isinstance(node, ast.Name):
+        return {node.id}
+    if isinstance(node, ast.alias):
+        return {node.name.rpartition(".")[2]}
+    if isinstance(node, ast.FunctionDef):
+        return {node.name}
+    return {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
+
+
+def _last(node):
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)
+
+
+def _root(node):
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return getattr(node, "id", None)
+
+
+def _names_of_torch(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "torch":
+                    yield alias.asname or "torch"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def _imported(tree, module, name):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == module:
+            yield from (alias.asname or alias.name for alias in node.names if alias.name == name)
+
+
+def test_no_other_file_sees_or_changes_attention():
+    lines: dict[tuple[str, str], list[int]] = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        if LISTENING not in file.parents:
+            for kind, line in violations(file.read_text()):
+                lines.setdefault((str(file.relative_to(SOURCE)), kind), []).append(line)
+    assert {key: lines[key] for key in lines if key not in ALLOWED} == {}
+    assert set(ALLOWED) <= set(lines), "an exception is no longer needed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("hook", "module.register_forward_hook(print)"),
+        ("hook", "module.register_forward_pre_hook(print)"),
+        ("hook", "module.register_full_backward_hook(print)"),
+        ("hook", "torch.nn.modules.module.register_module_forward_hook(print)"),
+        ("hook", "getattr(module, 'register_forward_hook')(print)"),
+        ("hook", "module._forward_hooks[0] = print"),
+        ("mode", "class Mode(torch.overrides.TorchFunctionMode):\n    pass"),
+        ("mode", "from torch.utils._python_dispatch import TorchDispatchMode as Base\nclass Mode(Base):\n    pass"),
+        ("mode", "class Mine(torch.Tensor):\n    def __torch_function__(cls, func, types, args=()):\n        pass"),
+        ("interface", "transformers.AttentionInterface.register('mine', print)"),
+        ("interface", "from transformers import AttentionMaskInterface as masks\nmasks.register('mine', print)"),
+        ("interface", "names['ALL_ATTENTION_FUNCTIONS'] = {}"),
+        ("interface", "model.config._attn_implementation = 'mine'"),
+        ("interface", "setattr(config, '_attn_implementation', 'mine')"),
+        ("torch", "import torch\ntorch.nn.functional.softmax = print"),
+        ("torch", "import torch.nn.functional as F\nF.scaled_dot_product_attention = print"),
+        ("torch", "from torch import nn\nsetattr(nn.Linear, 'weight', None)"),
+        ("torch", "from torch import nn\nvars(nn.functional)['softmax'] = print"),
+        ("forward", "module.forward = print"),
+        ("forward", "module._call_impl = print"),
+        ("forward", "setattr(module, 'forward', print)"),
+        ("forward", "from keyquery.intervene.handle import put\nput(module, 'forward', print, changes)"),
+        ("forward", "vars(module)['forward'] = print"),
+        ("forward", "module.__dict__['_call_impl'] = print"),
+        ("forward", "attributes = vars(module)\nattributes['forward'] = print"),
+        ("forward", "del module.forward"),
+        ("attributes", "setattr(module, name, print)"),
+        ("attributes", "vars(module)[name] = print"),
+        ("attributes", "vars(module).update(other)"),
+        ("attributes", "from keyquery.intervene.handle import put as set_to\nset_to(module, name, print, changes)"),
+        ("attributes", "object.__setattr__(module, name, print)"),
+    ],
+)
+def test_a_planted_line_is_seen(kind, source):
+    assert kind in {kind for kind, _ in violations(source)}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def forward(self, x):\n    self.x = x",
+        "vars(self)['x'] = 1",
+        "setattr(self, 'x', 1)",
+        "x.weight = 1",
+        "vars(x)",
+    ],
+)
+def test_other_code_is_not(source):
+    assert list(violations(source)) == []
+
+
+@contextmanager
+def spied():
+    """(what, file) of every hook, mode, forward and attention implementation that is set inside, but by libraries."""
+    seen = []
+
+    def note(what):
+        frame = sys._getframe(3)  # that of what calls `wrapped`
+        while frame.f_back is not None and _is_library(frame.f_code.co_filename, ("torch", "contextlib", "functools")):
+            frame = frame.f_back
+        if not _is_library(frame.f_code.co_filename, ("",)):
+            seen.append((what, Path(frame.f_code.co_filename)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in _hooks():
+            _wrap(patch, owner, name, lambda *args, name=name: note(name))
+        for mode in (TorchFunctionMode, TorchDispatchMode):
+            _wrap(patch, mode, "__enter__", lambda self: type(self).__module__.startswith("torch.") or note("mode"))
+        _wrap(patch, nn.Module, "__setattr__", lambda self, name, value: name in FORWARDS and note(name))
+        for interface in _interfaces():
+            for name in ("register", "__setitem__"):
+                _wrap(patch, interface, name, lambda *args: note("interface"))
+        yield seen
+
+
+def _hooks():
+    for owner in (nn.Module, torch_module):
+        yield from ((owner, name) for name in dir(owner) if HOOKS.fullmatch(name))
+
+
+def _interfaces():
+    transformers = pytest.importorskip("transformers", reason="its attention interface is part of the extra hf")
+    return transformers.AttentionInterface, transformers.AttentionMaskInterface
+
+
+def _wrap(patch, owner, name, before):
+    """Call a function before another, with its arguments; class methods stay class methods."""
+    original = getattr(owner, name)
+    bound = hasattr(original, "__self__")
+
+    def wrapped(*args, **kwargs):
+        before(*args)
+        return original(*args[1:] if bound else args, **kwargs)
+
+    patch.setattr(owner, name, classmethod(wrapped) if bound else wrapped)
+
+
+def _is_library(file, names):
+    """Whether a file belongs to installed packages, or to Python, of these names."""
+    installed = file.startswith((sys.prefix, sys.base_prefix, "<frozen")) and SOURCE not in Path(file).parents
+    return installed and any(name in file for name in names)
+
+
+def intruders(seen):
+    return sorted({(what, str(file)) for what, file in seen if LISTENING not in file.parents})
+
+
+IDS = torch.randint(3, 60, (4, 12), generator=torch.Generator().manual_seed(0))
+
+
+def tiny(family, model=None):
+    pytest.importorskip("transformers", reason="tiny models need the extra hf")
+    from keyquery.testing.families import tiny_model
+
+    return tiny_model(family, **({} if model is None else {"model": model}))
+
+
+def own_decoder():
+    return LanguageModel.load(kq.models.DECODER)
+
+
+MODELS = {
+    "gpt2": lambda: tiny("gpt2", "GPT2LMHeadModel"),  # transformers' interface
+    "bloom": lambda: tiny("bloom", "BloomForCausalLM"),  # torch functions
+    "own": own_decoder,  # kq.Attention
+}
+
+
+def _monitor(model):
+    optimiser = torch.optim.SGD(model.train().parameters(), 1e-3)
+    with kq.Monitor(model, every=1):
+        out = model(input_ids=IDS)
+        getattr(out, "logits", out).square().mean().backward()
+        optimiser.step()
+
+
+def _dial(model):
+    with kq.dial(model, skew=0, data=[{"input_ids": IDS}], means="global"):
+        model(input_ids=IDS)
+
+
+def _project(model):
+    with kq.project(model, head=(0, 1), kernel="general", rank=2):
+        model(input_ids=IDS)
+
+
+def _ablate_heads(model):
+    with kq.ablate_heads(model, heads="0.1"):
+        model(input_ids=IDS)
+
+
+def _listen(model):
+    with kq.listen(model):
+        model(input_ids=IDS)
+
+
+BATCH = {"input_ids": IDS}
+ANALYSES = {
+    "listen": _listen,
+    "look": lambda model: kq.look(model, inputs=[BATCH]),
+    "roles": lambda model: kq.roles(model, sequences=2, length=33),
+    "attribute": lambda model: kq.attribute(model, head="1.0", inputs=[BATCH]),
+    "wiring": lambda model: kq.wiring(model, inputs=[BATCH]),
+    "ablate": lambda model: kq.ablate(model, [BATCH], heads="0.*", parts=["skew", "zero"], means="global"),
+    "ablate_heads": _ablate_heads,
+    "dial": _dial,
+    "project": _project,
+    "flow": lambda model: kq.flow(model, inputs={"input_ids": IDS[:1]}, modality=["a"] * 6 + ["b"] * 6),
+    "causes": lambda model: kq.causes(model, inputs={"input_ids": IDS[:1]}),
+    "monitor": _monitor,
+}
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_analysis_goes_through_listening(model, analysis):
+    model = MODELS[model]()
+    with spied() as seen:
+        ANALYSES[analysis](model)
+    assert seen, "the analysis did not run the model, or the spy is blind"
+    assert intruders(seen) == []
+
+
+def _rerank():
+    ranker = kq.HeadReranker(kq.models.DECODER, device="cpu")
+    ranker.rerank("the sea", ["A ship on the sea.", "A house in the town."])
+
+
+def _swap():
+    model = nn.TransformerEncoderLayer(8, nhead=2, batch_first=True).eval()
+    with kq.swap(model, kernel="symmetric"):
+        model(torch.randn(1, 5, 8))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(_rerank, id="rerank"),
+        pytest.param(_swap, id="swap"),
+        pytest.param(lambda: kq.distill(kq.Attention(8, heads=2), torch.randn(4, 20, 8), rank=2), id="distill"),
+        pytest.param(lambda: kq.TransportLens(kq.Encoder(8, depth=1, heads=2), inputs=torch.randn(3, 4, 8)), id="lens"),
+        pytest.param(lambda: kq.testing.prove("gpt2"), id="prove"),
+        pytest.param(lambda: kq.testing.check_family("bert"), id="check_family"),
+    ],
+)
+def test_other_public_functions_go_through_listening(run):
+    with spied() as seen:
+        run()
+    assert seen or run is _swap, "nothing ran, or the spy is blind"  # a swap replaces modules alone
+    assert intruders(seen) == []
+
+
+def _plant_interface():
+    _interfaces()[0].register("planted", print)
+
+
+def _plant_mask():
+    _interfaces()[1]().__setitem__("planted", print)
+
+
+class Planted(TorchFunctionMode):
+    """A mode outside of listening."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def _plant_mode():
+    with ExitStack() as stack:
+        stack.enter_context(Planted())
+
+
+@pytest.mark.parametrize(
+    ("what", "plant"),
+    [
+        ("register_forward_hook", lambda: nn.Linear(1, 1).register_forward_hook(print)),
+        ("register_forward_pre_hook", lambda: nn.Linear(1, 1).register_forward_pre_hook(print)),
+        ("register_full_backward_hook", lambda: nn.Linear(1, 1).register_full_backward_hook(print)),
+        ("register_module_forward_hook", lambda: torch_module.register_module_forward_hook(print).remove()),
+        ("mode", _plant_mode),
+        ("forward", lambda: setattr(nn.Linear(1, 1), "forward", print)),
+        ("interface", _plant_interface),
+        ("interface", _plant_mask),
+    ],
+)
+def test_a_planted_call_is_seen(what, plant):
+    with spied() as seen:
+        plant()
+    assert (what, __file__) in intruders(seen)
