@@ -20,10 +20,10 @@ from harness import cpu_seconds, publish, row
 from torch import nn
 
 import keyquery as kq
-from keyquery.capture import attention_maps
-from keyquery.capture.hooks import entry
-from keyquery.capture.load import load_model
-from keyquery.capture.residual.recording import recording, sources_of
+from keyquery.listening import attention_maps
+from keyquery.listening.hooks import entry
+from keyquery.listening.inputs.load import load_model
+from keyquery.listening.residual.recording import recording, sources_of
 
 WIRING = """
 import pathlib, resource, sys, tempfile, time, torch, keyquery as kq

@@ -18,9 +18,9 @@ from harness import RESULTS, publish, row, seconds
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS, score_parts
-from keyquery.surgery.dial.means import Means
-from keyquery.surgery.dial.widen import widen
-from keyquery.surgery.rewriting.attach import sites_of
+from keyquery.intervene.dial.means import Means
+from keyquery.intervene.dial.widen import widen
+from keyquery.intervene.rewrites import sites_of
 
 HEADS, RANK, SEED = 16, 64, 0
 OFF = {"skew": 0.0}
@@ -31,9 +31,21 @@ def inputs(batch, n, device, gradient):
     return [torch.randn(batch, HEADS, n, RANK, device=device, dtype=dtype, requires_grad=gradient) for _ in range(3)]
 
 
+class Attend(torch.nn.Module):
+    """A layer without its projections: queries, keys and values in; tokens alone go through all of it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, key=None, value=None):
+        """Attend, or the whole layer."""
+        return self.layer(x) if key is None else self.layer._attend(x, key, value, None, None, True)[0]
+
+
 def stepper(layer, tensors, gradient):
     def forward():
-        return layer._attend(*tensors, None, None, True)[0]
+        return layer(*tensors)
 
     def step():
         if gradient:
@@ -49,11 +61,11 @@ def check(device):
     """Dialled attention against softmax of the five parts in float64, and the kernel against the reference."""
     torch.manual_seed(SEED)
     rope, gains = kq.Rope(RANK), dict(zip(PARTS, (0.5, 0.0, 2.0, 0.3, 0.7), strict=True))
-    layer = kq.Attention(HEADS * RANK, HEADS, rope=rope, device=device).eval()
+    layer = Attend(kq.Attention(HEADS * RANK, HEADS, rope=rope, device=device)).eval()
     query, key, value = inputs(2, 200, device, False)
     data = [{"x": torch.randn(2, 64, HEADS * RANK)}]
     with kq.dial(layer, **gains, data=data, means="global"), torch.no_grad():
-        found = layer._attend(query, key, value, None, None, True)[0].double().cpu()
+        found = layer(query, key, value).double().cpu()
     mean = Means(layer, data, "global").of(sites_of(layer)[0])
     query, key, value = (t.double().cpu() for t in (query, key, value))
     back, places = (rope.rotate(t, -torch.arange(200)) for t in (query, key)), torch.arange(200)
@@ -78,7 +90,7 @@ def check(device):
 def ratios(rope, batch, n, device, rounds, times, gradient=False, data=True):
     """Dialled over plain, several times, and milliseconds that the first dialled call takes beyond a later one."""
     torch.manual_seed(SEED)
-    layer = kq.Attention(HEADS * RANK, HEADS, rope=rope, device=device).eval()
+    layer = Attend(kq.Attention(HEADS * RANK, HEADS, rope=rope, device=device)).eval()
     step = stepper(layer, inputs(batch, n, device, gradient), gradient)
     batches = [{"x": torch.randn(2, 64, HEADS * RANK)}] if data else None
     found, first = [], []
@@ -96,7 +108,7 @@ def ratios(rope, batch, n, device, rounds, times, gradient=False, data=True):
 
 def peak(rope, n):
     """Bytes that one dialled call takes at most beyond its inputs."""
-    layer = kq.Attention(HEADS * RANK, HEADS, rope=rope, device="cuda").eval()
+    layer = Attend(kq.Attention(HEADS * RANK, HEADS, rope=rope, device="cuda")).eval()
     step = stepper(layer, inputs(1, n, "cuda", False), False)
     with kq.dial(layer, **OFF, data=[{"x": torch.randn(2, 64, HEADS * RANK)}], means="global"):
         step()

@@ -2,8 +2,9 @@
 
 Whole processes, peak resident memory: the model runs, or `kq.flow` runs it, or it returns all of its maps at once.
 What flow takes beside the plain run is held against one layer's maps, 16 × 1,024 × 1,024 numbers of 4 bytes. Three
-models of 24 layers, 16 heads and width 256: one that asks transformers' attention interface (Bert), one that attends
-in a way of its own, where whole layers are heard (VisualBert), and `kq.Encoder`. Half of the tokens are of an image.
+models of 24 layers, 16 heads and width 256: one with transformers' attention interface (Bert), one that attends in
+code of its own, with the maps of a whole layer at once (VisualBert), and `kq.Encoder`. Half of the tokens are of an
+image.
 
     python bench/flow.py [--repeats 3]
 """
@@ -48,7 +49,7 @@ if how == "flow":
 else:
     with torch.no_grad():
         if how == "maps" and kind == "encoder":
-            from keyquery.capture import attention_maps
+            from keyquery.listening import attention_maps
             kept = attention_maps(model, inputs)
         elif how == "maps":
             model.set_attn_implementation("eager")

@@ -27,17 +27,17 @@ from typing import Any
 import torch
 
 import keyquery as kq
-from keyquery.capture import text_batches
-from keyquery.capture.batches import read_lines
-from keyquery.capture.load import load_model, pick_device
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.losses import default_loss
 from keyquery.instruments.ablation.variants import losses_of
 from keyquery.instruments.look.labels import LABELS, Thresholds, label_head
+from keyquery.intervene.dial.dial import dial
+from keyquery.intervene.dial.means import Means
+from keyquery.listening import text_batches
+from keyquery.listening.inputs.batches import read_lines
+from keyquery.listening.inputs.load import load_model, pick_device
 from keyquery.reading import provenance, short
 from keyquery.support.statistics import paired
-from keyquery.surgery.dial.dial import dial
-from keyquery.surgery.dial.means import Means
 
 # The parts that a label keeps; what a query does with positions counts as position, as in `label_head`. Mixed and
 # undecided heads have a label that says nothing can be left out.

@@ -131,7 +131,7 @@ def tokenizer_of(pieces: list[tuple[str, float]]) -> dict[str, Any]:
 
 def tell(folder: Path, stories: int) -> None:
     """Check that the model knows a story, and let it tell some more."""
-    from keyquery.capture.load import load_model
+    from keyquery.listening.inputs.load import load_model
 
     model, tokenizer = load_model(folder, lm_head=True)
     model.eval()

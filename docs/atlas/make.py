@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import keyquery as kq
-from keyquery.capture.batches import read_lines
 from keyquery.instruments.look.reading import Look
+from keyquery.listening.inputs.batches import read_lines
 from keyquery.reading import short
 
 HERE = Path(__file__).parent

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from keyquery.capture import attention_maps
 from keyquery.instruments.causes.causes import causes
 from keyquery.instruments.causes.explain import explain
+from keyquery.listening import attention_maps
 from keyquery_studies.causes.fill_in_model import BLANK, PADDING, BlankModel, unseen
 
 ORDERS = ("causes", "attention", "gradient", "place", "random")

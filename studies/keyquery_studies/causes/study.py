@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from keyquery.capture.load import pick_device
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all

@@ -19,9 +19,9 @@ from torch.nn.functional import cross_entropy
 from keyquery.checkpoints import read
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.roles.roles import roles
+from keyquery.intervene.dial.dial import dial
+from keyquery.intervene.dial.means import Means
 from keyquery.support.statistics import paired
-from keyquery.surgery.dial.dial import dial
-from keyquery.surgery.dial.means import Means
 from keyquery_studies.circuit.prefix import Prefix
 from keyquery_studies.circuit.score_changes import KINDS, Change, Changes, changeable
 

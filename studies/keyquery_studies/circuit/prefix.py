@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.surgery.handle import put
-from keyquery.surgery.rewriting.attach import sites_of
+from keyquery.intervene.handle import put
+from keyquery.intervene.rewrites import sites_of
 
 
 class Prefix:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from keyquery.capture.hooks import evaluating
 from keyquery.forms.parts import PARTS
+from keyquery.listening.hooks import evaluating
 from keyquery_studies.circuit.measures import (
     copying,
     costs,

@@ -21,10 +21,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from keyquery.forms.parts import PARTS
-from keyquery.surgery.dial.dial import Gains
-from keyquery.surgery.dial.means import Means, SiteMeans
-from keyquery.surgery.rewriting.attach import rewrite, sites_of
-from keyquery.surgery.rewriting.sites import Call
+from keyquery.intervene.dial.dial import Gains
+from keyquery.intervene.dial.means import Means, SiteMeans
+from keyquery.intervene.rewrites import rewrite, sites_of
+from keyquery.intervene.sites import Context
 
 KINDS = ("mean", "resample", "random")
 SEED = 7  # of the shuffles
@@ -48,22 +48,22 @@ class ScoreChange:
         self.heads, self._means = list(range(heads)), means
         self.change: Change | None = None
         self.recording = False
-        self.other: Call | None = None  # queries and keys of other sequences, for resampling
+        self.other: Context | None = None  # queries and keys of other sequences, for resampling
 
-    def __call__(self, call: Call) -> tuple[Tensor, Tensor]:
+    def __call__(self, context: Context) -> tuple[Tensor, Tensor]:
         """Queries and keys of all heads, extended by the change of the scores."""
         if self.recording:
-            self.other = call
+            self.other = context
         if self.change is None:
-            return call.queries, call.keys
-        n = call.keys.shape[-2]
-        extra = call.queries.new_zeros(*call.queries.shape[:-1], n)
-        extra[:, self.change.head] = self._difference(call, self.change)
-        unit = torch.eye(n, dtype=call.keys.dtype, device=call.keys.device).expand_as(extra)
-        return torch.cat((call.queries, extra), -1), torch.cat((call.keys, unit), -1)
+            return context.queries, context.keys
+        n = context.keys.shape[-2]
+        extra = context.queries.new_zeros(*context.queries.shape[:-1], n)
+        extra[:, self.change.head] = self._difference(context, self.change)
+        unit = torch.eye(n, dtype=context.keys.dtype, device=context.keys.device).expand_as(extra)
+        return torch.cat((context.queries, extra), -1), torch.cat((context.keys, unit), -1)
 
-    def _difference(self, call: Call, change: Change) -> Float[Tensor, "batch n n"]:
-        part = self.part_of(call, change)
+    def _difference(self, context: Context, change: Change) -> Float[Tensor, "batch n n"]:
+        part = self.part_of(context, change)
         if change.kind == "random":
             return -shuffled(part)
         if change.kind == "mean":
@@ -71,10 +71,10 @@ class ScoreChange:
         assert self.other is not None, "resampling needs a recorded run"
         return self.part_of(self.other, change) - part
 
-    def part_of(self, call: Call, change: Change) -> Float[Tensor, "batch n n"]:
+    def part_of(self, context: Context, change: Change) -> Float[Tensor, "batch n n"]:
         """The part of the unscaled scores: what a dial with all other gains 0 leaves."""
         gains = torch.tensor([[float(part == change.part)] for part in PARTS], dtype=torch.float64)
-        query, key = Gains([change.head], gains, self._means[change.means])(call)
+        query, key = Gains([change.head], gains, self._means[change.means])(context)
         return (query @ key.mT)[:, 0]
 
     def bias_gain(self) -> Float[Tensor, " heads"]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.capture.load import pick_device
 from keyquery.instruments.depth.law import Law
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress

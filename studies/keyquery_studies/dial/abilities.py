@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from keyquery.capture import Batch
 from keyquery.instruments.ablation.losses import hide, logits, real_tokens
-from keyquery.surgery.dial.dial import dial
-from keyquery.surgery.rewriting.attach import sites_of
-from keyquery.surgery.rewriting.sites import Site
+from keyquery.listening import Batch
+from keyquery.listening.call import Call
+from keyquery.listening.listen import listen
 from keyquery_studies.dial.sequences import NOTHING, Material, Sequences
 
 RIDGE = 0.1  # of the features' variance, in the probe
@@ -155,26 +153,13 @@ def neighbours(model: nn.Module, sequences: Sequences) -> Float[Tensor, " passag
 
 
 def first_token_mass(model: nn.Module, sequences: Sequences) -> Float[Tensor, " batch"]:
-    """Attention-sink mass: attention of later tokens to the first, mean over layers, heads and tokens.
-
-    Without rewrites nothing is captured, so a model that is not dialled gets a dial of ones.
-    """
+    """Attention-sink mass: attention of later tokens to the first, mean over layers, heads and tokens."""
     masses: list[Tensor] = []
 
-    def hear(site: Site) -> Callable[[Tensor, Tensor], None]:
-        def listen(query: Tensor, key: Tensor) -> None:
-            scores = site.scale * query @ key.mT
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            masses.append(scores.masked_fill(later, -torch.inf).softmax(-1)[..., 1:, 0].mean((1, 2)).cpu().double())
+    def keep(call: Call) -> None:
+        masses.append(call.weights()[..., 1:, 0].mean((1, 2)).cpu().double())
 
-        return listen
-
-    with ExitStack() as stack:
-        if not any(site.rewrites for site in sites_of(model).values()):
-            stack.enter_context(dial(model))
-        for site in sites_of(model).values():
-            stack.callback(setattr, site, "heard", site.heard)
-            site.heard = hear(site)
+    with listen(model, keep):
         run(model, sequences.inputs)
     return torch.stack(masses).mean(0)
 

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from keyquery.capture import Batch
-from keyquery.capture.encoding import encoded, special_tokens
-from keyquery.capture.scores.on_data import SEQUENCES
+from keyquery.listening import Batch
+from keyquery.listening.inputs.encoding import encoded, special_tokens
+from keyquery.listening.parts.on_data import SEQUENCES
 
 NOTHING = -100  # a target that is ignored
 # Windows that a text is cut into at least, shorter ones if it must be: a third is measured, and the rest is enough for

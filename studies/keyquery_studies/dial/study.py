@@ -15,19 +15,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from keyquery.capture import Batch
-from keyquery.capture.hooks import evaluating
-from keyquery.capture.load import load_model, pick_device
 from keyquery.checkpoints import read
 from keyquery.data import read_corpus, unwrap
 from keyquery.forms.parts import PARTS
+from keyquery.intervene.dial.dial import dial
+from keyquery.intervene.dial.means import Means
+from keyquery.intervene.rewrites import sites_of
+from keyquery.listening import Batch
+from keyquery.listening.hooks import evaluating
+from keyquery.listening.inputs.load import load_model, pick_device
 from keyquery.reading import Reading, digest, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, silent
 from keyquery.support.statistics import Interval, paired, together
-from keyquery.surgery.dial.dial import dial
-from keyquery.surgery.dial.means import Means
-from keyquery.surgery.rewriting.attach import sites_of
 from keyquery_studies.common.rows import FORMER, firsts
 from keyquery_studies.common.runner import check_folder, resumed
 from keyquery_studies.common.store import Store, result_name

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from keyquery.capture.load import pick_device
 from keyquery.forms import Form
 from keyquery.layers import Attention
 from keyquery.layers.kernels import KERNELS
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress

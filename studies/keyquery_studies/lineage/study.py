@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from keyquery.capture.load import pick_device
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery_studies.common.runner import study_folder
 from keyquery_studies.lineage.kin import kin_of

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from keyquery.capture.load import pick_device
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap
 from keyquery.layers import LanguageModel, Shape
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress
 from keyquery.training import Recipe, train

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import gelu, interpolate, layer_norm, linear, scaled_dot_product_attention
 
-from keyquery.capture.load import load_model
 from keyquery.layers import LanguageModel
+from keyquery.listening.inputs.load import load_model
 from keyquery.support.progress import Progress, silent
 
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the images that DINOv2 has seen

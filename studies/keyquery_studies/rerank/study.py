@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.inputs.vectors import Asked, asked_of
 from keyquery.estimators.rerank.base import AffinityReranker, AlphaQueryExpansion, ListReranker, by_score
 from keyquery.estimators.rerank.k_reciprocal import KReciprocalReranker
 from keyquery.estimators.rerank.learned import Reranker
 from keyquery.estimators.rerank.search import search
 from keyquery.instruments.rankings.rankings import score_rankings, score_revisited
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress

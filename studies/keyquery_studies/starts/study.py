@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from time import time
 from typing import Any
 
-from keyquery.capture.load import pick_device
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery_studies.common.comparisons import difference, holm

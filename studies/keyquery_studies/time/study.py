@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.capture.load import pick_device
 from keyquery.estimators.events.model import EventModel
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all

@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from keyquery.capture.encoding import encoded
-from keyquery.capture.load import load_model, load_tokenizer
 from keyquery.data import windows
 from keyquery.forms.counts import KINDS, normed_rows
 from keyquery.instruments.ablation.losses import logits
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
+from keyquery.listening.inputs.encoding import encoded
+from keyquery.listening.inputs.load import load_model, load_tokenizer
 from keyquery.support.files import write_all
 from keyquery_studies.common.language_models import read_documents
 from keyquery_studies.common.objectives import HELD_OUT

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from keyquery.capture.load import pick_device
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.instruments.look.corpus import NAMES, level
 from keyquery.instruments.look.look import look
 from keyquery.instruments.look.reading import FORMER
+from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress
