@@ -229,41 +229,25 @@ class Reading:
 
 
 def provenance(**facts: Any) -> dict[str, Any]:
-    """Provenance of a result: the given facts, and the versions that computed it.
-
-    >>> provenance(view="raw")["view"]
-    'raw'
-    """
+    """Provenance of a result: the given facts, and the versions that computed it."""
     versions = {"keyquery": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
     return {**facts, "versions": versions}
 
 
 def digest(tensor: Tensor | np.ndarray) -> str:
-    """The first half of the SHA-256 of a tensor's bytes in row-major order, independent of the file format.
-
-    >>> digest(torch.zeros(2))  # that of eight zero bytes
-    'af5570f5a1810b7af78caf4bc70a660f'
-    """
+    """The first half of the SHA-256 of a tensor's bytes in row-major order, independent of the file format."""
     array = tensor if isinstance(tensor, np.ndarray) else tensor.detach().cpu().contiguous()
     data = array if isinstance(array, np.ndarray) else array.flatten().view(torch.uint8).numpy()
     return hashlib.sha256(np.ascontiguousarray(data).data).hexdigest()[:32]
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The digest of each tensor of a state dict.
-
-    >>> list(digests(torch.nn.Linear(2, 1).state_dict()))
-    ['weight', 'bias']
-    """
+    """The digest of each tensor of a state dict."""
     return {name: digest(tensor) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 
 def plain(value: Any) -> Any:
-    """A value as plain JSON data: tensors and arrays as lists, mappings as dicts, paths as strings.
-
-    >>> plain({"values": torch.tensor([1.0, 0.5])})
-    {'values': [1.0, 0.5]}
-    """
+    """A value as plain JSON data: tensors and arrays as lists, mappings as dicts, paths as strings."""
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -275,11 +259,7 @@ def plain(value: Any) -> Any:
 
 
 def renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Plain data with dict keys, and string values of the key "part", renamed by `names`.
-
-    >>> renamed({"part": "directional", "directional": ["directional"]}, {"directional": "skew"})
-    {'part': 'skew', 'skew': ['directional']}
-    """
+    """Plain data with dict keys, and string values of the key "part", renamed by `names`."""
     if isinstance(value, dict):
         return {
             names.get(key, key): names.get(item, item)
@@ -291,11 +271,7 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def short(value: Any, digits: int) -> Any:
-    """Plain data with floats rounded to a number of significant digits, which keeps pages small.
-
-    >>> short({"values": [1 / 3, 2]}, 3)
-    {'values': [0.333, 2]}
-    """
+    """Plain data with floats rounded to a number of significant digits, which keeps pages small."""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}")
     if isinstance(value, dict):

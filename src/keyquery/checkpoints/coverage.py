@@ -86,13 +86,7 @@ def uncovered(
 
 
 def formless(tensors: Iterable[str], places: Iterable[Place]) -> tuple[str, ...]:
-    """Notes on the layers of each stack that have no QK form, such as those of a Mamba hybrid.
-
-    >>> from keyquery.checkpoints.family import Attention
-    >>> place = Place(Attention([]), {"query": "layers.0.self_attn.q_proj"}, 0)
-    >>> formless(["layers.0.self_attn.q_proj.weight", "layers.1.mamba.A_log"], [place])
-    ('1 of 2 layers has no QK form: Mamba',)
-    """
+    """Notes on the layers of each stack that have no QK form, such as those of a Mamba hybrid."""
     stacks: dict[str, set[int]] = {}
     for place in places:
         for name in place.names.values():

@@ -138,11 +138,7 @@ def likely_pair(source: Source) -> tuple[str, str] | None:
 
 
 def pattern(name: str) -> str:
-    """The name of a tensor with {layer} for its first number.
-
-    >>> pattern("blocks.3.attn.0.q")
-    'blocks.{layer}.attn.0.q'
-    """
+    """The name of a tensor with {layer} for its first number."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "{layer}", name, count=1)
 
 

@@ -59,9 +59,6 @@ def opened(source: Any, name: str | None, **options: Any) -> tuple[Any, str | No
     """The source to analyse and its name: the network of a saved estimator, else the source itself.
 
     `options` that describe other files raise for a saved estimator.
-
-    >>> opened("a/model.safetensors", None, heads=4)
-    ('a/model.safetensors', None)
     """
     network = saved_network(source)
     if network is None:

@@ -11,15 +11,7 @@ PART = re.compile(r" \((\w+)\)$")  # one of the two kernels of MLA, in the layer
 
 
 def layer_labels(layers: Sequence[tuple[str, str]]) -> list[str]:
-    """Labels of layers from their names and kinds: "encoder 0", "cross 3", "0 rope"; else their numbers.
-
-    >>> layer_labels([("encoder.0.attn", "self"), ("decoder.0.attn", "self"), ("decoder.0.other", "cross")])
-    ['encoder 0', 'decoder 0', 'cross 0']
-    >>> layer_labels([("layers.0.attn (nope)", "self"), ("layers.0.attn (rope)", "self")])
-    ['0 nope', '0 rope']
-    >>> layer_labels([("layers.2.attn", "self"), ("layers.5.attn", "self")])
-    ['0', '1']
-    """
+    """Labels of layers from their names and kinds: "encoder 0", "cross 3", "0 rope"; else their numbers."""
     numbers = [str(index) for index in range(len(layers))]
     several = len({(re.sub(r"\d+", "", PART.sub("", name)), kind) for name, kind in layers}) > 1
     if not several and not any(PART.search(name) for name, _ in layers):
@@ -37,20 +29,12 @@ def _label(name: str, kind: str, several: bool) -> str:
 
 
 def name_of(model: Mapping[str, Any], layer: int, head: int | None = None) -> str:
-    """A layer or head as tables and messages name it; `model` are the facts of a reading, or of Heads.
-
-    >>> name_of({}, 3, 5), name_of({"labels": ["encoder 0", "cross 0"]}, 1, 5)
-    ('3.5', '1.5 cross 0')
-    """
+    """A layer or head as tables and messages name it; `model` are the facts of a reading, or of Heads."""
     number, labels = f"{layer}" if head is None else f"{layer}.{head}", model.get("labels") or []
     return f"{number} {labels[layer]}" if layer < len(labels) else number
 
 
 def family_of(model: Mapping[str, Any]) -> str | None:
-    """The architecture that a model counts as; for GGUF, which is only a file format, that of the model in the file.
-
-    >>> family_of({"family": "gguf", "model_type": "gguf-llama"})
-    'llama'
-    """
+    """The architecture that a model counts as; for GGUF, which is only a file format, that of the model in the file."""
     kind = model.get("model_type")
     return str(kind).removeprefix("gguf-") if model.get("family") == "gguf" and kind else model.get("family")

@@ -295,11 +295,7 @@ class LatentLayer(Layer):
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """A tensor, or a dataclass with all of its tensors, on a device; anything else as it is.
-
-    >>> moved(Norm("rms", torch.ones(2)), torch.device("meta")).gain.device
-    device(type='meta')
-    """
+    """A tensor, or a dataclass with all of its tensors, on a device; anything else as it is."""
     if isinstance(value, Tensor):
         return value.to(device)
     if not is_dataclass(value) or isinstance(value, type):

@@ -174,11 +174,7 @@ def read_weight(source: Source, name: str, attention: Attention, start: int = 0,
 
 
 def matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without the kernel of a convolution of width 1.
-
-    >>> matrix((8, 4, 1, 1))
-    (8, 4)
-    """
+    """A shape without the kernel of a convolution of width 1."""
     return shape[:2] if len(shape) > 2 and set(shape[2:]) == {1} else shape
 
 

@@ -214,11 +214,7 @@ def _sharded(index: Path, label: str, config: Mapping[str, Any]) -> Source:
 
 
 def weights_in(folder: Path) -> Path:
-    """The weights file of a folder, or its index.
-
-    >>> weights_in(kq.models.DECODER).name
-    'model.safetensors'
-    """
+    """The weights file of a folder, or its index."""
     whole = ("model.safetensors", "pytorch_model.bin")
     for name in (name for file in whole for name in (f"{file}.index.json", file)):
         if beside(folder, name).is_file():

@@ -208,11 +208,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model itself, without what torch.compile or data parallelism wraps around it; both share its weights.
-
-    >>> bare(torch.nn.DataParallel(torch.nn.Linear(1, 1)))
-    Linear(in_features=1, out_features=1, bias=True)
-    """
+    """The model itself, without what torch.compile or data parallelism wraps around it; both share its weights."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a live torch.nn.Module, got {type(model).__name__}")
     while isinstance(inner := _wrapped(model), nn.Module):
@@ -226,11 +222,7 @@ def _wrapped(model: nn.Module) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line.
-
-    >>> first_line(EOFError())
-    'EOFError'
-    """
+    """What an error says, in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -140,11 +140,7 @@ class Tokenizer:
 
 @cache
 def symbols() -> list[str]:
-    """A printable character for each byte: itself where it prints, else one from 256 on, in order.
-
-    >>> symbols()[ord("a")], symbols()[ord(" ")]
-    ('a', 'Ġ')
-    """
+    """A printable character for each byte: itself where it prints, else one from 256 on, in order."""
     printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printed else next(others)) for byte in range(256)]

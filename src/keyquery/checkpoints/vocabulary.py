@@ -38,11 +38,7 @@ def _readable(words: list[str] | None) -> list[str] | None:
 
 
 def readable(token: str) -> str:
-    """A token of bytes as people read it: its text, a leading space as ▁, and parts of characters as their bytes.
-
-    >>> readable("ĠcafÃ©"), readable("Ã"), readable("▁the")
-    ('▁café', '<0xC3>', '▁the')
-    """
+    """A token of bytes as people read it: its text, a leading space as ▁, and parts of characters as their bytes."""
     table = from_symbols()
     if not all(symbol in table for symbol in token):
         return token

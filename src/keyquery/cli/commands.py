@@ -43,13 +43,7 @@ class Commands(TyperGroup):
 
 
 class OnUse(MutableMapping[str, Any]):
-    """A mapping whose values are loaded when they are first looked up.
-
-    >>> mapping = OnUse({"a": lambda: print("loading") or 1})
-    >>> list(mapping), mapping["a"], mapping["a"]
-    loading
-    (['a'], 1, 1)
-    """
+    """A mapping whose values are loaded when they are first looked up."""
 
     def __init__(self, loaders: dict[str, Callable[[], Any]]) -> None:
         self._loaders, self._loaded = loaders, dict[str, Any]()

@@ -80,20 +80,12 @@ FiveSeeds = Annotated[list[int] | None, typer.Option(metavar=INT, help="A seed; 
 
 
 def default_of(function: Callable[..., Any], name: str) -> Any:
-    """The default of a function's parameter, for the option of the same meaning.
-
-    >>> default_of(kq.look, "pairs")
-    'visible'
-    """
+    """The default of a function's parameter, for the option of the same meaning."""
     return inspect.signature(function).parameters[name].default
 
 
 def chosen(**options: Iterable[Any] | None) -> dict[str, Any]:
-    """The repeatable options that were given, as tuples without duplicates; the others keep the function's default.
-
-    >>> chosen(seeds=[1, 0, 1], kernels=None)
-    {'seeds': (1, 0)}
-    """
+    """The repeatable options that were given, as tuples without duplicates; the others keep the function's default."""
     return {name: tuple(dict.fromkeys(values)) for name, values in options.items() if values}
 
 
@@ -110,23 +102,7 @@ def deliver(
     page_of: Reading | None = None,
     others: Mapping[str, Callable[[], str | bytes]] | None = None,
 ) -> None:
-    """Write the requested files, all or none, and print the reading.
-
-    Parameters
-    ----------
-    reading
-        The result.
-    targets
-        Files to write, by option name, as returned by `targets`.
-    quiet
-        Print nothing.
-    joined
-        Draw both models of a comparison in one triangle.
-    page_of
-        The reading to show on the HTML page. Default: `reading`.
-    others
-        Functions that make the content of files that only one command writes.
-    """
+    """Write the requested files, all or none, and print the reading."""
     makers: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: reading.content(targets["json"]),
         "csv": lambda: csv_text(reading.records()),
@@ -212,11 +188,7 @@ def writes(*kinds: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def numbers_of(option: str, text: str) -> list[int]:
-    """Parse numbers and ranges such as 0-5 or 0,3,7-9.
-
-    >>> numbers_of("--layers", "0,3-5")
-    [0, 3, 4, 5]
-    """
+    """Parse numbers and ranges such as 0-5 or 0,3,7-9."""
     chosen: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

@@ -42,14 +42,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
-    """scikit-learn's base class: constructor arguments are stored unchanged, fitted attributes end in `_`.
-
-    >>> class Mean(Estimator):
-    ...     def __init__(self, share=0.5, verbose=False):
-    ...         self.share, self.verbose = share, verbose
-    >>> Mean(share=0.1).set_params(verbose=True)
-    Mean(share=0.1, verbose=True)
-    """
+    """scikit-learn's base class: constructor arguments are stored unchanged, fitted attributes end in `_`."""
 
     params_: dict[str, Any]  # the parameters at the time of fit
 
@@ -89,18 +82,7 @@ class Classifier(ClassifierMixin):  # type: ignore[misc]
         """Probabilities (n, classes), in the order of `classes_`."""
 
     def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
-        """Predicted class of each sample (n,): the most probable one.
-
-        Parameters
-        ----------
-        X
-            Samples, as in `fit`.
-
-        Returns
-        -------
-        ndarray
-            Predicted class of each sample (n,).
-        """
+        """Predicted class of each sample (n,): the most probable one."""
         probabilities = self.predict_proba(X)  # raises if not fitted
         return self.classes_[probabilities.argmax(1)]
 
@@ -164,12 +146,7 @@ class SavedEstimator(Estimator, ABC):
 
 
 def check_sizes(estimator: Estimator, counts: Sequence[str], **most: float) -> None:
-    """Require the parameters named in `counts` to be integers ≥ 1, and the others numbers in [0, bound).
-
-    >>> check_sizes(kq.SeriesClassifier(epochs=0), ["epochs"])
-    Traceback (most recent call last):
-    ValueError: epochs must be at least 1, got 0
-    """
+    """Require the parameters named in `counts` to be integers ≥ 1, and the others numbers in [0, bound)."""
     for name in counts:
         check_count(name, getattr(estimator, name), least=1)
     for name, end in most.items():
@@ -181,11 +158,7 @@ def check_sizes(estimator: Estimator, counts: Sequence[str], **most: float) -> N
 
 
 def seed_of(random_state: Any) -> int:
-    """A seed below 2²⁰ from None, an integer, or a numpy generator; larger integers are hashed into that range.
-
-    >>> seed_of(7)
-    7
-    """
+    """A seed below 2²⁰ from None, an integer, or a numpy generator; larger integers are hashed into that range."""
     most = 2**20
     if random_state is None:
         return int(np.random.default_rng().integers(most))
@@ -200,12 +173,7 @@ def seed_of(random_state: Any) -> int:
 
 
 def hold_out(labels: Shaped[np.ndarray, " n"], share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Stratified training and validation indices; a class with one sample is trained on, others have both.
-
-    >>> training, validation = hold_out(np.array([0, 0, 0, 0, 1, 1, 2]), 0.25, seed=0)
-    >>> len(training), len(validation)
-    (5, 2)
-    """
+    """Stratified training and validation indices; a class with one sample is trained on, others have both."""
     generator, held = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
@@ -257,14 +225,7 @@ def read_fitted(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, 
 
 @contextmanager
 def seeded(seed: int, device: str) -> Iterator[None]:
-    """Seed torch's generators, and restore them afterwards; they are global, so threads take turns.
-
-    >>> before = torch.get_rng_state()
-    >>> with seeded(0, "cpu"):
-    ...     x = torch.randn(3)
-    >>> torch.equal(before, torch.get_rng_state())
-    True
-    """
+    """Seed torch's generators, and restore them afterwards; they are global, so threads take turns."""
     with SEEDED, torch.random.fork_rng([torch.device(device)] if device.startswith("cuda") else []):
         torch.manual_seed(seed)
         yield

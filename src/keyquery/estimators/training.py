@@ -35,11 +35,6 @@ def fit_network(
 
     `interrupted` is then called with the message; `advice` ends the error of a loss that is not finite. `verbose`
     prints losses where no progress bar is shown: those of validation, if there is one.
-
-    >>> draw = lambda step, generator: torch.randn(8, 2, generator=generator)
-    >>> log = fit_network(nn.Linear(2, 1), draw, lambda model, x: model(x).square().mean(), Recipe(20, check_every=10))
-    >>> len(log.rows)
-    2
     """
     losses, last, recent = list[float](), 0, list[Tensor]()
 

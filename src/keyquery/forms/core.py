@@ -229,9 +229,6 @@ def eigenvalues(matrix: Tensor, sign: Tensor | None = None) -> Tensor:
     """Eigenvalues (..., n) of symmetric matrices, ascending.
 
     On a GPU, where `sign` is −1, those of −i times a skew matrix.
-
-    >>> eigenvalues(torch.tensor([[0.0, 2.0], [2.0, 0.0]]))
-    tensor([-2.,  2.])
     """
     if not _many_on_gpu(matrix):
         return blas.eigenvalues(matrix)
@@ -342,20 +339,12 @@ def row_exponents(rows: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows 1"]:
     """⌊log₂⌋ of the largest entry of each row, float64; 0 for a row of zeros. A constant to autograd.
 
     At most 1000 in size, so that 2 to that power and its inverse are numbers of float64.
-
-    >>> row_exponents(torch.tensor([[1.0, -8.0], [0.0, 0.0]]))
-    tensor([[3.],
-            [0.]], dtype=torch.float64)
     """
     return _logs(rows).floor().nan_to_num(neginf=0.0).clamp(-1000, 1000)
 
 
 def times(tensor: Tensor, exponents: Tensor) -> Tensor:
-    """tensor · 2^exponents in the tensor's dtype; in two steps where one power would be beyond its range.
-
-    >>> times(torch.tensor([3.0]), torch.tensor([-2.0]).double())
-    tensor([0.7500])
-    """
+    """tensor · 2^exponents in the tensor's dtype; in two steps where one power would be beyond its range."""
     if not exponents.is_meta and exponents.abs().max() < math.log2(torch.finfo(tensor.dtype).max) - 2:
         return tensor * exponents.exp2().to(tensor.dtype)
     first = (exponents / 2).trunc()

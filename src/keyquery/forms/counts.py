@@ -56,47 +56,26 @@ def project(
 
 
 def normed_rows(m: Float[Tensor, "... R R"]) -> Float[Tensor, "... R R"]:
-    """M_rs / Σ_t M_rt; a row without any counts stays 0.
-
-    >>> normed_rows(torch.tensor([[0.0, 4.0], [0.0, 0.0]]))
-    tensor([[0., 1.],
-            [0., 0.]])
-    """
+    """M_rs / Σ_t M_rt; a row without any counts stays 0."""
     sums = m.sum(-1, keepdim=True)
     return m / torch.where(sums == 0, 1.0, sums)
 
 
 def attention_of(scores: Float[Tensor, "... R R"]) -> Float[Tensor, "... R R"]:
-    """Row-wise softmax, 0 for a row of −∞. The softmax of log X is exactly `normed_rows` of X.
-
-    >>> x = torch.tensor([[3.0, 1.0], [0.0, 0.0]])
-    >>> attention_of(x.log())
-    tensor([[0.7500, 0.2500],
-            [0.0000, 0.0000]])
-    """
+    """Row-wise softmax, 0 for a row of −∞. The softmax of log X is exactly `normed_rows` of X."""
     blind = scores.isneginf().all(-1, keepdim=True)
     return torch.where(blind, 0.0, torch.where(blind, 0.0, scores).softmax(-1))
 
 
 def log_counts(counts: Float[Tensor, ...], smooth: float = 1.0) -> Float[Tensor, ...]:
-    """log(X + smooth). With 1, pairs that were never seen stay 0; with 0 they are −∞.
-
-    >>> log_counts(torch.tensor([0.0, 1.0]))
-    tensor([0.0000, 0.6931])
-    """
+    """log(X + smooth). With 1, pairs that were never seen stay 0; with 0 they are −∞."""
     return (counts + smooth).log() if smooth != 1 else counts.log1p()
 
 
 def ppmi(
     counts: Float[Tensor, ...], rows: Float[Tensor, ...], columns: Float[Tensor, ...], total: float
 ) -> Float[Tensor, ...]:
-    """max(0, log(X_ij·ΣX / X_i·X_j)), given for each count the sum of its row and of its column.
-
-    >>> x = torch.tensor([[0.0, 4.0], [4.0, 0.0]])
-    >>> ppmi(x, x.sum(1, keepdim=True), x.sum(0), x.sum().item())
-    tensor([[0.0000, 0.6931],
-            [0.6931, 0.0000]])
-    """
+    """max(0, log(X_ij·ΣX / X_i·X_j)), given for each count the sum of its row and of its column."""
     expected = rows * columns / (total or 1.0)
     return (counts / torch.where(expected > 0, expected, 1.0)).log().clamp(min=0.0)
 
@@ -105,10 +84,6 @@ def truncated(matrix: Float[Tensor, "n n"], rank: int | None = None) -> Form:
     """The rank-r form nearest to a matrix, UΣVᵀ of its largest singular values, as factors √ΣUᵀ and √ΣVᵀ.
 
     No form of that rank is nearer (Eckart–Young): ‖matrix − form‖ = √Σ σᵢ² over the dropped singular values.
-
-    >>> form = truncated(torch.tensor([[0.0, 3.0], [1.0, 0.0]]), rank=1)
-    >>> (form.dense().abs() > 1e-6).tolist()
-    [[False, True], [False, False]]
     """
     return dealt(matrix, 1, rank)[0]
 
@@ -117,10 +92,6 @@ def dealt(matrix: Float[Tensor, "n n"], heads: int, rank: int | None = None) -> 
     """A matrix split into heads of rank r that sum to its nearest form of rank heads·r: a Form with batch (heads,).
 
     Singular values are assigned to heads in turn, so that no head has all of the large ones.
-
-    >>> pieces = dealt(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])), heads=2, rank=1)
-    >>> pieces.singular_values().flatten().round(decimals=6).tolist()
-    [4.0, 3.0]
     """
     check_float("matrix", matrix, "n n")
     size = len(matrix)
@@ -136,11 +107,7 @@ def dealt(matrix: Float[Tensor, "n n"], heads: int, rank: int | None = None) -> 
 
 
 def symmetry_of(matrix: Float[Tensor, "n n"]) -> float:
-    """tr(X²)/‖X‖², as of a form: 1 symmetric, −1 skew; 0 for a zero matrix.
-
-    >>> symmetry_of(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
-    0.0
-    """
+    """tr(X²)/‖X‖², as of a form: 1 symmetric, −1 skew; 0 for a zero matrix."""
     energy = matrix.double().square().sum()
     return float((matrix.double() * matrix.double().mT).sum() / torch.where(energy > 0, energy, 1.0))
 
@@ -152,10 +119,6 @@ def count_pairs(
 
     `texts` is the index of the text of each token, and tokens below 0 are skipped. Pairs whose second token is among
     the first `old` are not counted again.
-
-    >>> keys, counts = count_pairs(np.array([0, 1, 0]), np.zeros(3, dtype=np.int64), window=1)
-    >>> [(int(key) >> 32, int(key) & 0xFFFFFFFF, int(count)) for key, count in zip(keys, counts)]
-    [(0, 1, 1), (1, 0, 1)]
     """
     runs = []
     holes = bool((ids < 0).any())
@@ -176,12 +139,7 @@ def count_pairs(
 def merge_pairs(
     first: tuple[Int[ndarray, " a"], Int[ndarray, " a"]], second: tuple[Int[ndarray, " b"], Int[ndarray, " b"]]
 ) -> tuple[Int[ndarray, " c"], Int[ndarray, " c"]]:
-    """Two sorted lists of keys and counts as one, the counts of equal keys added.
-
-    >>> keys, counts = merge_pairs((np.array([1, 3]), np.array([1, 1])), (np.array([3]), np.array([5])))
-    >>> keys.tolist(), counts.tolist()
-    ([1, 3], [1, 6])
-    """
+    """Two sorted lists of keys and counts as one, the counts of equal keys added."""
     if not len(first[0]) or not len(second[0]):
         return first if len(first[0]) else second
     keys = np.concatenate((first[0], second[0]))

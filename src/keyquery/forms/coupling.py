@@ -47,10 +47,6 @@ def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit
 
     In float64. If the identity is optimal, π is the identity. More than `exact_limit` points are coupled by Sinkhorn on
     the device of `start`, which splits mass, with a warning. Needs the extra `transport`.
-
-    >>> from keyquery.forms.coupling import match
-    >>> match(torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[2.5], [0.5], [1.5]])).partner
-    tensor([1, 2, 0])
     """
     check_float("start", start, "n d")
     check_float("end", end, "n d", n=start.shape[0], d=start.shape[1])
@@ -72,12 +68,7 @@ def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit
 def wasserstein(
     start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit: int = EXACT
 ) -> Float[Tensor, ""]:
-    """W₂ = √(min over π of 1/n Σᵢ ‖startᵢ − end_π(i)‖²), float64; an upper bound above `exact_limit` points.
-
-    >>> from keyquery.forms.coupling import wasserstein
-    >>> wasserstein(torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [3.0]]))
-    tensor(3., dtype=torch.float64)
-    """
+    """W₂ = √(min over π of 1/n Σᵢ ‖startᵢ − end_π(i)‖²), float64; an upper bound above `exact_limit` points."""
     return match(start, end, exact_limit=exact_limit).cost.sqrt()
 
 
@@ -90,10 +81,6 @@ def bures(
     """W₂ between two Gaussians: W₂² = ‖μ₁−μ₂‖² + tr(Σ₁ + Σ₂ − 2(Σ₁^½ Σ₂ Σ₁^½)^½), float64.
 
     For point clouds it is a lower bound of W₂, with equality if one is a translated and stretched copy of the other.
-
-    >>> from keyquery.forms.coupling import bures
-    >>> bures(torch.zeros(1), torch.eye(1), torch.tensor([4.0]), 16 * torch.eye(1))   # √(4² + (4−1)²)
-    tensor(5., dtype=torch.float64)
     """
     d = len(mean)
     check_float("mean", mean, "d")
@@ -105,12 +92,7 @@ def bures(
 
 
 def gaussian(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    """`bures` distance of the Gaussians with the means and (biased) covariances of two clouds.
-
-    >>> from keyquery.forms.coupling import gaussian
-    >>> gaussian(torch.tensor([[0.0], [2.0]]), torch.tensor([[9.0], [1.0]]))   # means 1 and 5, deviations 1 and 4
-    tensor(5., dtype=torch.float64)
-    """
+    """`bures` distance of the Gaussians with the means and (biased) covariances of two clouds."""
     check_float("start", start, "n d")
     check_float("end", end, "n d", n=start.shape[0], d=start.shape[1])
     start, end = _double(start), _double(end)
@@ -270,10 +252,7 @@ def _double(cloud: Tensor) -> Tensor:
 
 
 def check_installed(points: int) -> None:
-    """Raise early if a package that is needed to couple so many points is missing.
-
-    >>> check_installed(10)
-    """
+    """Raise early if a package that is needed to couple so many points is missing."""
     _library("scipy.optimize")
     if points > EXACT:
         _library("ot.bregman")

@@ -59,12 +59,7 @@ class Directions(Measures):
     """
 
     def svd(self, k: int | None = None) -> Svd:
-        """The k leading singular triples (left, values, right) of M; all min(r, d, e) by default.
-
-        >>> left, values, right = kq.Form(torch.diag(torch.tensor([3.0, 1.0])), torch.eye(2)).svd(1)
-        >>> left.abs(), values
-        (tensor([[1.], [0.]], dtype=torch.float64), tensor([3.], dtype=torch.float64))
-        """
+        """The k leading singular triples (left, values, right) of M; all min(r, d, e) by default."""
         query, key, _, unit = balanced(*(refuse_nan(t, "singular triples") for t in self.wide()))
         most = min(*query.shape[-2:], key.shape[-1])
         check_count("k", k, 1, most, optional=True)
@@ -91,11 +86,7 @@ class Directions(Measures):
         return self._whole_svd().right
 
     def eigh(self, k: int | None = None) -> Eigh:
-        """The k eigenpairs (values, vectors) of S of largest magnitude, by descending value; all by default.
-
-        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]])).eigh(1).values
-        tensor([1.], dtype=torch.float64)
-        """
+        """The k eigenpairs (values, vectors) of S of largest magnitude, by descending value; all by default."""
         self.require_square("a symmetric part")
         check_count("k", k, 1, min(2 * self.rank, self.dim), optional=True)
         core, values, vectors, factors = self._eigenpairs()
@@ -105,11 +96,7 @@ class Directions(Measures):
         return Eigh(core.restored(values.gather(-1, chosen)), vectors.gather(-1, columns))
 
     def skew_planes(self, k: int | None = None) -> Planes:
-        """The k leading rotation planes (values, source, target) of A; all min(2r, d) // 2 by default.
-
-        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).skew_planes(1).values
-        tensor([0.5000], dtype=torch.float64)
-        """
+        """The k leading rotation planes (values, source, target) of A; all min(2r, d) // 2 by default."""
         self.require_square("a skew part")
         most = min(2 * self.rank, self.dim) // 2
         check_count("k", k, 1, most, optional=True)

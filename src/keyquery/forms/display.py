@@ -15,11 +15,7 @@ FEW = 6  # largest tensor that is printed in full
 
 
 def brief(result: Any) -> str:
-    """The repr of a named tuple or dataclass: small tensors in full, others by shape.
-
-    >>> kq.Form(torch.eye(2, 9), torch.eye(2, 9)).eigh(2)
-    Eigh(values=[1, 1], vectors=float64[9, 2])
-    """
+    """The repr of a named tuple or dataclass: small tensors in full, others by shape."""
     names = result._fields if isinstance(result, tuple) else result.__dataclass_fields__  # type: ignore[attr-defined]
     fields = ", ".join(f"{name}={_short(getattr(result, name))}" for name in names)
     return f"{type(result).__name__}({fields})"

@@ -66,11 +66,7 @@ class Factors:
         return (self._key if self._covariance is None else self.wide()[1]).to(self.dtype)
 
     def wide(self) -> tuple[Tensor, Tensor]:
-        """Query and key in float64.
-
-        >>> [factor.dtype for factor in kq.Form(torch.eye(2), torch.eye(2)).wide()]
-        [torch.float64, torch.float64]
-        """
+        """Query and key in float64."""
         return weighted(*self._doubled(), self._covariance)
 
     def _doubled(self) -> tuple[Tensor, Tensor]:
@@ -114,12 +110,7 @@ class Factors:
         return self._key.shape[-1]
 
     def require_square(self, what: str) -> None:
-        """Raise if queries and keys have different widths: M then has no trace, symmetric part or eigenvalues.
-
-        >>> kq.Form(torch.ones(1, 2), torch.ones(1, 3)).symmetric
-        Traceback (most recent call last):
-        ValueError: a symmetric part needs queries and keys of one width, got 2 and 3
-        """
+        """Raise if queries and keys have different widths: M then has no trace, symmetric part or eigenvalues."""
         if self.dim != self.key_dim:
             raise ValueError(f"{what} needs queries and keys of one width, got {self.dim} and {self.key_dim}")
 
@@ -134,21 +125,12 @@ class Factors:
         return self._query.device
 
     def dense(self) -> Float[Tensor, "*batch d e"]:
-        """M itself, (..., d, e): for tests and small d.
-
-        >>> kq.Form(torch.eye(2), torch.eye(2)).dense()
-        tensor([[1., 0.],
-                [0., 1.]])
-        """
+        """M itself, (..., d, e): for tests and small d."""
         query, key = (self.query, self.key) if self._covariance is None else self.wide()
         return (query.mT @ key).to(self.dtype)
 
     def to(self: F, target: torch.device | torch.dtype | str) -> F:
-        """The form with its factors on another device or of another dtype.
-
-        >>> kq.Form(torch.eye(2), torch.eye(2)).to(torch.float64).dtype
-        torch.float64
-        """
+        """The form with its factors on another device or of another dtype."""
         query, key = (t.to(target) for t in (self._query, self._key))
         check_dtype("target", query.dtype)
         if torch.promote_types(self.dtype, query.dtype) != query.dtype:  # else every value fits
@@ -219,24 +201,14 @@ class Factors:
 
     @property
     def symmetric(self: F) -> F:
-        """S = (M + Mᵀ)/2 = PᵀP − NᵀN, of rank ≤ 2r: the symmetric part (similarity).
-
-        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).symmetric.dense()
-        tensor([[0.0000, 0.5000],
-                [0.5000, 0.0000]])
-        """
+        """S = (M + Mᵀ)/2 = PᵀP − NᵀN, of rank ≤ 2r: the symmetric part (similarity)."""
         self.require_square("a symmetric part")
         mean, half = self._halves()
         return self._with(torch.cat((mean, half), -2), torch.cat((mean, -half), -2))
 
     @property
     def skew(self: F) -> F:
-        """A = (M − Mᵀ)/2 = NᵀP − PᵀN, of rank ≤ 2r: the skew part (direction).
-
-        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).skew.dense()
-        tensor([[ 0.0000,  0.5000],
-                [-0.5000,  0.0000]])
-        """
+        """A = (M − Mᵀ)/2 = NᵀP − PᵀN, of rank ≤ 2r: the skew part (direction)."""
         self.require_square("a skew part")
         mean, half = self._halves()
         return self._with(torch.cat((half, -mean), -2), torch.cat((mean, half), -2))
@@ -245,10 +217,6 @@ class Factors:
         """The sum over one dimension of the batch: M of all heads together, of rank ≤ heads·r.
 
         Queries that share their key are added, so that the rank grows by the number of keys only.
-
-        >>> kq.Form(torch.eye(2).reshape(2, 1, 2), torch.eye(2).reshape(2, 1, 2)).sum().dense()
-        tensor([[1., 0.],
-                [0., 1.]])
         """
         if not self.batch:
             raise ValueError("this form has no batch to sum over")
@@ -263,11 +231,7 @@ class Factors:
         return self._with(*(t.movedim(dim, -3).flatten(-3, -2) for t in (query, key)))
 
     def change_basis(self: F, basis: Float[Tensor, "*#batch d e"]) -> F:
-        """BᵀMB: the form on coordinates c of x = Bc, e.g. B = diag(γ) for the gain of a norm.
-
-        >>> kq.Form(torch.eye(2), torch.eye(2)).change_basis(torch.tensor([[3.0], [4.0]])).dense()
-        tensor([[25.]])
-        """
+        """BᵀMB: the form on coordinates c of x = Bc, e.g. B = diag(γ) for the gain of a norm."""
         self.require_square("a change of basis")
         check_float("basis", basis, "... d e", d=self.dim)
         check_batches(basis=basis.shape[:-2], form=self.batch)
@@ -278,12 +242,7 @@ class Factors:
     def with_bias(
         self: F, query_bias: Float[Tensor, "*#batch r"] | None, key_bias: Float[Tensor, "*#batch r"] | None
     ) -> F:
-        """[Q b_q]ᵀ[K b_k] in d + 1 dimensions: the form of q = Qx + b_q and k = Ky + b_k on tokens (x, 1), (y, 1).
-
-        >>> form = kq.Form(torch.eye(1, 2), torch.eye(1, 2)).with_bias(torch.tensor([5.0]), None)
-        >>> form.scores(torch.tensor([2.0, 0.0, 1.0]), torch.tensor([3.0, 0.0, 1.0]))
-        tensor(21.)
-        """
+        """[Q b_q]ᵀ[K b_k] in d + 1 dimensions: the form of q = Qx + b_q and k = Ky + b_k on tokens (x, 1), (y, 1)."""
         factors = []
         for name, factor, bias in (("query_bias", self.query, query_bias), ("key_bias", self.key, key_bias)):
             if bias is None:
@@ -296,12 +255,7 @@ class Factors:
         return self._trusted(*factors)
 
     def at(self: F, offset: float, rope: Rope) -> F:
-        """M(Δ) = QᵀR(Δ)K under RoPE, Δ = key position − query position (−1: the token before).
-
-        >>> form = kq.Form(torch.eye(2), torch.eye(2))
-        >>> form.at(-1, kq.Rope(dims=2)).symmetry  # cos 2Δ
-        tensor(-0.4161, dtype=torch.float64)
-        """
+        """M(Δ) = QᵀR(Δ)K under RoPE, Δ = key position − query position (−1: the token before)."""
         check_number("offset", offset)
         if not isinstance(rope, Rope):
             raise TypeError(f"rope must be a Rope, got {type(rope).__name__}")

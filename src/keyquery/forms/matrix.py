@@ -21,11 +21,7 @@ class Matrix(Factors):
 
     @property
     def shape(self) -> torch.Size:
-        """(*batch, d, e), the shape of `dense()`.
-
-        >>> kq.Form(torch.ones(12, 8, 64), torch.ones(12, 8, 64)).shape
-        torch.Size([12, 64, 64])
-        """
+        """(*batch, d, e), the shape of `dense()`."""
         return torch.Size((*self.batch, self.dim, self.key_dim))
 
     @property
@@ -39,13 +35,7 @@ class Matrix(Factors):
         return self.mT
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """`dense()` as a numpy array, for `np.asarray(form)`; half precision that numpy lacks becomes float32.
-
-        >>> import numpy as np
-        >>> np.asarray(kq.Form(torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])))
-        array([[1., 2.],
-               [3., 4.]], dtype=float32)
-        """
+        """`dense()` as a numpy array, for `np.asarray(form)`; half precision that numpy lacks becomes float32."""
         if copy is False:
             raise ValueError("a form has no array of its own to share: np.asarray(form) makes one")
         dense = self.dense().detach().cpu()
@@ -53,14 +43,7 @@ class Matrix(Factors):
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def __matmul__(self: X, other: Any) -> Any:
-        """M·v, a tensor; M·B for a matrix B or a form, a form whose rank is the smallest of the widths involved.
-
-        >>> form = kq.Form(torch.eye(2, 3), torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]]))
-        >>> form @ torch.tensor([1.0, 1.0, 1.0])
-        tensor([3., 2., 0.])
-        >>> (form @ form).shape, (form @ torch.ones(3, 7)).shape
-        (torch.Size([3, 3]), torch.Size([3, 7]))
-        """
+        """M·v, a tensor; M·B for a matrix B or a form, a form whose rank is the smallest of the widths involved."""
         if isinstance(other, Matrix):
             return _chained(self, other)
         if not isinstance(other, (Tensor, np.ndarray)):
@@ -76,11 +59,7 @@ class Matrix(Factors):
         return self._plain(key.mT @ query, right)  # M itself, where that is smaller than its factors
 
     def __rmatmul__(self: X, other: Any) -> Any:
-        """vᵀM, a tensor; B·M for a matrix B, a form.
-
-        >>> torch.tensor([1.0, 0.0]) @ kq.Form(torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-        tensor([1., 2.])
-        """
+        """vᵀM, a tensor; B·M for a matrix B, a form."""
         if not isinstance(other, (Tensor, np.ndarray)):
             return NotImplemented
         other = torch.as_tensor(other)
@@ -92,12 +71,6 @@ class Matrix(Factors):
 
         Batch dimensions come first. A number for a row or a column gives a tensor; slices and lists give a form, each
         dimension on its own.
-
-        >>> form = kq.Form(torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-        >>> form[1], form[:, 0], form[1, 0]
-        (tensor([3., 4.]), tensor([1., 3.]), tensor(3.))
-        >>> form[:1].shape
-        torch.Size([1, 2])
         """
         batch, row, column = self._located(index)
         form = self._of_batch(batch)

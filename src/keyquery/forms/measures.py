@@ -61,52 +61,33 @@ class Measures(ABC):
 
     @property
     def norm2(self) -> Float[Tensor, "*batch"]:
-        """‖M‖² = ‖S‖² + ‖A‖².
-
-        >>> kq.Form(torch.eye(2), torch.eye(2)).norm2
-        tensor(2., dtype=torch.float64)
-        """
+        """‖M‖² = ‖S‖² + ‖A‖²."""
         symmetric, skew = self.core().energies
         return symmetric + skew
 
     def norm(self) -> Float[Tensor, "*batch"]:
-        """‖M‖, the Frobenius norm.
-
-        >>> kq.Form(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]])).norm()
-        tensor(5., dtype=torch.float64)
-        """
+        """‖M‖, the Frobenius norm."""
         core = self.core()
         symmetric, skew = core.squares
         return core.restored((symmetric + skew).sqrt())
 
     @property
     def symmetry(self) -> Float[Tensor, "*batch"]:
-        """tr(M²)/‖M‖² = (‖S‖² − ‖A‖²)/‖M‖² ∈ [−1, 1]: 1 symmetric, 0 as at random, −1 skew; 0 for a zero form.
-
-        >>> query, key = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.6, 0.8]])
-        >>> kq.Form(query, key).symmetry
-        tensor(0.3600, dtype=torch.float64)
-        """
+        """tr(M²)/‖M‖² = (‖S‖² − ‖A‖²)/‖M‖² ∈ [−1, 1]: 1 symmetric, 0 as at random, −1 skew; 0 for a zero form."""
         self.require_square("a symmetry")
         core = self.core()
         symmetric, skew = core.squares
         return _ratio(symmetric - skew, symmetric + skew, is_zero(core))
 
     def trace(self) -> Float[Tensor, "*batch"]:
-        """tr M = Σ Q∘K.
-
-        >>> kq.Form(torch.eye(3), torch.eye(3)).trace()
-        tensor(3., dtype=torch.float64)
-        """
+        """tr M = Σ Q∘K."""
         self.require_square("a trace")
         query, key = self.wide()
         return (query * key).sum((-2, -1))
 
     def symmetric_eigenvalues(self) -> Float[Tensor, "*batch n"]:
-        """The n = min(2r, d) eigenvalues of S = (M + Mᵀ)/2 that can be non-zero, descending; `eigvals` are those of M.
-
-        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).symmetric_eigenvalues()
-        tensor([ 0.5000, -0.5000], dtype=torch.float64)
+        """The n = min(2r, d) eigenvalues of S = (M + Mᵀ)/2 that can be non-zero, descending; `eigvals` are those of
+        M.
         """
         self.require_square("a symmetric part")
         core = self.core()
@@ -122,9 +103,6 @@ class Measures(ABC):
         """The m = min(r, d) complex eigenvalues of M that can be non-zero, by descending magnitude.
 
         Those of QᵀK and of the r×r matrix KQᵀ are the same, but for zeros.
-
-        >>> kq.Form(torch.eye(2), torch.tensor([[0.0, 1.0], [-1.0, 0.0]])).eigvals().imag.abs()
-        tensor([1., 1.], dtype=torch.float64)
         """
         self.require_square("an eigenvalue")
         query, key, _, unit = balanced(*(refuse_nan(t, "eigenvalues of M") for t in self.wide()))
@@ -133,30 +111,18 @@ class Measures(ABC):
         return values.gather(-1, values.detach().abs().argsort(dim=-1, descending=True))
 
     def skew_values(self) -> Float[Tensor, "*batch n"]:
-        """The n = min(2r, d) singular values of A that can be non-zero, descending: equal pairs, an odd last one 0.
-
-        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).skew_values()
-        tensor([0.5000, 0.5000], dtype=torch.float64)
-        """
+        """The n = min(2r, d) singular values of A that can be non-zero, descending: equal pairs, an odd last one 0."""
         self.require_square("a skew part")
         core = self.core()
         return core.restored(core.skew_values)
 
     def singular_values(self) -> Float[Tensor, "*batch m"]:
-        """The m = min(r, d, e) singular values of M that can be non-zero, descending.
-
-        >>> kq.Form(torch.diag(torch.tensor([3.0, 1.0])), torch.eye(2)).singular_values()
-        tensor([3., 1.], dtype=torch.float64)
-        """
+        """The m = min(r, d, e) singular values of M that can be non-zero, descending."""
         core = self.core()
         return core.restored(core.singular_values[..., : min(self.dim, self.key_dim)])
 
     def signature(self) -> Signature:
-        """Counts of positive, negative and zero eigenvalues of S, up to 1e-12·‖M‖; (0, 0, d) for a zero form.
-
-        >>> tuple(map(int, kq.Form(torch.eye(2, 5), torch.eye(2, 5)).signature()))
-        (2, 0, 3)
-        """
+        """Counts of positive, negative and zero eigenvalues of S, up to 1e-12·‖M‖; (0, 0, d) for a zero form."""
         self.require_square("a signature")
         core = self.core()
         values, floor = core.eigenvalues, value_floor(core).unsqueeze(-1)
@@ -165,11 +131,7 @@ class Measures(ABC):
 
     @property
     def positive_share(self) -> Float[Tensor, "*batch"]:
-        """Σ λ₊² / Σ λ² over the eigenvalues of S: 1 for a PSD form, 0 where S is zero.
-
-        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).positive_share
-        tensor(0.5000, dtype=torch.float64)
-        """
+        """Σ λ₊² / Σ λ² over the eigenvalues of S: 1 for a PSD form, 0 where S is zero."""
         self.require_square("a symmetric part")
         core = self.core()
         energy = core.eigenvalues.square().sum(-1)
@@ -177,40 +139,24 @@ class Measures(ABC):
         return _ratio(positive, energy, energy.sqrt() <= value_floor(core))
 
     def effective_rank(self) -> Float[Tensor, "*batch"]:
-        """exp(−Σ p ln p), p = σ/Σσ over the singular values of M; 0 for a zero form.
-
-        >>> kq.Form(torch.eye(4), torch.eye(4)).effective_rank()
-        tensor(4., dtype=torch.float64)
-        """
+        """exp(−Σ p ln p), p = σ/Σσ over the singular values of M; 0 for a zero form."""
         core = self.core()
         return entropy_rank(core.singular_values, is_zero(core))
 
     def stable_rank(self) -> Float[Tensor, "*batch"]:
-        """‖M‖²/σ₁²; 0 for a zero form.
-
-        >>> kq.Form(torch.eye(4), torch.eye(4)).stable_rank()
-        tensor(4., dtype=torch.float64)
-        """
+        """‖M‖²/σ₁²; 0 for a zero form."""
         core = self.core()
         energy = core.singular_values.square()
         return _ratio(energy.sum(-1), energy[..., 0], is_zero(core))
 
     def row_norms(self) -> Float[Tensor, "*batch d"]:
-        """L2 norms of the rows of M, one per coordinate of the query.
-
-        >>> kq.Form(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]])).row_norms()
-        tensor([ 5., 10.], dtype=torch.float64)
-        """
+        """L2 norms of the rows of M, one per coordinate of the query."""
         core = self.core()
         factor, other = self._in_range("query", core.key, core.lift - core.unit)
         return core.restored(_column_lengths(factor, other))
 
     def column_norms(self) -> Float[Tensor, "*batch d"]:
-        """L2 norms of the columns of M, one per coordinate of the key.
-
-        >>> kq.Form(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 2.0]])).column_norms()
-        tensor([ 5., 10.], dtype=torch.float64)
-        """
+        """L2 norms of the columns of M, one per coordinate of the key."""
         core = self.core()
         factor, other = self._in_range("key", core.own_query, -core.lift - core.unit)
         return core.restored(_column_lengths(factor, other))
@@ -220,9 +166,6 @@ class Measures(ABC):
 
         A row or column is an outlier if its norm exceeds mean + gamma·std (ddof 1) of its kind. `"excess"` sums what
         is above that threshold, `"norms"` the whole norms. 0 without outliers.
-
-        >>> kq.Form(torch.ones(1, 9), torch.eye(1, 9)).column_directionality()
-        tensor(-1., dtype=torch.float64)
         """
         values = column_directionality(self.row_norms(), self.column_norms(), gamma, kind)
         return torch.where(is_zero(self.core()), 0.0, values)

@@ -44,10 +44,6 @@ def energies(gram: Float[Tensor, "*batch n n"], rope: Rope | None, offsets: Floa
     A plane of RoPE is one complex coordinate z, and a block of a matrix between two planes maps z to Pz + Nz̄. Rotations
     only change the phases of P and N, so that each trace is Re Σ coefficient·phase over pairs of planes, with
     coefficients of the head alone and phases of the offsets alone.
-
-    >>> form = kq.Form(torch.eye(2), torch.eye(2))
-    >>> energies(form.gram(), kq.Rope(2), torch.tensor([0.0, 1.0])).contents_symmetry()  # cos 2Δ
-    tensor([ 1.0000, -0.4161], dtype=torch.float64)
     """
     rank = gram.shape[-1] // 2
     gram_query, gram_key, cross = gram[..., :rank, :rank], gram[..., rank:, rank:], gram[..., rank:, :rank]

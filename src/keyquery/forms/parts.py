@@ -78,27 +78,8 @@ def score_parts(
     rope: Rope | None = None,
     bias: Float[Tensor, "*#batch n n"] | None = None,
 ) -> Parts:
-    """The parts of the scores q·k, from unrotated queries (scaled already) and keys, and their means at each position.
-
-    Parameters
-    ----------
-    query, key
-        One vector per token.
-    query_mean, key_mean
-        The mean query and key at the position of each token.
-    positions
-        Of the tokens. Default: 0 to n − 1.
-    rope
-        The rotation of queries and keys. Default: none.
-    bias
-        Term that the model adds to the scaled score (ALiBi, T5). Default: none.
-
-    Examples
-    --------
-    >>> query, key = torch.randn(2, 3, 4)
-    >>> parts = score_parts(query, key, 0 * query, 0 * key)
-    >>> torch.allclose(sum(parts), query @ key.mT), parts.popularity.any()
-    (True, tensor(False))
+    """The parts of the scores q·k, from unrotated queries (scaled already) and keys, and their means at each
+    position.
     """
     positions = torch.arange(query.shape[-2], device=query.device) if positions is None else positions
     at = Rotated.of(query, key, query_mean, key_mean, positions, rope)

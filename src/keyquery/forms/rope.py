@@ -118,25 +118,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class Layout:
-    """In which order the tokens of a grid stand, and what their coordinates are.
-
-    Parameters
-    ----------
-    merge
-        Tokens of blocks of merge × merge stand together. Default: 1, row by row.
-    window
-        Blocks of windows of window × window stand together. Default: none.
-    start
-        The first coordinate. Default: 0.
-    span
-        Coordinates are stretched so that the columns span so many. Default: they count columns.
-    centred
-        Coordinates are those of the centres of patches, from −2π to 2π. Default: False.
-    patch
-        Pixels of a patch's side. Default: not known.
-    cut
-        The image is cut into grids of cut × cut tokens. Default: it is one grid.
-    """
+    """In which order the tokens of a grid stand, and what their coordinates are."""
 
     merge: int = 1
     window: int | None = None
@@ -157,11 +139,7 @@ class Layout:
         return replace(self, merge=int(sizes[0]))
 
     def sizes(self, inputs: Mapping[str, Any]) -> list[Size] | None:
-        """Frames, rows and columns of the images in a model's inputs; None if they are not known.
-
-        >>> Layout(patch=4).sizes({"pixel_values": torch.zeros(1, 3, 8, 12)})
-        [(1, 2, 3)]
-        """
+        """Frames, rows and columns of the images in a model's inputs; None if they are not known."""
         if self.cut:
             return [(1, self.cut, self.cut)]
         for name in ("image_grid_thw", "grid_thw"):
@@ -175,11 +153,7 @@ class Layout:
         return [(1, pixels.shape[-2] // self.patch, pixels.shape[-1] // self.patch)]
 
     def coordinates(self, sizes: Sequence[Size]) -> Float[Tensor, "n 3"]:
-        """Time, row and column of all tokens of some images.
-
-        >>> Layout(merge=2).coordinates([(1, 2, 4)])[:, 1:].int().tolist()
-        [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
-        """
+        """Time, row and column of all tokens of some images."""
         return torch.cat([self._of_image(*size) for size in sizes])
 
     def _of_image(self, frames: int, rows: int, columns: int) -> Tensor:
@@ -243,25 +217,6 @@ class AxialRope:
 
     A score depends on the offsets of two tokens in all coordinates, and not on one offset: `on` gives the rotation for
     the tokens of a grid.
-
-    Parameters
-    ----------
-    rope
-        Dimensions, frequencies, and which dimensions are a pair.
-    axes
-        Of each pair.
-    layout
-        Order and coordinates of the tokens.
-    before, after
-        Angles of tokens that have no place, which stand before or behind the others. Default: none.
-    parts
-        A head is cut into so many parts, and the pairs of dimensions are those of each part. Default: 1.
-
-    Examples
-    --------
-    >>> rope = AxialRope(kq.Rope(4, frequencies=torch.ones(2)), torch.tensor([1, 2]))
-    >>> rope.on([(1, 2, 2)]).angles(torch.arange(4)).tolist()
-    [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
     """
 
     rope: Rope

@@ -50,18 +50,7 @@ class Handle:
 
 
 def lasting(model: nn.Module, change: Callable[[Changes], H]) -> H:
-    """Make a change that lasts until its handle undoes it; if it fails, nothing is changed.
-
-    >>> layer = torch.nn.Linear(2, 2)
-    >>> def change(changes):
-    ...     put(layer, "bias", None, changes)
-    ...     return Handle(changes, "removal of the bias")
-    >>> with lasting(layer, change):
-    ...     print(layer.bias)
-    None
-    >>> layer.bias is None
-    False
-    """
+    """Make a change that lasts until its handle undoes it; if it fails, nothing is changed."""
     changes = Changes(model)
     try:
         with alone(model):

@@ -13,11 +13,6 @@ def select(heads: Selection, known: Mapping[int, Sequence[int]], labels: Sequenc
 
     A string is LAYER.HEAD, each a number or *, separated by commas. `labels` are those of all layers of the model;
     a layer may be named by its label.
-
-    >>> select("1.*,0.1", {0: [0, 1], 1: [0, 1]})
-    {0: [1], 1: [0, 1]}
-    >>> select("decoder 0.*", {0: [0, 1], 1: [0, 1]}, ["encoder 0", "decoder 0", "cross 0"])
-    {1: [0, 1]}
     """
     if heads is None:
         return {layer: list(numbers) for layer, numbers in known.items()}

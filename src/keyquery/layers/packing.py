@@ -34,12 +34,7 @@ class Group:
 
 
 class Packing:
-    """Sequence s holds tokens offsets[s] to offsets[s + 1] − 1 of a row.
-
-    >>> packing = Packing(torch.tensor([0, 2, 5]), total=5)
-    >>> packing.positions.tolist()
-    [0, 1, 0, 1, 2]
-    """
+    """Sequence s holds tokens offsets[s] to offsets[s + 1] − 1 of a row."""
 
     def __init__(self, offsets: Int[Tensor, " ends"], total: int) -> None:
         if offsets.dtype not in (torch.int32, torch.int64):

@@ -67,11 +67,7 @@ def blocks(count: int, size: int) -> int:
 
 
 def power_of_two(count: int) -> int:
-    """The next power of two.
-
-    >>> [power_of_two(count) for count in (1, 2, 3, 64, 65)]
-    [1, 2, 4, 64, 128]
-    """
+    """The next power of two."""
     return 1 << (count - 1).bit_length()
 
 

@@ -92,10 +92,6 @@ def together(
     """`count` patches of each image to mask: its seed, and those that the seed attends to most.
 
     Features of neighbouring patches overlap: a patch that is masked alone could be copied from them.
-
-    >>> attention = torch.tensor([[[0.1, 0.2, 0.7], [0.3, 0.4, 0.3], [0.5, 0.3, 0.2]]])
-    >>> together(attention, torch.tensor([0]), 2)
-    tensor([[ True, False,  True]])
     """
     check_count("count", count, least=1, most=attention.shape[-1])
     rows = attention[torch.arange(len(attention), device=attention.device), seeds]

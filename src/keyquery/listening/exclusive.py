@@ -25,11 +25,6 @@ class Changes(ExitStack):
 
     With `exclusive`, it is refused if another thread uses the model, and other threads are refused until it is closed.
     With `insist`, which is for undoing, it is not refused, but the other thread is told at the end of its use.
-
-    >>> model = torch.nn.Linear(1, 1)
-    >>> changes = Changes(model)
-    >>> changes is left_open(model)[0], changes.close(), changes.is_open
-    (True, None, False)
     """
 
     def __init__(self, model: nn.Module, exclusive: bool = False, insist: bool = False) -> None:
@@ -87,15 +82,7 @@ def close(*opened: Changes) -> None:
 
 @contextmanager
 def temporarily(model: nn.Module, *changes: Change) -> Iterator[None]:
-    """Context with exclusive use of the model and temporary `changes`, which are always undone at the end.
-
-    >>> layer = torch.nn.Linear(1, 1)
-    >>> with temporarily(layer, lambda stack: stack.callback(layer.train, layer.training) and layer.eval()):
-    ...     layer.training
-    False
-    >>> layer.training
-    True
-    """
+    """Context with exclusive use of the model and temporary `changes`, which are always undone at the end."""
     with Changes(model, exclusive=True) as stack:
         try:
             for change in changes:

@@ -32,11 +32,7 @@ PACKED = (  # arguments of multi_head_attention_forward
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Whether a module is called attention.
-
-    >>> looks_like_attention(torch.nn.MultiheadAttention(8, 2)), looks_like_attention(torch.nn.Linear(1, 1))
-    (True, False)
-    """
+    """Whether a module is called attention."""
     called = type(module).__name__.lower()
     return "attention" in called or "attn" in called
 

@@ -64,11 +64,7 @@ def attention_maps(model: nn.Module, batch: Batch) -> Maps:
 
 
 def run_with(model: nn.Module, batch: Batch, on_call: Callable[[Call, int], None]) -> tuple[list[SelfAttention], Any]:
-    """Run a batch, with a function that gets each attention call and its number; returns self-attention, and output.
-
-    >>> run_with(kq.Attention(8, 2), {"x": torch.randn(1, 5, 8)}, lambda call, number: None)[0]
-    [SelfAttention(number=0, name='', tokens=5)]
-    """
+    """Run a batch, with a function that gets each attention call and its number; returns self-attention, and output."""
     calls: list[SelfAttention] = []
     count = 0
 
@@ -150,11 +146,7 @@ def layers_of(
 
 
 def stack_of(name: str) -> str:
-    """The stack of layers that a module belongs to: its name up to the first number, if it has one.
-
-    >>> stack_of("encoder.layers.3.attention"), stack_of("attention")
-    ('encoder.layers.', '')
-    """
+    """The stack of layers that a module belongs to: its name up to the first number, if it has one."""
     number = re.search(r"\d", name)
     return name[: number.start()] if number else ""
 

@@ -27,10 +27,6 @@ class Probe:
     `inputs` is a batch or a list of them; a batch is a tensor, a tuple of arguments, or a mapping of them. Of outputs
     (batch, tokens, width), `tokens` selects "all" non-padding tokens, the "first", the "last", their "mean", or
     positions. `owners` are the instance indices of the points. Of a module called several times, the last call counts.
-
-    >>> probe = Probe(torch.nn.Sequential(torch.nn.Linear(3, 2)), "0", torch.ones(4, 5, 3), tokens="first")
-    >>> probe().shape, probe.owners
-    (torch.Size([4, 2]), tensor([0, 1, 2, 3]))
     """
 
     def __init__(
@@ -109,14 +105,7 @@ class Probe:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Context in eval mode without gradients that restores modes, random states and buffers.
-
-    >>> model, before = torch.nn.BatchNorm1d(2), torch.get_rng_state()
-    >>> with untouched(model):
-    ...     _ = torch.rand(1) + model(torch.ones(3, 2)).sum()
-    >>> torch.equal(torch.get_rng_state(), before), model.training
-    (True, True)
-    """
+    """Context in eval mode without gradients that restores modes, random states and buffers."""
     device = device_of(model)
     with (
         temporarily(model, partial(_keep_buffers, model)),
@@ -206,9 +195,5 @@ def _first(output: Any) -> Tensor | None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of a model.
-
-    >>> device_of(torch.nn.Linear(1, 1))
-    device(type='cpu')
-    """
+    """The device of a model."""
     return next((weight.device for weight in model.parameters()), torch.device("cpu"))

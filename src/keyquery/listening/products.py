@@ -270,11 +270,7 @@ class Contraction:
 
     @classmethod
     def of(cls, equation: str, left_dims: int, right_dims: int) -> Contraction | None:
-        """The order of an equation such as "bqhd,bkhd->bhqk"; None if it has another form.
-
-        >>> Contraction.of("bqhd,bkhd->bhqk", 4, 4)
-        Contraction(left=(0, 2, 1, 3), right=(0, 2, 1, 3), out=(0, 1, 2, 3))
-        """
+        """The order of an equation such as "bqhd,bkhd->bhqk"; None if it has another form."""
         sides, _, out = equation.replace(" ", "").partition("->")
         left, _, right = sides.partition(",")
         spare = "ZYXWV"

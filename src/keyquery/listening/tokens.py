@@ -48,11 +48,7 @@ def in_backward() -> bool:
 
 
 def masks_of(arguments: Mapping[str, Any]) -> dict[str, Bool[Tensor, "batch n"]]:
-    """Masks of non-padding tokens, by argument name.
-
-    >>> masks_of({"src_key_padding_mask": torch.tensor([[False, True]])})
-    {'src_key_padding_mask': tensor([[ True, False]])}
-    """
+    """Masks of non-padding tokens, by argument name."""
     masks = {name: arguments[name] for name in (*REAL, *HIDDEN) if isinstance(arguments.get(name), Tensor)}
     return {name: mask.bool() if name in REAL else mask == 0 for name, mask in masks.items() if mask.ndim == 2}
 
@@ -73,11 +69,7 @@ def mask_for(
 
 
 def context_of(model: nn.Module) -> int | None:
-    """The longest sequence that a model takes, by its config or its learned positions; None if neither says so.
-
-    >>> context_of(torch.nn.ModuleDict({"wpe": torch.nn.Embedding(64, 8)}))
-    64
-    """
+    """The longest sequence that a model takes, by its config or its learned positions; None if neither says so."""
     configured = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if isinstance(configured, int):
         return configured

@@ -11,22 +11,14 @@ TABLE = "ALL_ATTENTION_FUNCTIONS"  # name of transformers' interface in modeling
 
 
 def uses_interface(module: nn.Module) -> bool:
-    """Whether a module uses transformers' attention interface; some architectures do not.
-
-    >>> uses_interface(torch.nn.MultiheadAttention(8, 2))
-    False
-    """
+    """Whether a module uses transformers' attention interface; some architectures do not."""
     names = getattr(getattr(unwrapped(module), "__code__", None), "co_names", ())
     asks = "get_interface" in names or "getattr" not in names  # getattr(TABLE, name, eager) is always eager
     return TABLE in names and asks
 
 
 def unwrapped(module: nn.Module) -> Any:
-    """The undecorated forward of a module's class.
-
-    >>> unwrapped(torch.nn.Linear(1, 1)).__name__
-    'forward'
-    """
+    """The undecorated forward of a module's class."""
     return _undecorated(type(module).forward)
 
 

@@ -12,19 +12,7 @@ from keyquery.support.plugins import plugins
 
 
 class Display(NamedTuple):
-    """The functions that display a kind of reading, each as "module:function".
-
-    Parameters
-    ----------
-    terminal
-        Reading → lines, tables and texts for rich to print. Default: the reading's records.
-    figures
-        By name: (reading, pyplot, **options) → a matplotlib figure; the first is the default. Default: none.
-    page
-        Reading → HTML. Default: none.
-    svg
-        (reading, **options) → SVG, for kinds that need no matplotlib. Default: the first figure.
-    """
+    """The functions that display a kind of reading, each as "module:function"."""
 
     terminal: str = ""
     figures: Mapping[str, str] = MappingProxyType({})
@@ -114,11 +102,7 @@ DISPLAYS: dict[str, Display] = {
 
 
 def display_of(reading: Reading) -> Display:
-    """The display of a reading; an unknown kind has an empty one, which shows its records.
-
-    >>> display_of(kq.Reading()).terminal
-    ''
-    """
+    """The display of a reading; an unknown kind has an empty one, which shows its records."""
     if (known := DISPLAYS.get(reading.kind)) is not None:
         return known
     return next((p.DISPLAYS[reading.kind] for p in plugins() if reading.kind in p.DISPLAYS), Display())

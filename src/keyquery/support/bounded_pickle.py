@@ -32,24 +32,7 @@ class UnknownName(ValueError):  # noqa: N818
 
 
 class Pickle:
-    """A reader of one or more pickles in a file, one per call of `load`.
-
-    Parameters
-    ----------
-    names
-        Maps "module.name" to its replacement: a function that REDUCE may call with plain arguments, or a constant.
-    size
-        Number of bytes of the file.
-    persistent
-        Converts a persistent id to an object. Default: persistent ids are refused.
-
-    >>> import io, pickle
-    >>> Pickle({}, 100).load(io.BytesIO(pickle.dumps({"a": [1, 2.5]})))
-    {'a': [1, 2.5]}
-    >>> Pickle({}, 100).load(io.BytesIO(b"cos\\nsystem\\n(S'true'\\ntR."))
-    Traceback (most recent call last):
-    keyquery.support.bounded_pickle.UnknownName: os.system
-    """
+    """A reader of one or more pickles in a file, one per call of `load`."""
 
     def __init__(self, names: Mapping[str, Any], size: int, persistent: Callable[[Any], Any] | None = None) -> None:
         self.names, self.persistent = names, persistent
@@ -211,11 +194,7 @@ def as_key(value: Any) -> Any:
 
 
 def pairs(items: Iterable[Any]) -> dict[Any, Any]:
-    """A dict of key-value pairs, with checked keys.
-
-    >>> pairs([("a", 1)])
-    {'a': 1}
-    """
+    """A dict of key-value pairs, with checked keys."""
     return {as_key(key): value for key, value in items}
 
 
@@ -227,14 +206,7 @@ def latin1(text: str, encoding: str = "latin1") -> bytes:
 
 
 def check_sharing(root: Any, most: int) -> None:
-    """Refuse containers that are too deep, contain themselves, or have more than `most` items when expanded.
-
-    >>> row = [0] * 10
-    >>> check_sharing([row] * 10, 110)
-    >>> check_sharing([row] * 10, 109)
-    Traceback (most recent call last):
-    ValueError: its shared containers expand to more than 109 items
-    """
+    """Refuse containers that are too deep, contain themselves, or have more than `most` items when expanded."""
     measured: dict[int, tuple[int, int]] = {}  # levels and items of each container, including nested ones
     path: set[int] = set()
     waiting = [root]

@@ -17,12 +17,7 @@ from keyquery.support.printable import MESSAGE, WORD, printable
 
 
 def check_float(name: str, value: Any, shape: str, **sizes: int) -> None:
-    """Require a finite floating-point tensor of a shape such as "... r d" or "n d", with some sizes given.
-
-    >>> check_float("mean", torch.zeros(3), "... d", d=4)
-    Traceback (most recent call last):
-    ValueError: mean must have shape (..., d) with d = 4, got (3,)
-    """
+    """Require a finite floating-point tensor of a shape such as "... r d" or "n d", with some sizes given."""
     known = ", ".join(f"{axis} = {size}" for axis, size in sizes.items())
     listed = ", ".join(shape.split()) + ("" if " " in shape else ",")
     expected = f"({listed})" + (f" with {known}" if known else "")
@@ -40,11 +35,7 @@ def check_float(name: str, value: Any, shape: str, **sizes: int) -> None:
 
 
 def environment_count(name: str, default: int) -> int:
-    """A count from an environment variable, such as RANK or WORLD_SIZE, which torchrun sets.
-
-    >>> environment_count("NOT_SET", 1)
-    1
-    """
+    """A count from an environment variable, such as RANK or WORLD_SIZE, which torchrun sets."""
     value = os.environ.get(name) or str(default)
     if not (value.isascii() and value.isdigit() and len(value) < 10):
         raise ValueError(f"the environment variable {name} must be a number, as set by torchrun, got {value!r}")
@@ -52,12 +43,7 @@ def environment_count(name: str, default: int) -> int:
 
 
 def check_range(name: str, *tensors: Tensor) -> None:
-    """Require results to be within the range of their dtype.
-
-    >>> check_range("a multiple of the form", torch.full((2,), 6e4, dtype=torch.float16) * 2)
-    Traceback (most recent call last):
-    OverflowError: a multiple of the form is beyond the range of float16, ±6.6e+04: convert to a wider dtype first
-    """
+    """Require results to be within the range of their dtype."""
     for tensor in tensors:
         if _not_finite(name, tensor):
             limit, dtype = torch.finfo(tensor.dtype).max, str(tensor.dtype).removeprefix("torch.")
@@ -89,11 +75,7 @@ def broadcast(*shapes: torch.Size) -> torch.Size:
 
 
 def check_batches(**shapes: torch.Size) -> torch.Size:
-    """Require leading dimensions that broadcast, and return the shape that they broadcast to.
-
-    >>> check_batches(x=torch.Size([5, 1]), form=torch.Size([5, 12]))
-    torch.Size([5, 12])
-    """
+    """Require leading dimensions that broadcast, and return the shape that they broadcast to."""
     try:
         return broadcast(*shapes.values())
     except ValueError:
@@ -123,12 +105,7 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None, 
 
 
 def checked_integers(name: str, values: Any, least: int = 0) -> tuple[int, ...]:
-    """Several integers, each at least `least`, as a tuple.
-
-    >>> checked_integers("layers", 3)
-    Traceback (most recent call last):
-    TypeError: layers must be a sequence of integers, got 3
-    """
+    """Several integers, each at least `least`, as a tuple."""
     if not isinstance(values, Iterable) or isinstance(values, str):
         raise TypeError(f"{name} must be a sequence of integers, got {values!r}")
     integers = tuple(values)

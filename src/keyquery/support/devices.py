@@ -13,11 +13,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def pick_device(device: Any) -> str:
-    """Resolve a device: "auto" is a GPU if available; under torchrun each process has its own.
-
-    >>> pick_device("cpu")
-    'cpu'
-    """
+    """Resolve a device: "auto" is a GPU if available; under torchrun each process has its own."""
     own = f":{environment_count('LOCAL_RANK', 0)}" if os.environ.get("LOCAL_RANK") else ""
     try:
         auto = f"cuda{own}" if torch.cuda.is_available() else "cpu"
@@ -35,11 +31,7 @@ def pick_device(device: Any) -> str:
 
 
 def pick_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Resolve a floating dtype by its name; None: as the weights are stored.
-
-    >>> pick_dtype("bfloat16"), pick_dtype(None)
-    (torch.bfloat16, None)
-    """
+    """Resolve a floating dtype by its name; None: as the weights are stored."""
     name = str(dtype).removeprefix("torch.")
     if dtype is not None:
         check_choice("dtype", name, DTYPES)

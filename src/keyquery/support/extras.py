@@ -28,20 +28,7 @@ EXTRAS = {
 
 
 def optional(module: str, what: str, package: str | None = None) -> Any:
-    """Import a module of an optional package.
-
-    Parameters
-    ----------
-    module
-        The module to import.
-    what
-        The feature that needs it, for the error message.
-    package
-        Another package whose extra installs it. Default: the package of the module.
-
-    >>> optional("matplotlib.colors", "plot").to_hex("red")
-    '#ff0000'
-    """
+    """Import a module of an optional package."""
     try:
         return import_module(module)
     except ImportError as error:

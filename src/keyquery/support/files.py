@@ -36,12 +36,7 @@ MARK = re.compile(r"[0-9a-f]{32}")  # suffix of the temporary file names of one 
 
 
 def regular(path: str | Path) -> Path:
-    """Require the path of a regular file: folders are refused, and devices and pipes, which may never end.
-
-    >>> regular("/dev/null")
-    Traceback (most recent call last):
-    ValueError: /dev/null is a device or a pipe; expected a regular file
-    """
+    """Require the path of a regular file: folders are refused, and devices and pipes, which may never end."""
     path = Path(path)
     if not os.path.exists(path):  # Path.exists raises for names that are too long, such as a text itself
         raise FileNotFoundError(f"file not found: {str(path)[:300]}")
@@ -53,11 +48,7 @@ def regular(path: str | Path) -> Path:
 
 
 def read_bytes(path: str | Path, most: int = WHOLE) -> bytes:
-    """Read a regular file of at most `most` bytes.
-
-    >>> len(read_bytes("docs/index.md")) > 0
-    True
-    """
+    """Read a regular file of at most `most` bytes."""
     path = regular(path)
     if (size := path.stat().st_size) > most:
         raise ValueError(f"{path} has {size} bytes, more than the limit of {most}")
@@ -68,12 +59,6 @@ def read_text(path: str | Path, encoding: str = "utf-8", longest: int | None = N
     """Read a text file without its byte-order mark; .xz and .gz are decompressed, and `-` is standard input.
 
     A line of more than `longest` characters is refused, since splitting it could create too many objects.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     size = Path(folder, "a.txt.gz").write_bytes(zlib.compress(b"some text", wbits=31))
-    ...     read_text(Path(folder, "a.txt.gz"))
-    'some text'
     """
     path = Path(path)
     if str(path) == "-":
@@ -99,11 +84,7 @@ def read_text(path: str | Path, encoding: str = "utf-8", longest: int | None = N
 
 
 def lines_of(text: str) -> Iterator[str]:
-    """Lines with their ends, for csv; a StringIO would take four bytes per character.
-
-    >>> list(lines_of("a\\r\\nb"))
-    ['a\\r\\n', 'b']
-    """
+    """Lines with their ends, for csv; a StringIO would take four bytes per character."""
     return (match.group() for match in LINE.finditer(text))
 
 
@@ -134,9 +115,6 @@ def text_pieces(path: str | Path) -> Iterator[str]:
     """Read a text file in `count_pieces` pieces, so that it may be larger than memory.
 
     Decompressed and checked as in `read_text`; pieces may end within a word.
-
-    >>> "".join(text_pieces("docs/index.md")) == read_text("docs/index.md")
-    True
     """
     path = regular(path)
     decoder, pieces = codecs.getincrementaldecoder("utf-8-sig")(), count_pieces(path)
@@ -153,11 +131,7 @@ def text_pieces(path: str | Path) -> Iterator[str]:
 
 
 def count_pieces(path: str | Path) -> int:
-    """The number of pieces of `text_pieces`: one per half MiB on disk.
-
-    >>> count_pieces("docs/index.md")
-    1
-    """
+    """The number of pieces of `text_pieces`: one per half MiB on disk."""
     return max(-(-regular(path).stat().st_size // BLOCK), 1)
 
 
@@ -199,11 +173,7 @@ def _unpacked(path: Path, raw: BinaryIO) -> Iterator[bytes]:
 
 
 def decompressed_limit(size: int, least: int | None = None) -> int:
-    """Limit on the decompressed size of a file: 100 times its size, but at least `least` (default: 16 MiB).
-
-    >>> decompressed_limit(0), decompressed_limit(10_000_000)
-    (16777216, 1000000000)
-    """
+    """Limit on the decompressed size of a file: 100 times its size, but at least `least` (default: 16 MiB)."""
     return max(UNPACKED if least is None else least, RATIO * size)
 
 
@@ -211,12 +181,6 @@ def beside(folder: str | Path, name: str) -> Path:
     """The path of a file in a folder; names that lead out of the folder are refused, and devices and pipes.
 
     Links to regular files are followed, wherever they lead: shared storage and the hub's cache keep models as links.
-
-    >>> beside("docs", "index.md").name
-    'index.md'
-    >>> beside("docs", "../README.md")
-    Traceback (most recent call last):
-    ValueError: docs names '../README.md', which is not a file in it: refused
     """
     folder = Path(folder)
     if Path(name).name != name or name in ("", ".", "..") or not name.isprintable():
@@ -228,11 +192,7 @@ def beside(folder: str | Path, name: str) -> Path:
 
 
 def find_packed(folder: str | Path, name: str) -> Path:
-    """The file of this name in a folder, plain or compressed.
-
-    >>> find_packed("docs", "index.md").name
-    'index.md'
-    """
+    """The file of this name in a folder, plain or compressed."""
     for ending in ("", *UNPACK):
         if (path := Path(folder, name + ending)).is_file():
             return path
@@ -240,12 +200,7 @@ def find_packed(folder: str | Path, name: str) -> Path:
 
 
 def check_target(path: Path, force: bool) -> None:
-    """Refuse a path that could not be written later: an existing file (unless forced), or a path without a folder.
-
-    >>> check_target(Path("/none/heads.json"), force=False)
-    Traceback (most recent call last):
-    FileNotFoundError: no folder /none to write heads.json to
-    """
+    """Refuse a path that could not be written later: an existing file (unless forced), or a path without a folder."""
     real = _target(path)
     if real.exists() and not force:
         raise FileExistsError(f"{path} already exists; use --force to replace it")
@@ -290,16 +245,7 @@ def append_line(path: str | Path, line: str) -> None:
 
 
 def move_aside(path: Path) -> Path:
-    """Rename a file to the first free name of name.1.suffix, name.2.suffix, …; returns its new path.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     for _ in range(2):
-    ...         append_line(Path(folder, "a.jsonl"), "{}")
-    ...         print(move_aside(Path(folder, "a.jsonl")).name)
-    a.1.jsonl
-    a.2.jsonl
-    """
+    """Rename a file to the first free name of name.1.suffix, name.2.suffix, …; returns its new path."""
     names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
     return path.rename(next(name for name in names if not name.exists()))
 
@@ -309,13 +255,6 @@ def writing(path: str | Path, mark: str = "") -> Iterator[Path]:
     """A temporary path for code that writes a file itself; renamed to `path` on success.
 
     The temporary file name ends in `mark`, as in `write_all`.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     with writing(Path(folder, "a.pt")) as part:
-    ...         torch.save(torch.ones(2), part)
-    ...     torch.load(Path(folder, "a.pt"))
-    tensor([1., 1.])
     """
     real = _target(Path(path))
     written: dict[str, Path] = {}
@@ -337,10 +276,6 @@ def remove_temporaries(marks: Collection[str], folders: Iterable[Path]) -> None:
     """Delete temporary files of killed processes: only those whose names end in one of the marks.
 
     A mark is 32 random hexadecimal digits (`secrets.token_hex(16)`), so that no unrelated file ends in it.
-
-    >>> remove_temporaries(["bak"], [Path("docs")])
-    Traceback (most recent call last):
-    ValueError: marks must be 32 hexadecimal digits each, got 'bak'
     """
     if wrong := [mark for mark in marks if not MARK.fullmatch(mark)]:
         raise ValueError(f"marks must be 32 hexadecimal digits each, got {wrong[0]!r}")
@@ -353,11 +288,7 @@ def remove_temporaries(marks: Collection[str], folders: Iterable[Path]) -> None:
 
 
 def csv_text(records: Sequence[dict[str, Any]]) -> str:
-    """Records as CSV, with a header of all their keys; missing values are empty.
-
-    >>> csv_text([{"head": 0}, {"head": 1, "position": 0.5}])
-    'head,position\\n0,\\n1,0.5\\n'
-    """
+    """Records as CSV, with a header of all their keys; missing values are empty."""
     text = io.StringIO()
     names = dict.fromkeys(key for record in records for key in record)
     writer = csv.DictWriter(text, fieldnames=list(names), lineterminator="\n")

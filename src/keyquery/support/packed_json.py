@@ -27,21 +27,13 @@ PRESET = 3  # of xz: higher ones take much longer for a few per cent
 
 
 def suffix_of(path: str | Path) -> str:
-    """The suffix that says how a file is stored; .json for any other.
-
-    >>> suffix_of("look.json.xz"), suffix_of("look.txt")
-    ('.json.xz', '.json')
-    """
+    """The suffix that says how a file is stored; .json for any other."""
     name = str(path).lower()
     return next((suffix for suffix in reversed(SUFFIXES) if name.endswith(suffix)), ".json")
 
 
 def packed(text: str, records: list[dict[str, Any]], suffix: str) -> bytes:
-    """The content of a file of JSON data; `records` are the rows that a Parquet file shows to other programs.
-
-    >>> packed('{"a": 1}', [], ".json")
-    b'{"a": 1}\\n'
-    """
+    """The content of a file of JSON data; `records` are the rows that a Parquet file shows to other programs."""
     if suffix == ".json":
         return text.encode() + b"\n"
     if suffix == ".json.xz":

@@ -23,11 +23,7 @@ ASCII = {
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """A count with its noun.
-
-    >>> counted(1, "family", "families"), counted(2000, "model")
-    ('1 family', '2,000 models')
-    """
+    """A count with its noun."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
@@ -36,11 +32,6 @@ def printable(text: str, most: int | None = None) -> str:
 
     Control characters (C0, C1), line ends, bidirectional overrides, surrogates and other invisible characters are
     escaped as in Python.
-
-    >>> printable("\x1b]0;title\x07 \u202egpj.exe")
-    '\\x1b]0;title\\x07 \\u202egpj.exe'
-    >>> printable("layers." * 9, most=12)
-    'layers…yers.'
     """
     if not text.isprintable():
         text = "".join(map(_visible, text))
@@ -50,20 +41,12 @@ def printable(text: str, most: int | None = None) -> str:
 
 
 def message(text: str) -> str:
-    """An error message for the terminal: one line, with long words and the whole shortened.
-
-    >>> message("no file " + "x" * 5000 + ":\\n  give another")[-30:]
-    'xxxxxxxxxxxxxxxx: give another'
-    """
+    """An error message for the terminal: one line, with long words and the whole shortened."""
     return printable(" ".join(printable(word, WORD) for word in text.split()), MESSAGE)
 
 
 def brief(value: Any, most: int = BRIEF) -> str:
-    """The repr of a value on one line; of a long list or mapping, the number of items.
-
-    >>> brief([1.0] * 100), brief(torch.eye(2)), brief("x" * 100, 9)
-    ('[… 100]', 'tensor([[1., 0.], [0., 1.]])', "'xxx…xxx'")
-    """
+    """The repr of a value on one line; of a long list or mapping, the number of items."""
     text = " ".join(repr(value).split())
     if len(text) > most and isinstance(value, (list, tuple, dict)):
         return f"{{… {len(value)}}}" if isinstance(value, dict) else f"[… {len(value)}]"
@@ -71,11 +54,7 @@ def brief(value: Any, most: int = BRIEF) -> str:
 
 
 def printable_data(value: Any, most: int | None = None) -> Any:
-    """Plain data, as in a Reading, with every string in it made printable.
-
-    >>> printable_data({"name": ["a\\tb", 1.5]})
-    {'name': ['a\\\\tb', 1.5]}
-    """
+    """Plain data, as in a Reading, with every string in it made printable."""
     if isinstance(value, str):
         return printable(value, most)
     if isinstance(value, Mapping):
@@ -86,11 +65,7 @@ def printable_data(value: Any, most: int | None = None) -> Any:
 
 
 def printable_copy(record: D, most: int | None = None) -> D:
-    """A copy of a dataclass of plain data, such as a Reading, with every string in it made printable.
-
-    >>> printable_copy(kq.Reading(provenance={"model": "a\\tb"}))
-    Reading(provenance={'model': 'a\\\\tb'})
-    """
+    """A copy of a dataclass of plain data, such as a Reading, with every string in it made printable."""
     shown = copy(record)
     for entry in fields(record):  # type: ignore[arg-type]
         object.__setattr__(shown, entry.name, printable_data(getattr(record, entry.name), most))

@@ -17,11 +17,7 @@ Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 class Runs(list[Any]):
-    """Runs of a model on the same data, each of so many tokens: a bar shows tokens per second.
-
-    >>> Runs(["a run", "another"], 512).tokens
-    512
-    """
+    """Runs of a model on the same data, each of so many tokens: a bar shows tokens per second."""
 
     def __init__(self, items: Iterable[Any], tokens: int) -> None:
         super().__init__(items)
@@ -29,22 +25,13 @@ class Runs(list[Any]):
 
 
 def tokens_in(items: Iterable[Any], item: Any) -> int:
-    """Tokens of an item: of a batch of token ids, or of one of `Runs`; 0 for anything else.
-
-    >>> import torch
-    >>> tokens_in([], {"input_ids": torch.ones(2, 8)}), tokens_in(Runs(["a run"], 512), "a run"), tokens_in([1], 1)
-    (16, 512, 0)
-    """
+    """Tokens of an item: of a batch of token ids, or of one of `Runs`; 0 for anything else."""
     ids = item.get("input_ids") if isinstance(item, Mapping) else None
     return int(getattr(items, "tokens", 0) if ids is None else ids.numel())
 
 
 def silent(items: Iterable[Any], description: str, total: int) -> Iterable[Any]:
-    """Show no progress.
-
-    >>> list(silent([1, 2], "reading", 2))
-    [1, 2]
-    """
+    """Show no progress."""
     return items
 
 
@@ -59,11 +46,7 @@ def lines(items: Iterable[Any], description: str, total: int) -> Iterator[Any]:
 
 
 def bar(items: Iterable[Any], description: str, total: int) -> Generator[Any, None, None]:
-    """Show a bar on stderr in a terminal or notebook, else `lines`; a caller that stops early must close it.
-
-    >>> list(bar([1, 2], "reading", 2))
-    [1, 2]
-    """
+    """Show a bar on stderr in a terminal or notebook, else `lines`; a caller that stops early must close it."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import track
@@ -78,12 +61,7 @@ def bar(items: Iterable[Any], description: str, total: int) -> Generator[Any, No
 
 @contextmanager
 def bars(wanted: bool) -> Iterator[Progress]:
-    """Progress bars if `wanted`, all closed when the block ends.
-
-    >>> with bars(wanted=True) as progress:
-    ...     list(progress([1, 2], "reading", 2))
-    [1, 2]
-    """
+    """Progress bars if `wanted`, all closed when the block ends."""
     opened: list[Generator[Any, None, None]] = []
 
     def watch(items: Iterable[Any], description: str, total: int) -> Iterable[Any]:

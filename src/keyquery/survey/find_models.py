@@ -48,9 +48,6 @@ def find_models(models: Iterable[str | Path]) -> list[Entry]:
     (`checkpoint-500`) are included. A text file (.txt, .lst) lists models, one per line, with # before comments. A name
     that does not exist on disk may be a hub model. Folders are visited once, by their own path rather than by a link,
     and lists are read once.
-
-    >>> [entry.name for entry in find_models([kq.models.ENCODER, kq.models.DECODER])]
-    ['decoder', 'encoder']
     """
     arguments = [str(model) for model in models]
     if not arguments:
@@ -73,11 +70,7 @@ def find_models(models: Iterable[str | Path]) -> list[Entry]:
 
 
 def step_of(name: str) -> int | None:
-    """The training step in the name of a file or folder, or None.
-
-    >>> [step_of(name) for name in ("checkpoint-500", "epoch=3-step=1000.pt", "step20k", "0040", "gpt2")]
-    [500, 1000, 20000, 40, None]
-    """
+    """The training step in the name of a file or folder, or None."""
     stem = name.removesuffix(Path(name).suffix) if name.endswith(WEIGHTS) else name
     if stem.isascii() and stem.isdigit() and len(stem) < 12:
         return int(stem)

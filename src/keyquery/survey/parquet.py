@@ -25,22 +25,7 @@ def arrow(part: str = "pyarrow") -> Any:
 
 
 def write_rows(path: Path, models: Iterable[tuple[Mapping[str, Any], Mapping[str, list[Any]]]], mark: str = "") -> int:
-    """Write the heads of all models to a Parquet file, and return the number of rows.
-
-    Parameters
-    ----------
-    path
-        The file to write.
-    models
-        Per model, its metadata and the columns of its heads.
-    mark
-        Suffix of the temporary file name, as in `support.files.write_all`.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     write_rows(Path(folder, "heads.parquet"), [])
-    0
-    """
+    """Write the heads of all models to a Parquet file, and return the number of rows."""
     pa, parquet = arrow(), arrow("pyarrow.parquet")
     schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in (MODEL | HEAD).items()])
     count = 0

@@ -67,13 +67,7 @@ class Survey(Reading, kind="survey"):
 
 
 def answer(models: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Summaries over runs, sizes and architectures; for the latter two, a run counts once, by its last checkpoint.
-
-    >>> facts = {"run": "a", "family": "gpt2", "attention": "causal", "name": "a", "heads": 2, "parameters": 9}
-    >>> summaries = answer([{**facts, "step": step, "symmetry": 0.1 * step} for step in (0, 1, 2, 4)])
-    >>> summaries["runs"][0]["half"], summaries["families"][0]["symmetry"]
-    (2, 0.4)
-    """
+    """Summaries over runs, sizes and architectures; for the latter two, a run counts once, by its last checkpoint."""
     last = final(models)
     return {"runs": _runs(models), "sizes": _sizes(last), "families": _families(last)}
 

@@ -101,22 +101,14 @@ def explained(model: BlankModel, ids: Int[Tensor, " n"], seed: int) -> dict[str,
 
 
 def subsets(order: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All sets, by size, then by the order of their members.
-
-    >>> list(subsets([7, 5, 6]))[:5]
-    [(7,), (5,), (6,), (7, 5), (7, 6)]
-    """
+    """All sets, by size, then by the order of their members."""
     for size in range(1, LARGEST + 1):
         for places in sorted(combinations(range(len(order)), size), key=lambda some: (sum(some), some)):
             yield tuple(order[place] for place in places)
 
 
 def prefixes(order: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The first token, the first two, and so on.
-
-    >>> list(prefixes([7, 5]))
-    [(7,), (7, 5)]
-    """
+    """The first token, the first two, and so on."""
     return (tuple(order[:size]) for size in range(1, len(order) + 1))
 
 

@@ -53,10 +53,6 @@ def copying(pool: Tensor, before: Sequence[int], count: int, half: int, seed: in
 
     In [r; r] the repeat is at the same places in all sequences, so that a part resampled from another [r; r] would
     still match them: r* and t* are random tokens without a repeat.
-
-    >>> task = copying(torch.arange(50), [], 2, 4, 0)
-    >>> torch.equal(task.ids[:, :4], task.ids[:, 4:]), task.asked, task.corrupted[0].unique().numel()
-    (True, 3, 8)
     """
     generator = torch.Generator().manual_seed(seed)
 

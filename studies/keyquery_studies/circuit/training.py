@@ -52,11 +52,7 @@ class Plan:
 
 
 class AttentionOnly(nn.Module):
-    """Embeddings, residual attention layers without MLPs, and an output projection; norms have no parameters.
-
-    >>> AttentionOnly(Size(50, 16, 2, 2))(torch.tensor([[1, 2, 3]])).shape
-    torch.Size([1, 3, 50])
-    """
+    """Embeddings, residual attention layers without MLPs, and an output projection; norms have no parameters."""
 
     is_causal = True
 

@@ -15,11 +15,6 @@ def difference(rows: Sequence[Mapping[str, Any]], control: Sequence[Mapping[str,
     """The mean of `name` less that of the control, over the seeds of both, with its 95 % interval and p-value.
 
     The interval and p (paired t-test) are None for fewer than two seeds; all is None if a training diverged.
-
-    >>> one = [{"seed": seed, "loss": 3.0 + seed} for seed in range(3)]
-    >>> other = [{"seed": seed, "loss": 2.9 + 1.2 * seed} for seed in range(3)]
-    >>> {key: value if value is None else round(value, 3) for key, value in difference(other, one, "loss").items()}
-    {'change': 0.1, 'low': -0.397, 'high': 0.597, 'p': 0.478, 'seeds': 3}
     """
     values, base = ({row["seed"]: row[name] for row in group} for group in (rows, control))
     seeds = sorted(values.keys() & base.keys())
@@ -35,11 +30,7 @@ def difference(rows: Sequence[Mapping[str, Any]], control: Sequence[Mapping[str,
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: below α where the hypothesis is rejected at family-wise error α.
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
+    """Holm's adjusted p-values: below α where the hypothesis is rejected at family-wise error α."""
     order = sorted(range(len(p)), key=p.__getitem__)
     adjusted, highest = [0.0] * len(p), 0.0
     for rank, index in enumerate(order):
@@ -49,21 +40,13 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def corrected(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of `difference` with `corrected`, p by Holm over all of them that have one.
-
-    >>> [row["corrected"] for row in corrected([{"p": 0.01}, {"p": None}, {"p": 0.04}])]
-    [0.02, None, 0.04]
-    """
+    """Rows of `difference` with `corrected`, p by Holm over all of them that have one."""
     adjusted = iter(holm([row["p"] for row in rows if row["p"] is not None]))
     return [{**row, "corrected": None if row["p"] is None else next(adjusted)} for row in rows]
 
 
 def shown(row: Mapping[str, Any], digits: int = 2, scale: float = 1.0) -> str:
-    """A row of `corrected` as text.
-
-    >>> shown({"change": 0.1, "low": -0.2, "high": 0.4, "corrected": 0.0001})
-    '+0.10 [-0.20, +0.40], p < .001'
-    """
+    """A row of `corrected` as text."""
     change, low, high = (f"{scale * row[key]:+z.{digits}f}" for key in ("change", "low", "high"))
     p = "p < .001" if row["corrected"] < 5e-4 else f"p {row['corrected']:.{3 if row['corrected'] < 0.1 else 2}f}"
     return f"{change} [{low}, {high}], {p}"

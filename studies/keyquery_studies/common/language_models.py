@@ -218,11 +218,6 @@ def begin(model: nn.Module, init: str) -> None:
     - tied: Wq := Wk, as published
     - matched: tied, and both scaled so that each head's ‖M‖ stays what it was
     - small: normal with standard deviation 0.02 and no bias, as the published baseline starts
-
-    >>> layer = kq.Attention(8, heads=2)
-    >>> begin(layer, "tied")
-    >>> bool(layer.form().symmetry.min() > 1 - 1e-12)
-    True
     """
     check_choice("init", init, INITS)
     for layer in model.modules():
@@ -248,10 +243,8 @@ def _begin(layer: Attention, query: nn.Linear, key: nn.Linear, init: str) -> Non
 
 
 def first_below(curve: list[list[float]], loss: float) -> float | None:
-    """The step at which a validation curve, straight between its points, first reaches `loss`; None if it never does.
-
-    >>> first_below([[50, 5.0], [100, 4.0]], 4.5)
-    75.0
+    """The step at which a validation curve, straight between its points, first reaches `loss`; None if it never
+    does.
     """
     last_step, last_loss = 0.0, math.inf
     for step, value in curve:

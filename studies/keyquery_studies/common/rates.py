@@ -30,12 +30,6 @@ def tuned(arms: Iterable[Arm], rates: Sequence[float], run: Run[Arm]) -> list[Ar
 
     `rates` is the first grid. An arm whose best rate is at an edge is also trained with half or twice that rate, at
     most three times.
-
-    >>> from keyquery_studies.common.language_models import Training
-    >>> arm = Training(objective="masked", kernel="psd", seed=0, steps=1, text="", vocabulary=300)
-    >>> run = lambda trainings: [{"validation": abs(training.lr - 8e-3)} for training in trainings]
-    >>> [arm.lr for arm in tuned([arm], (1e-3, 2e-3), run)]
-    [0.008]
     """
     grids = {arm: sorted(rates) for arm in arms}
     best: dict[Arm, float] = {}

@@ -10,12 +10,7 @@ FORMER = {"reciprocal": "symmetric", "directional": "skew"}  # names of score pa
 
 
 def over_seeds(rows: Iterable[Mapping[str, Any]], keys: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Means over seeds with standard deviations; None where a seed has no value.
-
-    >>> rows = [{"task": "a", "seed": 0, "error": 1.0}, {"task": "a", "seed": 1, "error": 3.0}]
-    >>> over_seeds(rows, ["task"], ["error"])
-    [{'task': 'a', 'seeds': 2, 'error': 2.0, 'error_sd': 1.4142135623730951}]
-    """
+    """Means over seeds with standard deviations; None where a seed has no value."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
@@ -32,11 +27,7 @@ def over_seeds(rows: Iterable[Mapping[str, Any]], keys: Sequence[str], names: Se
 
 
 def firsts(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
-    """All rows, in order, without duplicates by `names`.
-
-    >>> firsts([{"name": "a", "loss": 1}, {"name": "b", "loss": 2}, {"name": "a", "loss": 3}], ["name"])
-    [{'name': 'a', 'loss': 1}, {'name': 'b', 'loss': 2}]
-    """
+    """All rows, in order, without duplicates by `names`."""
     first: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in rows:
         first.setdefault(tuple(row[name] for name in names), row)

@@ -49,11 +49,7 @@ def check_folder(folder: Path) -> None:
 
 
 def device_name(device: str) -> str:
-    """The device name that a row reports.
-
-    >>> device_name("cpu")
-    'cpu'
-    """
+    """The device name that a row reports."""
     return torch.cuda.get_device_name() if device.startswith("cuda") else device
 
 
@@ -94,9 +90,6 @@ def resumed(
     """The result of each item, in order: read from the store, or computed and written before the next one.
 
     For runs that share a live model, or show their own progress, which `run_jobs` cannot.
-
-    >>> list(resumed([1, 2], str, lambda number: [number**2], None))
-    [[1], [4]]
     """
     for item in items:
         if store is not None and store.done(name(item)):

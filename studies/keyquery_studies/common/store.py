@@ -17,21 +17,13 @@ from keyquery.support.files import write_text
 
 
 def result_name(words: Sequence[object], settings: Mapping[str, Any]) -> str:
-    """A readable file name, unique to the settings. Users keep such files: equal settings must keep their name.
-
-    >>> result_name(("next token", "psd", 0), {"steps": 800})
-    'next-token-psd-0-f966387e7e.json'
-    """
+    """A readable file name, unique to the settings. Users keep such files: equal settings must keep their name."""
     readable = "-".join(str(word).replace(" ", "-") for word in words)
     return f"{readable}-{digest_of(json.dumps(settings, sort_keys=True), length=10)}.json"
 
 
 def digest_of(*parts: str | bytes | np.ndarray, length: int = 16) -> str:
-    """The first `length` hexadecimal digits of the SHA-256 of texts, bytes and arrays, concatenated.
-
-    >>> digest_of("a tale") == digest_of("a ", b"tale")
-    True
-    """
+    """The first `length` hexadecimal digits of the SHA-256 of texts, bytes and arrays, concatenated."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode() if isinstance(part, str) else part if isinstance(part, bytes) else part.tobytes())
@@ -39,11 +31,7 @@ def digest_of(*parts: str | bytes | np.ndarray, length: int = 16) -> str:
 
 
 def array_file(name: str, digest: str) -> str:
-    """The file name of a data set's arrays.
-
-    >>> array_file("yacht", "c24ea37ada2ebaca")
-    'yacht-c24ea37ada2ebaca.npz'
-    """
+    """The file name of a data set's arrays."""
     return f"{name}-{digest}.npz"
 
 
@@ -76,16 +64,7 @@ def checkpoint_path(folder: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class Store:
-    """JSON results of a `kind` in a folder, one file per name.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     store = Store(Path(folder, "results"))
-    ...     store.write("a.json", {"loss": 1.5})
-    ...     store.write("b.json", {"partial": True})
-    ...     store.read("a.json"), [store.done(name) for name in ("a.json", "b.json", "c.json")]
-    ({'loss': 1.5}, [True, False, False])
-    """
+    """JSON results of a `kind` in a folder, one file per name."""
 
     folder: Path
     kind: type | UnionType = dict

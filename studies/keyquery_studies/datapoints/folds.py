@@ -31,10 +31,6 @@ def fold_of(
     """Fold `number` of int(1/test) of `count` rows; `held`, like `test`, is a share of all rows.
 
     With `classes`, the split is stratified.
-
-    >>> fold = fold_of(0, 10, test=0.1, held=0.2)
-    >>> [part.tolist() for part in fold]
-    [[0, 2, 3, 4, 5, 6, 9], [1, 7], [8]]
     """
     splits = int(1 / test)
     check_count("fold", number, least=0, most=splits - 1)

@@ -47,9 +47,5 @@ class GridTrial(TableTrial):
 
 
 def cell_of(transductive: bool, masked: bool) -> str:
-    """What a cell of the grid is called.
-
-    >>> cell_of(False, True)
-    'inductive, masked'
-    """
+    """What a cell of the grid is called."""
     return f"{'transductive' if transductive else 'inductive'}, {'masked' if masked else 'shown'}"

@@ -31,12 +31,7 @@ EMBEDDING, DEPTH, HEADS, TABLES, TESTED = 16, 4, 4, 16, 64
 
 
 def doubled(variant: str, tables: int, generator: torch.Generator) -> tuple[Rows, Float[Tensor, "tables n"]]:
-    """Fresh tables: n rows with their targets, then the same without; and what those targets are.
-
-    >>> rows, truth = doubled("add one", 2, torch.Generator().manual_seed(0))
-    >>> rows.values[:, :16, -1].allclose(truth + 1), rows.hidden[:, 16:, -1].all().item()
-    (True, True)
-    """
+    """Fresh tables: n rows with their targets, then the same without; and what those targets are."""
     check_choice("variant", variant, tuple(VARIANTS))
     random, raised = VARIANTS[variant]
     x, y = (torch.randn(tables, ROWS, count, generator=generator) for count in (FEATURES, 1))
@@ -57,11 +52,7 @@ def nearest(rows: Rows) -> Float[Tensor, "tables n"]:
 
 
 def scored(predicted: Float[Tensor, "tables n"], truth: Float[Tensor, "tables n"]) -> dict[str, float]:
-    """Correlation, and the RMSE in standard deviations of the target.
-
-    >>> scored(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]))["rmse"]
-    1.0
-    """
+    """Correlation, and the RMSE in standard deviations of the target."""
     pair = torch.stack((predicted.flatten(), truth.flatten())).double()
     return {"r": torch.corrcoef(pair)[0, 1].item(), "rmse": (pair[0] - pair[1]).square().mean().sqrt().item()}
 

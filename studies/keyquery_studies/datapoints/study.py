@@ -150,11 +150,7 @@ def _called(row: Mapping[str, Any]) -> str:
 
 
 def over_folds(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
-    """A figure's mean and standard error, the standard deviation over √n; None where a fold has none.
-
-    >>> over_folds("rmse", [1.0, 3.0])
-    {'rmse': 2.0, 'rmse_se': 1.0}
-    """
+    """A figure's mean and standard error, the standard deviation over √n; None where a fold has none."""
     there = [value for value in values if value is not None]
     if len(there) < len(values) or not there:
         return {name: None, f"{name}_se": None}

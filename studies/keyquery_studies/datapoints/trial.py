@@ -46,11 +46,7 @@ PUBLISHED = {
 
 
 def settings_of(table: str, protocol: str) -> dict[str, Any]:
-    """Hyperparameters of a protocol: as published for the table, or the same for all tables.
-
-    >>> settings_of("yacht", "published")["steps"], settings_of("yacht", "inductive")["steps"]
-    (10000, 2000)
-    """
+    """Hyperparameters of a protocol: as published for the table, or the same for all tables."""
     check_choice("protocol", protocol, PROTOCOLS)
     if protocol == "published":
         check_choice("table of the published protocol", table, tuple(PUBLISHED))

@@ -129,9 +129,6 @@ def parabola(x: Sequence[float], y: Sequence[float]) -> dict[str, Any] | None:
     """Where a least-squares parabola is lowest, and the standard error of that; None where it opens downwards.
 
     With y = c₀ + c₁x + c₂x² the lowest point is −c₁/2c₂; its error is that of c₁ and c₂, to first order.
-
-    >>> round(parabola([0, 1, 2, 3], [4.0, 1.0, 0.0, 1.0])["lowest"], 6)
-    2.0
     """
     terms = np.vander(np.asarray(x, dtype=float), 3, increasing=True)
     free = len(x) - 3

@@ -124,12 +124,7 @@ def probe(model: nn.Module, sequences: Sequences) -> Float[Tensor, " batch"]:
 
 
 def read_out(hidden: Float[Tensor, "batch n d"], targets: Tensor) -> Float[Tensor, " batch"]:
-    """The accuracy of w = (XᵀX + λnI)⁻¹Xᵀy on sequences it was not fitted on, X standardised, y = ±1, in float64.
-
-    >>> targets = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1]])
-    >>> read_out(targets[..., None].float(), targets)
-    tensor([1., 1.], dtype=torch.float64)
-    """
+    """The accuracy of w = (XᵀX + λnI)⁻¹Xᵀy on sequences it was not fitted on, X standardised, y = ±1, in float64."""
     asked, fold = targets >= 0, torch.arange(len(targets)) % 2 == 0
     right = torch.zeros(targets.shape, dtype=torch.float64)
     for fitted in (fold, ~fold):

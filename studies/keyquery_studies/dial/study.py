@@ -150,11 +150,7 @@ class Subject:
 
 
 def name_of(source: str | Path) -> str:
-    """The display name of a model: that of its folder or file.
-
-    >>> name_of("models/SmolLM2.gguf"), name_of("models/gpt-0.1/")
-    ('SmolLM2', 'gpt-0.1')
-    """
+    """The display name of a model: that of its folder or file."""
     return Path(source).absolute().name.removesuffix(".gguf")
 
 

@@ -208,11 +208,7 @@ def run(
 
 
 def starts(seeds: Iterable[int]) -> list[dict[str, Any]]:
-    """The skew share of fresh heads' energy, ½(1 − symmetry) = ‖A‖²/‖M‖²; of iid weights ½(1 − 1/d) is expected.
-
-    >>> round(starts([0])[-1]["skew"], 2)
-    0.5
-    """
+    """The skew share of fresh heads' energy, ½(1 − symmetry) = ‖A‖²/‖M‖²; of iid weights ½(1 − 1/d) is expected."""
     rows = []
     for width, heads in STARTS:
         for seed in seeds:

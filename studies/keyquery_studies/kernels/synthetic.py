@@ -54,11 +54,7 @@ class Sequences:
 
 
 class Truth:
-    """What is to be learned: the form M = b/4·QCQᵀ, C = I or Jᵀ on four directions, with Q drawn by the seed.
-
-    >>> Truth("look-up", seed=0).form().shape
-    torch.Size([16, 16])
-    """
+    """What is to be learned: the form M = b/4·QCQᵀ, C = I or Jᵀ on four directions, with Q drawn by the seed."""
 
     def __init__(self, task: str, seed: int) -> None:
         check_choice("task", task, TASKS)

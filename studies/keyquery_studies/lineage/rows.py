@@ -124,10 +124,6 @@ class Pool:
 
 
 def without(pairs: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Pairs that have no row.
-
-    >>> without([("a", "b"), ("a", "c")], [{"first": "a", "second": "c"}])
-    [('a', 'b')]
-    """
+    """Pairs that have no row."""
     done = {(row["first"], row["second"]) for row in rows}
     return [pair for pair in pairs if pair not in done]

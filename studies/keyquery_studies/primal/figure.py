@@ -102,11 +102,7 @@ def _cut(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def percent(share: float) -> str:
-    """A share for display, never 0 unless it is 0.
-
-    >>> percent(0.2), percent(0.0008)
-    ('20%', '0.08%')
-    """
+    """A share for display, never 0 unless it is 0."""
     return f"{share:.0%}" if share >= 0.01 or share == 0 else f"{100 * share:.1g}%"
 
 

@@ -13,11 +13,6 @@ def start_as_published(model: nn.Module) -> None:
     """Initialise primal layers with the smaller weights of the released code.
 
     There, columns of We and Wr have length 1/√rank, not 1, and Λ = u² with u uniform on (0, 1), not 1/rank.
-
-    >>> layer = kq.PrimalAttention(64, heads=2, rank=20)
-    >>> start_as_published(layer)
-    >>> bool(torch.allclose(layer.we.norm(dim=1), torch.tensor(20**-0.5)))
-    True
     """
     with torch.no_grad():
         for layer in _primal(model):
@@ -26,13 +21,7 @@ def start_as_published(model: nn.Module) -> None:
 
 
 def published_regularizer(model: nn.Module) -> Float[Tensor, ""]:
-    """The mean of the losses of a model's primal layers, as the released code has it; `kq.regularizer` is their sum.
-
-    >>> model = kq.Encoder(16, depth=2, heads=2, kernel="primal", primal={"rank": 4})
-    >>> _ = model(torch.randn(1, 20, 16))
-    >>> bool(torch.isclose(2 * published_regularizer(model), kq.regularizer(model)))
-    True
-    """
+    """The mean of the losses of a model's primal layers, as the released code has it; `kq.regularizer` is their sum."""
     return regularizer(model) / max(len(_primal(model)), 1)
 
 

@@ -59,11 +59,6 @@ def published_settings(dataset: str, attention: str, width: int = 512, heads: in
 
     f(X) has min(10·rank, n) rows. The published number is 5·rank for some datasets, among them JapaneseVowels, where it
     makes no difference, since 5·rank exceeds its length, and Handwriting (100 or 150 rows of 152).
-
-    >>> published_settings("JapaneseVowels", "primal+")
-    {'rank': 30, 'eta': 0.2}
-    >>> published_settings("JapaneseVowels", "primal+", width=128, heads=8)
-    {'rank': 16, 'eta': 0.2}
     """
     check_choice("attention", attention, ATTENTIONS)
     if attention == "general":

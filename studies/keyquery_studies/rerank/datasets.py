@@ -105,12 +105,7 @@ def load_split(folder: Path, name: str, digest: str, seed: int) -> Split:
 
 
 def split(features: Float[np.ndarray, "n dim"], labels: Shaped[np.ndarray, " n"], seed: int) -> Split:
-    """Classes and queries drawn by the seed.
-
-    >>> drawn = split(np.eye(40), np.arange(40) % 4, seed=0)
-    >>> drawn.features.shape, drawn.queries.shape, drawn.database.shape, len(drawn.relevant[0])
-    ((20, 40), (4, 40), (16, 40), 7)
-    """
+    """Classes and queries drawn by the seed."""
     classes = np.unique(labels)
     if len(classes) < LEAST:
         raise ValueError(f"labels must have {LEAST} classes or more, half of them for training, got {len(classes)}")
@@ -138,11 +133,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def votes_right(vectors: Float[Tensor, "n dim"], labels: Shaped[np.ndarray, " n"]) -> float:
-    """Leave-one-out accuracy of a vote of the five nearest neighbours.
-
-    >>> votes_right(torch.eye(4).repeat(6, 1), np.tile(np.arange(4), 6))
-    1.0
-    """
+    """Leave-one-out accuracy of a vote of the five nearest neighbours."""
     count = min(NEAR + 1, len(vectors))
     _, numbers = np.unique(labels, return_inverse=True)
     votes = torch.from_numpy(numbers)[itself_first(search(vectors, vectors, count))]
@@ -207,15 +198,7 @@ def _is_table(path: str | Path) -> bool:
 
 
 def passages(path: str | Path) -> tuple[list[str], Shaped[np.ndarray, " n"]]:
-    """Texts and labels: columns of a .tsv file; or passages of 60 words, labelled by their work.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     size = Path(folder, "two.txt").write_text("one " * 150 + "\\f" + "two " * 70)
-    ...     texts, labels = passages(Path(folder, "two.txt"))
-    >>> labels.tolist(), texts[0].count("one")
-    ([0, 0, 1], 60)
-    """
+    """Texts and labels: columns of a .tsv file; or passages of 60 words, labelled by their work."""
     if _is_table(path):
         return read_column(path, "text"), np.array(read_column(path, "label"))
     texts, labels = [], []

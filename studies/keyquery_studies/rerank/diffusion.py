@@ -28,10 +28,6 @@ class Diffusion(ListReranker):
 
     S = D^−½ W D^−½ of weights max(x_i·x_j, 0)^γ between items that are among the `neighbours` nearest of each other;
     y has those of the query and its `seeds` nearest items. What no path reaches keeps its order, at the end.
-
-    >>> database = torch.tensor([[1.0, 0.0], [0.9, 0.4], [0.7, 0.7], [0.8, -0.6]])
-    >>> Diffusion(top=4, neighbours=2, seeds=1, device="cpu").rerank([[1.0, -0.05]], database)[0]
-    array([[1, 0, 2, 3]])
     """
 
     def __init__(

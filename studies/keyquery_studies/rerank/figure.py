@@ -15,20 +15,12 @@ PLAIN = "#8c959f"
 
 
 def title_of(dataset: str) -> str:
-    """The display name of a dataset.
-
-    >>> title_of("images"), title_of("roxford5k")
-    ('Images', 'roxford5k')
-    """
+    """The display name of a dataset."""
     return TITLES.get(dataset, dataset)
 
 
 def size_of(row: Mapping[str, Any]) -> str:
-    """Sizes of lists and networks.
-
-    >>> size_of({"top": 1024, "anchors": 512, "width": 768, "steps": 400})
-    'K = 1,024, L = 512, width 768, 400 steps'
-    """
+    """Sizes of lists and networks."""
     return f"K = {row['top']:,}, L = {row['anchors']:,}, width {row['width']}, {row['steps']} steps"
 
 

@@ -12,11 +12,7 @@ KEPT = np.uint32(0xFFFFF000)  # bits: sign, exponent and 11 of the mantissa's 23
 
 
 def packed(values: Any) -> dict[str, Any]:
-    """An array as plain data; a number changes by at most 1 in 4,096, NaN and infinities stay.
-
-    >>> unpacked(packed([[1.0, np.inf], [3.25e7, -0.5]])).tolist()
-    [[1.0, inf], [32497664.0, -0.5]]
-    """
+    """An array as plain data; a number changes by at most 1 in 4,096, NaN and infinities stay."""
     array = np.ascontiguousarray(values, dtype=np.float32)
     bits = array.view(np.uint32)
     rounded = np.where(np.isfinite(array), (bits + np.uint32(0x800)) & KEPT, bits)

@@ -39,11 +39,7 @@ DEFAULTS = Rules()
 
 @dataclass(frozen=True)
 class Rule:
-    """A family with its thresholds.
-
-    >>> str(Rule("largest logit", (50.0,)))
-    'largest logit > 50'
-    """
+    """A family with its thresholds."""
 
     family: str
     thresholds: tuple[float, ...]

@@ -76,13 +76,7 @@ class StartRun:
 
 
 def start_of(model: torch.nn.Module, start: str) -> None:
-    """Initialise queries and keys; "small tied" is "small" with Wq = Wk, scaled so that each head's ‖M‖ stays.
-
-    >>> layer = kq.Attention(8, heads=2)
-    >>> start_of(layer, "small tied")
-    >>> bool(layer.form().symmetry.min() > 1 - 1e-12), bool(layer.query.weight.std() < 0.04)
-    (True, True)
-    """
+    """Initialise queries and keys; "small tied" is "small" with Wq = Wk, scaled so that each head's ‖M‖ stays."""
     for init in ("small", "matched") if start == "small tied" else (start,):
         begin(model, init)
 

@@ -186,11 +186,7 @@ def trained(
 
 
 def factor(step: int, steps: int | None, warmup: int) -> float:
-    """The factor on the rate: linear warm-up, constant, then linear to 0 over the last fifth of `steps`, if any.
-
-    >>> [round(factor(step, 100, 4), 2) for step in (0, 3, 50, 79, 80, 90, 99)]
-    [0.25, 1.0, 1.0, 1.0, 1.0, 0.5, 0.05]
-    """
+    """The factor on the rate: linear warm-up, constant, then linear to 0 over the last fifth of `steps`, if any."""
     falling = 1.0 if steps is None else (steps - step) / ((1 - FLAT) * steps)
     return min((step + 1) / max(warmup, 1), falling, 1.0)
 

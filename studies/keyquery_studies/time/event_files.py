@@ -31,15 +31,7 @@ class Timed(NamedTuple):
 
 
 def read_badges(path: str | Path) -> Timed:
-    """An .npz of `time` (seconds), `event`, and `offsets`: user i has rows offsets[i] up to offsets[i + 1].
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     np.savez(Path(folder, "a.npz"), time=[0.0, 86400.0, 5.0], event=[1, 2, 1], offsets=[0, 2, 3])
-    ...     events = read_badges(Path(folder, "a.npz"))
-    >>> events.times.round(1).tolist(), events.groups.tolist()
-    ([0.0, 1.0, 0.0], [0, 0, 1])
-    """
+    """An .npz of `time` (seconds), `event`, and `offsets`: user i has rows offsets[i] up to offsets[i + 1]."""
     try:
         arrays = read_arrays(path, "time", "event", "offsets")
         times, types, offsets = (arrays[name] for name in ("time", "event", "offsets"))
@@ -97,24 +89,12 @@ def retail_rows(path: str | Path, columns: set[str]) -> Iterator[dict[str, str]]
 
 
 def retail_time(row: Mapping[str, str]) -> float:
-    """When a row of it was sold, in days.
-
-    >>> retail_time({"InvoiceDate": "1/2/1970 12:00"})
-    1.5
-    """
+    """When a row of it was sold, in days."""
     return datetime.strptime(row["InvoiceDate"], "%m/%d/%Y %H:%M").replace(tzinfo=UTC).timestamp() / DAY
 
 
 def read_cdnow(path: str | Path) -> Timed:
-    """The text of CDNOW: one event a purchase, by how many discs: "1", "2", "3" or "more".
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     size = Path(folder, "a.txt").write_text(" 00001 19970101  1  11.77\\n 00001 19970103  5  60.00\\n")
-    ...     events = read_cdnow(Path(folder, "a.txt"))
-    >>> events.types.tolist(), np.diff(events.times).tolist()
-    (['1', 'more'], [2.0])
-    """
+    """The text of CDNOW: one event a purchase, by how many discs: "1", "2", "3" or "more"."""
     types, times, groups = [], [], []
     for number, line in enumerate(read_text(path, longest=LONGEST).splitlines(), 1):
         words = line.split()

@@ -16,12 +16,7 @@ GRID = np.concatenate((np.linspace(0, 2, 201), np.geomspace(2, 400, 300)[1:]))  
 
 
 def simulate(groups: int = 1500, length: int = 60, seed: int = 0) -> Timed:
-    """Sequences of `length` events each, from Ogata's thinning.
-
-    >>> events = simulate(groups=2, length=5)
-    >>> len(events.types), bool((np.diff(events.times[:5]) > 0).all())
-    (10, True)
-    """
+    """Sequences of `length` events each, from Ogata's thinning."""
     random = np.random.default_rng(seed)
     types, times = np.empty((groups, length), dtype=np.int64), np.empty((groups, length))
     for group in range(groups):

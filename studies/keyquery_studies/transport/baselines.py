@@ -59,9 +59,6 @@ class Transformer(nn.Module):
     """Sequences to logits: a block without positions, the mean over steps, and a small classifier.
 
     The published one works on the features themselves; the other lifts them to 16 dimensions, into a `kq.Encoder`.
-
-    >>> [Transformer(kind, 2, 3)(torch.randn(5, 20, 2)).shape for kind in ("transformer", "published")]
-    [torch.Size([5, 3]), torch.Size([5, 3])]
     """
 
     def __init__(self, kind: str, features: int, classes: int) -> None:
@@ -81,11 +78,7 @@ class Transformer(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """Points to logits, by the network of TransportClassifier, which learns by cross-entropy here.
-
-    >>> Perceptron(2, 3)(torch.randn(5, 1, 2)).shape
-    torch.Size([5, 3])
-    """
+    """Points to logits, by the network of TransportClassifier, which learns by cross-entropy here."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()

@@ -37,11 +37,7 @@ class Split(NamedTuple):
 
 
 def simulated(classes: int, i: int, steps: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences of Gaussian points around the mean of their class, with covariance 2I.
-
-    >>> simulated(3, 1, 20, 45, seed=0)[0].shape
-    (45, 20, 2)
-    """
+    """Sequences of Gaussian points around the mean of their class, with covariance 2I."""
     rng = np.random.default_rng(seed)
     y = np.arange(count) % classes
     return i * np.array(MEANS[classes])[y][:, None] + math.sqrt(2) * rng.normal(size=(count, steps, 2)), y
@@ -51,11 +47,6 @@ def simulated(classes: int, i: int, steps: int, count: int, seed: int) -> tuple[
 def bayes(classes: int, i: int, steps: int = 1) -> float:
     """The accuracy of the best rule there is: of two classes Φ(i√(steps/2)), of three the integral of the largest
     density of the mean over steps, on a grid.
-
-    >>> [round(bayes(2, i), 4) for i in (1, 2, 3, 4)], round(bayes(2, 1, 20), 5)
-    ([0.7602, 0.9214, 0.9831, 0.9977], 0.99922)
-    >>> [round(bayes(3, i), 4) for i in (1, 2, 3, 4)]
-    [0.6281, 0.8518, 0.9577, 0.9913]
     """
     if classes == 2:
         return 0.5 * (1 + math.erf(i * math.sqrt(steps) / 2))
@@ -67,11 +58,7 @@ def bayes(classes: int, i: int, steps: int = 1) -> float:
 
 
 def named(classes: int, i: int, steps: int) -> str:
-    """What a simulated set is called.
-
-    >>> named(2, 1, 20), named(3, 4, 1)
-    ('2 classes, i = 1, 20 steps', '3 classes, i = 4')
-    """
+    """What a simulated set is called."""
     return f"{classes} classes, i = {i}" + (f", {steps} steps" if steps > 1 else "")
 
 

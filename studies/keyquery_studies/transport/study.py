@@ -144,11 +144,7 @@ class MethodTrial:
 
 
 def methods_of(dataset: str) -> tuple[str, ...]:
-    """All methods; the simplex where it is not the circle turned.
-
-    >>> "simplex" in methods_of("iris"), "simplex" in methods_of("digits")
-    (False, True)
-    """
+    """All methods; the simplex where it is not the circle turned."""
     return METHODS if dataset == "digits" else tuple(method for method in METHODS if method != "simplex")
 
 

@@ -49,11 +49,7 @@ class Said(NamedTuple):
     second: int
 
     def text(self, names: Sequence[str]) -> str:
-        """The caption as text.
-
-        >>> Said(3, "left of", 9).text(CIFAR)
-        'the cat left of the truck'
-        """
+        """The caption as text."""
         return f"the {names[self.first]} {self.relation} the {names[self.second]}"
 
     def exchanged(self) -> Said:
@@ -68,11 +64,7 @@ class Scene(NamedTuple):
     said: Said
 
     def true(self, sentence: Said) -> bool:
-        """Whether a caption is true.
-
-        >>> Scene((3, 9, -1, -1), Said(3, "left of", 9)).true(Said(9, "beside", 3))
-        True
-        """
+        """Whether a caption is true."""
         if sentence.relation == "and":
             return sentence.first in self.cells and sentence.second in self.cells
         pairs = {"left of": ROWS, "above": COLUMNS, "beside": (*ROWS, *((b, a) for a, b in ROWS))}[sentence.relation]
@@ -105,11 +97,7 @@ def cifar(path: str | Path, most: int = 5000) -> Things:
 
 
 def unsaid(things: int) -> set[frozenset[int]]:
-    """Held-out pairs of classes, which no training caption mentions: every class is in two of them.
-
-    >>> len(unsaid(10))
-    10
-    """
+    """Held-out pairs of classes, which no training caption mentions: every class is in two of them."""
     return {frozenset((thing, (thing + 1) % things)) for thing in range(things)}
 
 

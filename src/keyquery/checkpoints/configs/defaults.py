@@ -33,22 +33,12 @@ def lines() -> dict[str, str]:
 
 @cache
 def defaults(model_type: str) -> dict[str, Any]:
-    """Defaults of a model type; none if it is not known.
-
-    >>> defaults("gpt2")["n_head"]
-    12
-    """
+    """Defaults of a model type; none if it is not known."""
     return next(iter(tomllib.loads(lines()[model_type]).values())) if model_type in lines() else {}
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with the defaults of its type in place of what it leaves out, and its sections likewise.
-
-    >>> completed({"model_type": "llama", "hidden_size": 64})["num_attention_heads"]
-    32
-    >>> completed({"model_type": "llava", "text_config": {"num_attention_heads": 8}})["text_config"]["model_type"]
-    'llama'
-    """
+    """A config with the defaults of its type in place of what it leaves out, and its sections likewise."""
     known = defaults(str(config.get("model_type")))
     full = dict(config)
     for key, value in known.items():

@@ -11,12 +11,7 @@ LANGUAGE = ("text", "llm", "language", "decoder")  # sections to which unmarked 
 
 
 def towers(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The tensors of each section that has a model type of its own.
-
-    >>> config = {"text_config": {"model_type": "llama"}, "vision_config": {"model_type": "clip_vision_model"}}
-    >>> towers({"model.visual.blocks.0.q": 0, "model.layers.0.q": 1}, config)
-    {'text_config': {'model.layers.0.q': 1}, 'vision_config': {'model.visual.blocks.0.q': 0}}
-    """
+    """The tensors of each section that has a model type of its own."""
     sections = [key for key, value in config.items() if isinstance(value, Mapping) and "model_type" in value]
     owned: dict[str, dict[str, Any]] = {key: {} for key in sections}
     unmarked: dict[str, Any] = {}

@@ -103,11 +103,7 @@ def load_adapter(path: str | Path) -> Adapter:
 
 
 def adapted_name(source: Any, adapter: str | Path | None) -> str | None:
-    """The name of a model with an adapter, "base + adapter"; None if there is no adapter.
-
-    >>> adapted_name("models/base", "runs/tuned")
-    'base + tuned'
-    """
+    """The name of a model with an adapter, "base + adapter"; None if there is no adapter."""
     if adapter is None:
         return None
     if isinstance(source, nn.Module):

@@ -50,11 +50,7 @@ def plain_names(library: Any) -> dict[str, str]:
 
 
 def plain_name(name: str, table: Mapping[str, str]) -> str:
-    """A tensor's name as a Llama file has it; others stay as they are.
-
-    >>> plain_name("blk.3.attn_q.weight", {"blk.{bid}.attn_q": "layers.{bid}.self_attn.q_proj"})
-    'layers.3.self_attn.q_proj.weight'
-    """
+    """A tensor's name as a Llama file has it; others stay as they are."""
     module, _, ending = name.rpartition(".")
     parts = module.split(".")
     number = parts[1] if len(parts) == 3 and parts[0] == "blk" else ""

@@ -287,12 +287,7 @@ def _longrope(frequencies: Tensor, parameters: Config, config: Config) -> tuple[
 
 
 def alibi(heads: int, offsets: Int[Tensor, " n"]) -> Float[Tensor, "heads n"]:
-    """ALiBi: slope·(key position − query position), one slope per head, 2^(−8h/heads) for a power of two.
-
-    >>> alibi(2, torch.tensor([0, -1, -2]))
-    tensor([[ 0.0000, -0.0625, -0.1250],
-            [ 0.0000, -0.0039, -0.0078]], dtype=torch.float64)
-    """
+    """ALiBi: slope·(key position − query position), one slope per head, 2^(−8h/heads) for a power of two."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     slopes += [2 ** (-4 * (2 * h + 1) / power) for h in range(heads - power)]
@@ -316,10 +311,6 @@ def t5_bias(
 
 
 def clipped_bias(table: Float[Tensor, "offsets heads"], offsets: Int[Tensor, " n"]) -> Float[Tensor, "heads n"]:
-    """A bias for each offset, up to a furthest one on either side.
-
-    >>> clipped_bias(torch.arange(4.0)[:, None], torch.tensor([-9, -1, 0, 1, 9]))
-    tensor([[0., 1., 2., 3., 3.]], dtype=torch.float64)
-    """
+    """A bias for each offset, up to a furthest one on either side."""
     furthest = len(table) // 2
     return table.double()[offsets.clamp(-furthest, furthest - 1) + furthest].mT

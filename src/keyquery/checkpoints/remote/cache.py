@@ -43,11 +43,7 @@ def cached(name: str) -> Path | None:
 
 
 def located(source: str | Path) -> Path:
-    """The path itself, or the folder of a hub model (org/name) in the local cache.
-
-    >>> located("docs").name
-    'docs'
-    """
+    """The path itself, or the folder of a hub model (org/name) in the local cache."""
     named = isinstance(source, str) and HUB_NAME.fullmatch(source) and not Path(source).exists()
     return (cached(str(source)) if named else None) or Path(source)
 
@@ -58,11 +54,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def full_names(name: str) -> list[str]:
-    """Names on the hub that a bare name may mean: a known one, and those in the local cache.
-
-    >>> full_names("gpt2")[0]
-    'openai-community/gpt2'
-    """
+    """Names on the hub that a bare name may mean: a known one, and those in the local cache."""
     known = [f"{owner}/{name}" for owner, names in OWNERS.items() if name in names]
     folders = cache_folder().glob("models--*--*")
     here = sorted("/".join(folder.name.split("--", 2)[1:]) for folder in folders)

@@ -33,12 +33,7 @@ class CovariateCode:
 
     @classmethod
     def learn(cls, columns: Columns) -> CovariateCode:
-        """Knots, categories and means of columns.
-
-        >>> code = CovariateCode.learn(columns_of([[0.0, "web"], [1.0, "shop"], [None, "web"]]))
-        >>> code.knots, code.size
-        (((0.0, 1.0), ()), 5)
-        """
+        """Knots, categories and means of columns."""
         fields, knots, means = fields_of(columns), [], []
         for field, values in zip(fields, columns.values, strict=True):
             known = values[~np.isnan(values)] if field.categories is None else values[:0]
@@ -70,12 +65,7 @@ class CovariateCode:
         return np.concatenate([[0.0] * len(means) + [1.0] for means in self.means]).astype(np.float32)
 
     def encode(self, columns: Columns) -> Float32[np.ndarray, "n k"]:
-        """Inputs (n, k).
-
-        >>> code = CovariateCode.learn(columns_of([[0.0], [1.0]]))
-        >>> code.encode(columns_of([[1.0], [None]])).tolist()
-        [[0.5, 0.0], [0.0, 1.0]]
-        """
+        """Inputs (n, k)."""
         names = [field.name for field in self.fields] if self.named else None
         received = (columns.names, len(columns.values))
         check_features("EventModel", (names, len(self.fields)), received)

@@ -57,12 +57,7 @@ class EventEvaluation(Reading, kind="event evaluation"):
 
 
 def transitions(last: Int[np.ndarray, " pairs"], following: Int[np.ndarray, " pairs"], types: int) -> np.ndarray:
-    """How often a type (column) followed a type (row), (types, types).
-
-    >>> transitions(np.array([0, 1, 0]), np.array([1, 0, 1]), 2)
-    array([[0, 2],
-           [1, 0]])
-    """
+    """How often a type (column) followed a type (row), (types, types)."""
     return np.bincount(last * types + following, minlength=types * types).reshape(types, types)
 
 

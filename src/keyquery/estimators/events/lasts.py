@@ -63,11 +63,7 @@ def following(model: nn.Module, batch: Batch) -> tuple[Tensor, Mixture]:
 
 
 def log_ends(logits: Any, types: int) -> tuple[Tensor, Tensor] | None:
-    """Log-probabilities that no event follows and that one does; None if the model does not know ends.
-
-    >>> log_ends(torch.zeros(1, 4), 3)[0].exp()
-    tensor([0.2500], dtype=torch.float64)
-    """
+    """Log-probabilities that no event follows and that one does; None if the model does not know ends."""
     if logits.shape[-1] == types:
         return None
     logs = logits.double().log_softmax(-1)

@@ -29,11 +29,7 @@ class Mixture(NamedTuple):
 
     @classmethod
     def of(cls, raw: Float[Tensor, "*batch parameters"], floor: float) -> Mixture:
-        """From the 3 k outputs of a linear map.
-
-        >>> Mixture.of(torch.zeros(2, 12), floor=1e-3).mean.shape
-        torch.Size([2, 4])
-        """
+        """From the 3 k outputs of a linear map."""
         weights, mean, spread = raw.float().chunk(3, -1)
         return cls(weights, mean, NARROWEST + softplus(spread), floor)
 
@@ -48,12 +44,7 @@ class Mixture(NamedTuple):
         return cls(weights, mean, spread, parts[0].floor)
 
     def log_density(self, gaps: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Log-likelihood of gaps: of the density, and of the probability of those at or below the floor.
-
-        >>> one = Mixture(torch.zeros(1), torch.zeros(1), torch.ones(1), floor=0.01)
-        >>> one.log_density(torch.tensor([1.0])[0])
-        tensor(-0.9189)
-        """
+        """Log-likelihood of gaps: of the density, and of the probability of those at or below the floor."""
         logs = gaps.double().clamp(min=self.floor).log().to(self.mean.dtype).unsqueeze(-1)
         z = (logs - self.mean) / self.spread
         density = -0.5 * z.square() - self.spread.log() - 0.5 * math.log(2 * math.pi) - logs
@@ -61,11 +52,7 @@ class Mixture(NamedTuple):
         return (self.weights.log_softmax(-1) + each).logsumexp(-1)
 
     def log_survival(self, gaps: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Log-probability that the gap is longer than `gaps`; 0 below the floor, where gaps are not distinguished.
-
-        >>> Mixture(torch.zeros(1), torch.zeros(1), torch.ones(1), 0.01).log_survival(torch.ones(())).exp()
-        tensor(0.5000, dtype=torch.float64)
-        """
+        """Log-probability that the gap is longer than `gaps`; 0 below the floor, where gaps are not distinguished."""
         logs = gaps.double().clamp(min=self.floor).log().unsqueeze(-1)
         longer = torch.special.log_ndtr((self.mean.double() - logs) / self.spread.double())
         survival = (self.weights.double().log_softmax(-1) + longer).logsumexp(-1)
@@ -86,11 +73,7 @@ class Mixture(NamedTuple):
         return known.where(after > self.floor, each.logsumexp(-1).exp())
 
     def quantile(self, share: float = 0.5, after: Float[Tensor, "*batch"] | None = None) -> Float[Tensor, "*batch"]:
-        """Quantile of the gaps, or of those longer than `after`, by bisection of the logarithm; 0 if at the floor.
-
-        >>> round(float(Mixture(torch.zeros(1), torch.ones(1), torch.ones(1), 0.01).quantile()), 4)
-        2.7183
-        """
+        """Quantile of the gaps, or of those longer than `after`, by bisection of the logarithm; 0 if at the floor."""
         after = torch.zeros_like(self.mean[..., 0]) if after is None else after
         reach, least = 8 * self.spread.double(), after.double().clamp(min=self.floor).log()
         low = torch.minimum((self.mean - reach).amin(-1), least)

@@ -34,12 +34,6 @@ class EventNetwork(nn.Module):
     from the first event of the window, or with `calendar` from 0. `since` forces that function of the time since the
     previous event on or off, and `hidden` is the width of the MLPs, for comparisons of equal size. `inputs` is the
     number of covariates per event, and `ends` adds a last logit: that no event follows.
-
-    >>> network = EventNetwork(3, width=16, depth=1, heads=2, time="positions")
-    >>> types, real = torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.bool)
-    >>> logits, gaps = network(types, torch.rand(2, 5).double(), real)
-    >>> logits.shape, gaps.mean.shape
-    (torch.Size([2, 5, 3]), torch.Size([2, 5, 8]))
     """
 
     def __init__(
@@ -138,9 +132,6 @@ class Since(nn.Module):
 
     Σ_k w_k clamp((log g − c_k)/(c_{k+1} − c_k), 0, 1) + b, with knots c at quantiles of the log gaps of the data, since
     gaps span many scales, which a few sines do not resolve.
-
-    >>> Since(16)(torch.rand(2, 5).double()).shape
-    torch.Size([2, 5, 16])
     """
 
     knots: Tensor

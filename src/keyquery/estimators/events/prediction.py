@@ -27,21 +27,8 @@ class EventPredictor(EventEstimator):
         covariates: Any = None,
         group_covariates: Any = None,
     ) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (groups, classes) of the type of the next event, if there is one, in the order of `classes_`.
-
-        Parameters
-        ----------
-        events, times, groups
-            The history of each group.
-        at
-            Time of the predicted event of each group: required with `information="target_time"`, else not allowed.
-        covariates, group_covariates
-            As in `fit`.
-
-        Returns
-        -------
-        ndarray
-            One row per group, in order of first appearance.
+        """Probabilities (groups, classes) of the type of the next event, if there is one, in the order of
+        `classes_`.
         """
         stream = self._stream(events, times, groups, covariates, group_covariates)
         logits, _ = self._last(stream, self._moments(stream, at))
@@ -57,22 +44,7 @@ class EventPredictor(EventEstimator):
         covariates: Any = None,
         group_covariates: Any = None,
     ) -> Shaped[np.ndarray, " n"]:
-        """Most probable next event of each group; groups in order of first appearance.
-
-        Parameters
-        ----------
-        events, times, groups
-            The history of each group.
-        at
-            As in `predict_proba`.
-        covariates, group_covariates
-            As in `fit`.
-
-        Returns
-        -------
-        ndarray
-            Event types (groups,).
-        """
+        """Most probable next event of each group; groups in order of first appearance."""
         described = {"covariates": covariates, "group_covariates": group_covariates}
         probabilities = self.predict_proba(events, times, groups, at, **described)
         return self.classes_[probabilities.argmax(1)]
@@ -90,20 +62,6 @@ class EventPredictor(EventEstimator):
         """Probability of each group that no event follows; for models fitted with `ended`.
 
         With p after the last event and survival function S of inter-event times, p/(p + (1 − p)·S(now − last)).
-
-        Parameters
-        ----------
-        events, times, groups
-            The history of each group.
-        now
-            The present, one time or one per group, as in `predict_time`. Default: the last event of each group.
-        covariates, group_covariates
-            As in `fit`.
-
-        Returns
-        -------
-        ndarray
-            Probabilities (groups,), in order of first appearance.
         """
         stream = self._stream(events, times, groups, covariates, group_covariates)
         if not self.ends_:
@@ -125,27 +83,7 @@ class EventPredictor(EventEstimator):
         covariates: Any = None,
         group_covariates: Any = None,
     ) -> Float64[np.ndarray, "groups ..."]:
-        """Predicted time to the next event of each group, if there is one, in units of `times` (dates: seconds).
-
-        Parameters
-        ----------
-        events, times, groups
-            The history of each group.
-        what
-            "median" or "mean". Default: "median".
-        now
-            The present, one time or one per group: no event has followed the last one so far, and times count from
-            now. Default: the last event of each group.
-        quantiles
-            Shares, such as (0.1, 0.5, 0.9); returns a column for each instead of `what`. Default: none.
-        covariates, group_covariates
-            As in `fit`.
-
-        Returns
-        -------
-        ndarray
-            One value, or one per quantile, for each group.
-        """
+        """Predicted time to the next event of each group, if there is one, in units of `times` (dates: seconds)."""
         check_choice("what", what, ("median", "mean"))
         shares = [0.5] if quantiles is None else [float(share) for share in quantiles]
         if not all(0 < share < 1 for share in shares) or not shares:

@@ -20,13 +20,7 @@ class Clock(NamedTuple):
     start: float | None = None
 
     def begin(self, stream: Stream) -> Float64[np.ndarray, " groups"]:
-        """The origin of time of each group; small numbers keep more digits of the gaps.
-
-        >>> from keyquery.estimators.inputs.event_streams import stream_of
-        >>> stream = stream_of(["a", "b"], [7.0, 9.0], [0, 1])
-        >>> Clock(1.0).begin(stream), Clock(1.0, 5.0).begin(stream)
-        (array([7., 9.]), array([5., 5.]))
-        """
+        """The origin of time of each group; small numbers keep more digits of the gaps."""
         return stream.times[stream.offsets[:-1]] if self.start is None else np.full(len(stream.groups), self.start)
 
 
@@ -100,12 +94,6 @@ def cut(
 
     Longer groups are cut into windows that overlap by half: each next event is predicted once, in the first window that
     holds it, so that only the first events of a group have less than half a window of history.
-
-    >>> from keyquery.estimators.inputs.event_streams import stream_of
-    >>> stream = stream_of(range(11), range(11))
-    >>> windows, groups = cut(stream, np.arange(11), Clock(1.0), 4, "cpu")
-    >>> [batch.next_types[batch.counted].tolist() for batch in windows.batches(1)]
-    [[1, 2, 3, 4], [5, 6], [7, 8], [9, 10]]
     """
     rows = []
     for group, (first, end) in enumerate(zip(stream.offsets[:-1], stream.offsets[1:] - 1, strict=True)):

@@ -49,13 +49,8 @@ class ContextLayer(nn.Module):
 class ContextNetwork(nn.Module):
     """Logits of rows, given labelled rows: a transformer over rows without positions.
 
-        context rows  x W + b + y v + c      attend to context rows
-        other rows    x W + b                attend to context rows, never to each other
-
-    >>> network = ContextNetwork(columns=5, dim=16, hidden=32, depth=2, classes=3, heads=2)
-    >>> memories = network.memories(torch.randn(1, 20, 5), torch.randint(3, (1, 20)))
-    >>> network(torch.randn(1, 7, 5), memories).shape
-    torch.Size([1, 7, 3])
+    context rows  x W + b + y v + c      attend to context rows
+    other rows    x W + b                attend to context rows, never to each other
     """
 
     def __init__(self, columns: int, dim: int, hidden: int, depth: int, classes: int, heads: int = HEADS) -> None:

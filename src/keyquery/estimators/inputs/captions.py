@@ -18,12 +18,7 @@ PATTERN = re.compile(r"[^\W_]+(?:['’][^\W_]+)*|[^\w\s]|_")
 
 
 class Vocabulary:
-    """Lower-case words and punctuation marks, most frequent first. Unknown words are [MASK].
-
-    >>> words = Vocabulary.of(["A cat.", "a dog"])
-    >>> words.names, words.encode("A bird!").tolist()
-    (['a', '.', 'cat', 'dog'], [2, 1, 1])
-    """
+    """Lower-case words and punctuation marks, most frequent first. Unknown words are [MASK]."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
@@ -42,11 +37,7 @@ class Vocabulary:
         return FIRST + len(self.names)
 
     def unseen(self, texts: Sequence[str]) -> list[str]:
-        """Words of texts that are not in the vocabulary, sorted.
-
-        >>> Vocabulary(["a"]).unseen(["a cat", "a dog"])
-        ['cat', 'dog']
-        """
+        """Words of texts that are not in the vocabulary, sorted."""
         return sorted({word for text in texts for word in cut(text)} - self._numbers.keys())
 
     def encode(self, text: str) -> Int[np.ndarray, " words"]:
@@ -60,21 +51,12 @@ class Vocabulary:
 
 
 def cut(text: str) -> list[str]:
-    """The lower-case words of a text.
-
-    >>> cut("The dog's left of it.")
-    ['the', "dog's", 'left', 'of', 'it', '.']
-    """
+    """The lower-case words of a text."""
     return PATTERN.findall(text.lower())
 
 
 def texts_of(texts: Any) -> list[str]:
-    """Validated texts: a list, each with at least one word.
-
-    >>> texts_of(["a cat", "  "])
-    Traceback (most recent call last):
-    ValueError: texts[1] has no word: '  '
-    """
+    """Validated texts: a list, each with at least one word."""
     if isinstance(texts, str) or not hasattr(texts, "__len__") or not hasattr(texts, "__iter__"):
         raise TypeError(f"texts must be a list of texts, one for each image, got {type(texts).__name__}")
     captions = list(texts)

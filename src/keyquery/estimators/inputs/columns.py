@@ -20,12 +20,7 @@ SHORT = 100  # the median gap should be at least this many float spacings
 
 
 def labels_of_column(name: str, values: Any) -> Shaped[np.ndarray, " n"]:
-    """A column of labels of one type, none of them missing.
-
-    >>> labels_of_column("events", ["a", None])
-    Traceback (most recent call last):
-    ValueError: events must have a value in every row; 1 is missing, the first in row 1
-    """
+    """A column of labels of one type, none of them missing."""
     labels = _array(name, values)
     if labels.dtype == object:
         _refuse_missing(name, [is_missing(label) for label in labels])
@@ -47,9 +42,6 @@ def times_of(values: Any, name: str = "times") -> tuple[Float64[np.ndarray, " n"
 
     Dates with time zones are converted to UTC; dates without are taken as UTC, and cannot be mixed with others. Warns
     if distinct times become equal: integers from 2⁵³ on, and dates within a microsecond.
-
-    >>> times_of(np.array(["1970-01-02", "1970-01-01T00:00:00.5"], dtype="datetime64[ms]"))
-    (array([8.64e+04, 5.00e-01]), 'dates')
     """
     column = _array(name, values)
     clock = {"M": "dates", "m": "spans"}.get(column.dtype.kind, "numbers")
@@ -74,11 +66,7 @@ def times_of(values: Any, name: str = "times") -> tuple[Float64[np.ndarray, " n"
 
 
 def in_clock(times: Float64[np.ndarray, " n"], clock: str) -> Shaped[np.ndarray, " n"]:
-    """Times in the user's format: numbers unchanged, seconds as UTC dates or as spans.
-
-    >>> in_clock(np.array([0.5]), "dates")
-    array(['1970-01-01T00:00:00.500000'], dtype='datetime64[us]')
-    """
+    """Times in the user's format: numbers unchanged, seconds as UTC dates or as spans."""
     if clock == "numbers":
         return times
     return np.round(times * 1e6).astype(np.int64).astype("M8[us]" if clock == "dates" else "m8[us]")

@@ -56,12 +56,7 @@ class Stream:
 
 
 def stream_of(events: Any, times: Any = None, groups: Any = None, strict: Any = False) -> Stream:
-    """Columns of equal length, arrays or pandas or pyarrow columns, to a Stream. Default groups: a single one.
-
-    >>> stream = stream_of(["in", "out", "in"], [3.0, 5.0, 4.0], ["b", "b", "a"])
-    >>> stream.groups.tolist(), stream.offsets.tolist(), stream.gaps.tolist()
-    (['b', 'a'], [0, 2, 3], [2.0])
-    """
+    """Columns of equal length, arrays or pandas or pyarrow columns, to a Stream. Default groups: a single one."""
     if not isinstance(strict, (bool, np.bool_)):
         raise TypeError(f"strict must be True or False, got {strict!r}")
     types = labels_of_column("events", events)
@@ -105,13 +100,7 @@ def longer(
 
 
 def unpacked(events: Any, times: Any, groups: Any, covariates: Any = None) -> tuple[Any, Any, Any, Any]:
-    """The columns and covariates; without `times`, those of a data frame of type, time, group and covariates.
-
-    >>> import pandas as pd
-    >>> unpacked(pd.DataFrame({"type": ["a"], "when": [0], "who": [1], "price": [9.5]}), None, None)[3]
-       price
-    0    9.5
-    """
+    """The columns and covariates; without `times`, those of a data frame of type, time, group and covariates."""
     if times is not None:
         return events, times, groups, covariates
     if groups is not None or not hasattr(events, "columns") or len(events.columns) < 2:
@@ -135,11 +124,7 @@ def _report_decreasing(moved: int, first: int, strict: bool, single: bool) -> No
 
 
 def learnable(stream: Stream) -> Float64[np.ndarray, " pairs"]:
-    """The inter-event times; raises if they cannot be modelled.
-
-    >>> learnable(stream_of(["a", "b", "a"], [0.0, 1.0, 4.0]))
-    array([1., 3.])
-    """
+    """The inter-event times; raises if they cannot be modelled."""
     gaps = stream.gaps
     if len(gaps) == 0:
         raise ValueError(f"no group has a second event: nothing to train on in {len(stream.groups)} group(s)")
@@ -149,11 +134,7 @@ def learnable(stream: Stream) -> Float64[np.ndarray, " pairs"]:
 
 
 def weights_of_events(stream: Stream, sample_weight: Any) -> Float64[np.ndarray, " n"] | None:
-    """Weights in the order of the stream, with mean 1 over the events that are predicted; None for equal weights.
-
-    >>> weights_of_events(stream_of(["a", "b", "a"], [0.0, 1.0, 4.0]), [9, 1, 3])
-    array([4.5, 0.5, 1.5])
-    """
+    """Weights in the order of the stream, with mean 1 over the events that are predicted; None for equal weights."""
     if sample_weight is None:
         return None
     given = weights_of("EventModel", np.zeros(len(stream.rows)), sample_weight)[stream.rows]

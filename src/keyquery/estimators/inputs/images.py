@@ -22,10 +22,6 @@ def images_of(images: Any, size: int) -> UInt8[Tensor, "n 3 size size"]:
 
     `images` is an array (n, h, w) or (n, h, w, c), a `kq.data.Images`, or a list of arrays (h, w) or (h, w, c), Pillow
     images or paths, of any sizes. Arrays are uint8, or floats from 0 to 1.
-
-    >>> grey, colour = np.zeros((5, 7), np.uint8), np.ones((9, 4, 3))
-    >>> images_of([grey, colour], 8).shape
-    torch.Size([2, 3, 8, 8])
     """
     if isinstance(images, Images):
         images = images.pixels

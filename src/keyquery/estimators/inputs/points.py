@@ -42,9 +42,6 @@ def points_of(X: Any) -> Points:
 
     A table may be a data frame, a `kq.data.Table`, an array or a list of rows; sequences may be a `kq.data.Series`.
     All must be finite numbers.
-
-    >>> points_of([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]).owner
-    array([0, 1, 1])
     """
     if isinstance(X, Series):
         X = list(X.values)

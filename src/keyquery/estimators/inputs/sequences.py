@@ -34,12 +34,7 @@ class Padded(NamedTuple):
             yield self.take(torch.arange(first, min(first + size, len(self.values)), device=self.values.device))
 
     def alike(self, size: int) -> list[Int[Tensor, " some"]]:
-        """Batches of series whose lengths differ by at most a factor of two.
-
-        >>> real = torch.arange(8) < torch.tensor([[8], [2], [3], [1]])
-        >>> [some.tolist() for some in Padded(real.unsqueeze(-1).float(), real).alike(16)]
-        [[3, 1], [2], [0]]
-        """
+        """Batches of series whose lengths differ by at most a factor of two."""
         places = torch.arange(1, self.real.shape[1] + 1, device=self.real.device)
         lengths, order = (self.real * places).amax(1).sort(stable=True)
         each, sizes, first = lengths.tolist(), list[int](), 0
@@ -55,9 +50,6 @@ def series_of(X: Any, axis: int = 1) -> list[Float64[np.ndarray, "_ dims"]]:
 
     With `axis=2` time is the last axis, (n, dims, length). A data frame may hold one series per cell, dims as columns.
     Every series has the same dims and at least one value; NaN is a missing value.
-
-    >>> [one.shape for one in series_of([[1.0, 2.0, 3.0], [4.0]])]
-    [(3, 1), (1, 1)]
     """
     if isinstance(X, Series):
         X, axis = X.values, 1
@@ -99,11 +91,7 @@ def series_of(X: Any, axis: int = 1) -> list[Float64[np.ndarray, "_ dims"]]:
 
 
 def columns_of(X: Any) -> list[str] | None:
-    """The column names if X is a list of data frames, else None.
-
-    >>> columns_of([[1.0, 2.0]]) is None
-    True
-    """
+    """The column names if X is a list of data frames, else None."""
     if not isinstance(X, (list, tuple)) or not all(hasattr(frame, "columns") for frame in X) or not X:
         return None
     names = [list(map(str, frame.columns)) for frame in X]
@@ -116,11 +104,7 @@ def columns_of(X: Any) -> list[str] | None:
 
 
 def axes_of(x: Any) -> int:
-    """How deep lists and arrays are nested.
-
-    >>> axes_of([np.ones((3, 2))])
-    3
-    """
+    """How deep lists and arrays are nested."""
     depth = 0
     while isinstance(x, (list, tuple)) and x:
         depth, x = depth + 1, x[0]
@@ -179,11 +163,7 @@ def _series(number: int, data: Any, axis: int = 1) -> np.ndarray:
 
 
 def statistics(series: Sequence[Float64[np.ndarray, "_ dims"]], name: str = "X") -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (dims,), ignoring NaN; a constant dimension has standard deviation 1.
-
-    >>> statistics([np.array([[1.0], [np.nan]]), np.array([[3.0]])])
-    (array([2.]), array([1.]))
-    """
+    """Mean and standard deviation (dims,), ignoring NaN; a constant dimension has standard deviation 1."""
     values = np.concatenate(series)
     present = ~np.isnan(values)
     counts = np.maximum(present.sum(0), 1)

@@ -75,11 +75,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(X: Any) -> Columns:
-    """Columns of a data frame (pandas, polars), a `kq.data.Table` (without its target), an array or a list of rows.
-
-    >>> columns_of([[1.0, "red"], [None, "blue"]]).values
-    [array([ 1., nan]), array(['red', 'blue'], dtype=object)]
-    """
+    """Columns of a data frame (pandas, polars), a `kq.data.Table` (without its target), an array or a list of rows."""
     if isinstance(X, Table):
         return _of_table(X)
     if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout is not torch.strided):
@@ -128,11 +124,7 @@ def _of_table(table: Table) -> Columns:
 
 
 def named(codes: Int[np.ndarray, " n"], categories: Sequence[str]) -> Shaped[np.ndarray, " n"]:
-    """Category names of codes, None for −1.
-
-    >>> named(np.array([1, -1]), ["red", "blue"]).tolist()
-    ['blue', None]
-    """
+    """Category names of codes, None for −1."""
     return np.array([*categories, None], dtype=object)[codes]
 
 
@@ -200,11 +192,7 @@ def _column(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "
 
 
 def is_missing_entry(value: Any) -> bool:
-    """Whether a table entry is missing; a list or a dict is not missing, although it is not supported.
-
-    >>> is_missing_entry(None), is_missing_entry([1])
-    (True, False)
-    """
+    """Whether a table entry is missing; a list or a dict is not missing, although it is not supported."""
     scalar = value is None or np.ndim(value) == 0
     return scalar and not isinstance(value, dict) and is_missing(value)
 
@@ -233,10 +221,6 @@ def check_features(name: str, known: tuple[Any, int], received: tuple[list[str] 
     """Require the features seen in fit, each as names (or None) and their number.
 
     Errors and warnings have the wording of scikit-learn.
-
-    >>> check_features("NPTClassifier", (None, 3), (None, 2))
-    Traceback (most recent call last):
-    ValueError: X has 2 features, but NPTClassifier is expecting 3 features as input
     """
     (old, count), (new, received_count) = known, received
     if old is not None and new is not None and list(old) != new:
@@ -258,11 +242,7 @@ def _listed(heading: str, names: list[str]) -> str:
 
 
 def fields_of(columns: Columns) -> list[Field]:
-    """Statistics or categories of each column, from its non-missing values.
-
-    >>> fields_of(columns_of([[1.0, "red"], [3.0, "blue"]]))[1]
-    Field(name='1', mean=0.0, scale=1.0, categories=('blue', 'red'))
-    """
+    """Statistics or categories of each column, from its non-missing values."""
     fields = []
     for name, values in zip(columns.called, columns.values, strict=True):
         if values.dtype == object:

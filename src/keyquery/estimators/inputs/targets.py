@@ -16,11 +16,7 @@ LETTERS = 1024  # a saved label's dtype may be this wide even if every label is 
 
 
 def labels_of(name: str, y: Any, count: int, what: str = "y") -> Shaped[np.ndarray, " n"]:
-    """Validated class labels (n,) of an estimator: one per sample, none missing; `what` names them in errors.
-
-    >>> labels_of("SeriesClassifier", ["up", "down"], 2).tolist()
-    ['up', 'down']
-    """
+    """Validated class labels (n,) of an estimator: one per sample, none missing; `what` names them in errors."""
     labels = _column(name, y, count, what)
     if labels.dtype == object:
         if any(map(is_missing, labels)):
@@ -37,11 +33,7 @@ def labels_of(name: str, y: Any, count: int, what: str = "y") -> Shaped[np.ndarr
 
 
 def numbers_of(name: str, y: Any, count: int) -> Float64[np.ndarray, " n"]:
-    """Validated regression targets (n,) of an estimator: one finite number per sample.
-
-    >>> numbers_of("NPTRegressor", [1, 2.5], 2)
-    array([1. , 2.5])
-    """
+    """Validated regression targets (n,) of an estimator: one finite number per sample."""
     check_array = optional("sklearn.utils.validation", name).check_array
     return check_array(_column(name, y, count), dtype=np.float64, ensure_2d=False, input_name="y")
 
@@ -52,9 +44,6 @@ def weights_of(
     """Weights of samples times those of their classes, scaled to mean 1.
 
     `class_weight` is None, "balanced" or {label: weight}, as in scikit-learn.
-
-    >>> weights_of("SeriesClassifier", np.array([0, 0, 0, 1]), class_weight="balanced")
-    array([0.66666667, 0.66666667, 0.66666667, 2.        ])
     """
     validation, by_class = optional("sklearn.utils.validation", name), optional("sklearn.utils.class_weight", name)
     given = sample_weight.detach().cpu().numpy() if isinstance(sample_weight, Tensor) else sample_weight
@@ -69,11 +58,7 @@ def weights_of(
 
 
 def rows_of_weight(name: str, sample_weight: Any, count: int) -> Int[np.ndarray, " kept"] | None:
-    """The rows whose weight is above 0; None if all are, or weights are not given.
-
-    >>> rows_of_weight("NPTClassifier", [1, 0, 2], 3)
-    array([0, 2])
-    """
+    """The rows whose weight is above 0; None if all are, or weights are not given."""
     if sample_weight is None:
         return None
     kept = np.flatnonzero(weights_of(name, np.zeros(count), sample_weight) > 0)
@@ -81,11 +66,7 @@ def rows_of_weight(name: str, sample_weight: Any, count: int) -> Int[np.ndarray,
 
 
 def kept_of(y: Any, kept: Shaped[np.ndarray, " some"], count: int) -> Any:
-    """Some of the targets, by index or by mask; y itself if it is not one value per row, which is refused later.
-
-    >>> kept_of(["a", None, "b"], np.array([True, False, True]), 3)
-    ['a', 'b']
-    """
+    """Some of the targets, by index or by mask; y itself if it is not one value per row, which is refused later."""
     if y is None or np.ndim(y) != 1 or len(y) != count:
         return y
     rows = np.arange(count)[kept]
@@ -110,23 +91,14 @@ def _column(name: str, y: Any, count: int, what: str = "y") -> Shaped[np.ndarray
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is missing: None, NaN, or pandas' NA and NaT.
-
-    >>> is_missing(float("nan")), is_missing("nan")
-    (True, False)
-    """
+    """Whether a value is missing: None, NaN, or pandas' NA and NaT."""
     return (
         value is None or type(value).__name__ == "NAType" or bool(value != value)
     )  # NA equals nothing, not even False
 
 
 def of_one_type(name: str, labels: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n ..."]:
-    """An object array of labels as an array of their common type; of more dimensions if labels are lists.
-
-    >>> of_one_type("y", np.array([1, "a"], dtype=object))
-    Traceback (most recent call last):
-    ValueError: y must hold labels of one type, got int, str
-    """
+    """An object array of labels as an array of their common type; of more dimensions if labels are lists."""
     if len({LABELS.get(np.asarray(label).dtype.kind) for label in labels}) > 1:
         names = sorted({type(label).__name__ for label in labels})
         raise ValueError(f"{name} must hold labels of one type, got {', '.join(names)}")
@@ -134,11 +106,7 @@ def of_one_type(name: str, labels: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarra
 
 
 def label_facts(classes: Shaped[np.ndarray, " classes"]) -> dict[str, Any]:
-    """Labels as JSON.
-
-    >>> classes_of(label_facts(np.array([2, 5], dtype=np.int8)))
-    array([2, 5], dtype=int8)
-    """
+    """Labels as JSON."""
     listed = classes.astype(str) if classes.dtype.kind == "M" else classes
     if classes.dtype.kind == "S":
         listed = np.char.decode(classes, "latin-1")

@@ -14,11 +14,7 @@ from torch import Tensor
 def vectors_of(
     name: str, values: Any, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "n dim"]:
-    """Vectors (n, dim) of numpy, torch or lists, each divided by its length.
-
-    >>> vectors_of("queries", [[3.0, 4.0]])
-    tensor([[0.6000, 0.8000]])
-    """
+    """Vectors (n, dim) of numpy, torch or lists, each divided by its length."""
     vectors = _tensor(name, values)
     if vectors.ndim != 2 or 0 in vectors.shape:
         hint = ": pass a single vector as [vector]" if vectors.ndim == 1 and len(vectors) else ""
@@ -41,11 +37,7 @@ def vectors_of(
 
 
 def descriptors_of(features: Any, device: str) -> list[Float[Tensor, "n _"]]:
-    """One set of vectors (n, dim), or several descriptors of the same n items, each of its own width.
-
-    >>> [tuple(one.shape) for one in descriptors_of([torch.ones(5, 3), torch.ones(5, 2)], "cpu")]
-    [(5, 3), (5, 2)]
-    """
+    """One set of vectors (n, dim), or several descriptors of the same n items, each of its own width."""
     several = [features[i] for i in range(len(features))] if _are_several(features) else None
     if several is None:
         return [vectors_of("features", features, device)]
@@ -71,12 +63,7 @@ class Asked(NamedTuple):
 
 
 def asked_of(queries: Any, database: Any, device: str, dtype: torch.dtype = torch.float32) -> Asked:
-    """Validated queries and database, vectors of one width.
-
-    >>> asked_of([[1.0, 0.0]], [[1.0, 0.0, 0.0]], "cpu")
-    Traceback (most recent call last):
-    ValueError: queries and database must be vectors of one width, got 2 and 3
-    """
+    """Validated queries and database, vectors of one width."""
     inputs = Asked(vectors_of("queries", queries, device, dtype), vectors_of("database", database, device, dtype))
     widths = inputs.queries.shape[1], inputs.database.shape[1]
     if widths[0] != widths[1]:
@@ -85,12 +72,7 @@ def asked_of(queries: Any, database: Any, device: str, dtype: torch.dtype = torc
 
 
 def lists_of(lists: Any, queries: int, items: int, device: str = "cpu") -> Int64[Tensor, "q m"]:
-    """Validated ranked lists (q, m) of database indices, best first, one per query, without duplicates.
-
-    >>> lists_of([[2, 0], [1, 3]], queries=2, items=3)
-    Traceback (most recent call last):
-    ValueError: lists must hold database indices, 0 to 2, got 3 in row 1
-    """
+    """Validated ranked lists (q, m) of database indices, best first, one per query, without duplicates."""
     indices = _tensor("lists", lists)
     if indices.ndim != 2 or len(indices) != queries or indices.shape[1] == 0:
         raise ValueError(f"lists must be ({queries}, m), one list per query, got shape {tuple(indices.shape)}")

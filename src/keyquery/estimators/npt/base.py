@@ -73,22 +73,7 @@ class Datapoints(SavedEstimator):
         self.context, self.random_state, self.device, self.verbose = context, random_state, device, verbose
 
     def fit(self: Own, X: Any, y: Any = None, sample_weight: Any = None) -> Own:
-        """Fit to a table X, targets y (n,) and weights (n,).
-
-        Parameters
-        ----------
-        X
-            A table: a `kq.data.Table`, a data frame or an array (n, columns).
-        y
-            Targets (n,). Default: the target column, if X is a `kq.data.Table`.
-        sample_weight
-            Weights (n,) of the loss of targets; rows of weight 0 are left out, of the support set too. Default: equal.
-
-        Returns
-        -------
-        estimator
-            The fitted estimator.
-        """
+        """Fit to a table X, targets y (n,) and weights (n,)."""
         self._check()
         device, columns = pick_device(self.device), columns_of(X)
         count = len(columns.values[0])

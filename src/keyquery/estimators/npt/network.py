@@ -22,11 +22,6 @@ class TableNetwork(nn.Module):
     Every column j has its own input and output maps. `sizes` is the number of categories per column, 0 if numeric; enc
     is the standardised number or one-hot vector, and 0 if the entry is masked, whose value has no effect. The kind is
     left out if all columns are of one kind. Other options are those of `DatapointEncoder`.
-
-    >>> network = TableNetwork((0, 3, 0), embedding=8, depth=2, heads=2)
-    >>> rows = Rows(torch.randn(1, 10, 3), torch.randint(3, (1, 10, 3)), torch.rand(1, 10, 3) < 0.2)
-    >>> network(*rows).shape, network.logits(network(*rows)[..., 1, :], 1).shape
-    (torch.Size([1, 10, 3, 8]), torch.Size([1, 10, 3]))
     """
 
     numeric: Bool[Tensor, " d"]

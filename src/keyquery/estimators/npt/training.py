@@ -43,11 +43,7 @@ class Plan:
     patience: int | None = 24  # checks without improvement, counted once targets outweigh features
 
     def rate(self, steps: int) -> float:
-        """1e-3 as published; inversely proportional to the steps in shorter runs, up to 2e-2.
-
-        >>> Plan().rate(10_000), Plan().rate(1_000), Plan().rate(50)
-        (0.001, 0.002, 0.02)
-        """
+        """1e-3 as published; inversely proportional to the steps in shorter runs, up to 2e-2."""
         return min(1e-3 * max(LONG / max(steps, 1), 1.0), 2e-2) if self.lr is None else self.lr
 
 
@@ -85,11 +81,6 @@ def spoil(
     """Mask the chosen entries, or replace a share of them by N(0, 1) or a random category.
 
     Random numbers are drawn on the generator's device, which must be that of the rows.
-
-    >>> rows = Rows(torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.long), torch.zeros(5, 2, dtype=torch.bool))
-    >>> chosen = torch.tensor([[True, False]] * 5)
-    >>> torch.equal(spoil(rows, chosen, torch.tensor([0, 3]), 0.0, torch.Generator()).hidden, chosen)
-    True
     """
     random: dict[str, Any] = {"generator": generator, "device": chosen.device}
     replaced = chosen & (torch.rand(chosen.shape, **random) < share)
@@ -146,12 +137,7 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
 
 
 def seen_by(plan: Plan, rows: Rows) -> Rows:
-    """Rows as the plan shows them: if all targets are masked in training, they stay masked.
-
-    >>> rows = Rows(torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.long), torch.zeros(5, 2, dtype=torch.bool))
-    >>> seen_by(Plan(target_share=1.0), rows).hidden.sum(0).tolist()
-    [0, 5]
-    """
+    """Rows as the plan shows them: if all targets are masked in training, they stay masked."""
     if plan.target_share < 1:
         return rows
     hidden = rows.hidden.clone()
@@ -293,12 +279,7 @@ def learn(
 def stratified(
     strata: Float64[np.ndarray, " n"] | Int[np.ndarray, " n"], count: int, seed: int
 ) -> Int[np.ndarray, " some"]:
-    """A stratified sample of `count` of n rows, as even as possible over sorted `strata`.
-
-    >>> strata = np.array([0, 0, 0, 0, 1, 1])
-    >>> strata[stratified(strata, 3, seed=0)].tolist()
-    [0, 0, 1]
-    """
+    """A stratified sample of `count` of n rows, as even as possible over sorted `strata`."""
     shuffled = np.random.default_rng(seed).permutation(len(strata))
     ordered = shuffled[np.argsort(strata[shuffled], kind="stable")]
     places = (np.arange(count) + 0.5) * len(strata) / count

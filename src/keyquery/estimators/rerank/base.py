@@ -44,22 +44,7 @@ class ListReranker(Estimator, ABC):
         return self
 
     def rerank(self, queries: Any, database: Any = None, top: int | None = None, index: Any = None) -> tuple[Any, Any]:
-        """Search the database and re-rank the nearest neighbours of each query.
-
-        Parameters
-        ----------
-        queries, database
-            Vectors (q, dim) and (n, dim): numpy, torch or lists. Default database: that of `fit`.
-        top
-            Length of the lists. Default: `top` of the constructor.
-        index
-            Search index over the same database for the first stage, such as one of faiss. Default: exact search.
-
-        Returns
-        -------
-        indices, scores
-            Indices into the database (q, top), best first, and their scores; torch if `queries` is, else numpy.
-        """
+        """Search the database and re-rank the nearest neighbours of each query."""
         asked = self._asked(queries, database)
         top = self._top(top, len(asked.database), "the database has")
         order, scores = self._reranked(asked, top, index)
@@ -90,21 +75,7 @@ class ListReranker(Estimator, ABC):
         query_images: Any = None,
         relevant: Any = None,
     ) -> Reranking:
-        """The first `most` ranks of each query before and after re-ranking, as a Reading.
-
-        Parameters
-        ----------
-        queries, database, lists, top
-            As in `rerank` and `rerank_lists`. Default lists: exact search.
-        most
-            Ranks that are shown. Default: 10.
-        names, query_names
-            Captions of items and queries.
-        images, query_images
-            `kq.data.Images`, or uint8 (n, h, w) or (n, h, w, c).
-        relevant
-            Relevant items, as in `kq.score_rankings`.
-        """
+        """The first `most` ranks of each query before and after re-ranking, as a Reading."""
         check_count("most", most)
         asked, seen = self._asked(queries, database), {"images": images, "query_images": query_images}
         shown = Shown(names=names, query_names=query_names, relevant=relevant, **seen)
@@ -176,11 +147,7 @@ class ListReranker(Estimator, ABC):
 def by_score(
     lists: Int64[Tensor, "q m"], scores: Float[Tensor, "q top"]
 ) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
-    """Sort the first `top` of each list by score, stably; the rest follows unchanged.
-
-    >>> by_score(torch.tensor([[7, 8, 9]]), torch.tensor([[0.1, 0.9]]))[0]
-    tensor([[8, 7, 9]])
-    """
+    """Sort the first `top` of each list by score, stably; the rest follows unchanged."""
     top, order = scores.shape[1], scores.argsort(dim=1, descending=True, stable=True)
     return torch.cat((lists[:, :top].gather(1, order), lists[:, top:]), 1), scores.gather(1, order)
 

@@ -33,10 +33,6 @@ class RerankNetwork(nn.Module):
 
     A linear map and `depth` pre-norm blocks, without positions and final norm: equivariant to permutations of the rows.
     `back` maps vectors to affinities, for the distance loss only.
-
-    >>> network = RerankNetwork(anchors=8, width=16, depth=1, heads=2)
-    >>> network(torch.randn(3, 11, 8)).shape
-    torch.Size([3, 11, 16])
     """
 
     def __init__(
@@ -60,22 +56,12 @@ class RerankNetwork(nn.Module):
 
 
 def affinities(rows: Float[Tensor, "batch n dim"], anchors: int) -> Float[Tensor, "batch n anchors"]:
-    """Dot products of all rows, the query and its candidates, with the first `anchors` of them.
-
-    >>> affinities(torch.eye(3).unsqueeze(0), 2)
-    tensor([[[1., 0.],
-             [0., 1.],
-             [0., 0.]]])
-    """
+    """Dot products of all rows, the query and its candidates, with the first `anchors` of them."""
     return rows @ rows[:, :anchors].mT
 
 
 def cosines(x: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n"]:
-    """Cosines of every row with row 0.
-
-    >>> cosines(torch.tensor([[[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]]))
-    tensor([[1., 0., 1.]])
-    """
+    """Cosines of every row with row 0."""
     unit = normalize(x if x.dtype == torch.float64 else x.float(), dim=-1)
     return (unit @ unit[:, 0].unsqueeze(-1)).squeeze(-1)
 
@@ -83,11 +69,7 @@ def cosines(x: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n"]:
 def contrastive(
     cosine: Float[Tensor, "batch n"], positive: Bool[Tensor, "batch n"], tau: float = TAU
 ) -> Float[Tensor, " batch"]:
-    """−log(Σ_{i positive} s_i / Σ_i s_i) with s_i = exp(cos(x_0, x_i)/τ), row by row; row 0 is a positive itself.
-
-    >>> contrastive(torch.tensor([[1.0, 1.0, 1.0, 1.0]]), torch.tensor([[True, True, False, False]]))
-    tensor([0.6931])
-    """
+    """−log(Σ_{i positive} s_i / Σ_i s_i) with s_i = exp(cos(x_0, x_i)/τ), row by row; row 0 is a positive itself."""
     logits = cosine / tau
     return logits.logsumexp(-1) - logits.masked_fill(~positive, -math.inf).logsumexp(-1)
 
@@ -99,10 +81,6 @@ def contrastive_bounds(
 
     The minimum: all positives at cosine 1, the others at −1; the maximum: the reverse, except row 0, whose cosine
     with itself is 1. With e = exp(1/τ) and p positives the least is −log(pe / (pe + (n − p)/e)).
-
-    >>> low, high = contrastive_bounds(torch.tensor([16]), 100)
-    >>> round(float(low), 3), round(float(high), 3)
-    (1.075, 2.631)
     """
     count, near, far = positives.double(), math.exp(1 / tau), math.exp(-1 / tau)
     best, worst = count * near, near + (count - 1) * far
@@ -112,11 +90,7 @@ def contrastive_bounds(
 def distance(
     affinity: Float[Tensor, "batch n anchors"], restored: Float[Tensor, "batch n anchors"]
 ) -> Float[Tensor, " batch"]:
-    """The mean over rows of ‖a/‖a‖ − b/‖b‖‖, between 0.01 and 2, so that refined vectors keep the affinities.
-
-    >>> distance(torch.eye(2).unsqueeze(0), -torch.eye(2).unsqueeze(0))
-    tensor([2.])
-    """
+    """The mean over rows of ‖a/‖a‖ − b/‖b‖‖, between 0.01 and 2, so that refined vectors keep the affinities."""
     apart = normalize(affinity, dim=-1) - normalize(restored.to(affinity.dtype), dim=-1)
     return apart.square().sum(-1).clamp(min=CLAMP).sqrt().mean(-1)
 

@@ -60,11 +60,7 @@ class Reranking(Reading, kind="reranking"):
 
 
 def moved(item: Mapping[str, Any]) -> int | None:
-    """Number of ranks an item moved up; None if one rank is unknown.
-
-    >>> moved({"before": 7, "after": 2})
-    5
-    """
+    """Number of ranks an item moved up; None if one rank is unknown."""
     return None if None in (item["before"], item["after"]) else item["before"] - item["after"]
 
 
@@ -184,11 +180,7 @@ def _pixels(name: str, images: Any) -> UInt8[np.ndarray, "n h w c"]:
 
 
 def thumbnail(pixels: UInt8[np.ndarray, "h w c"]) -> str:
-    """A small PNG file of an image, in base64; a large one becomes the means of its blocks.
-
-    >>> thumbnail(np.zeros((2, 2, 1), np.uint8))[:8]
-    'iVBORw0K'
-    """
+    """A small PNG file of an image, in base64; a large one becomes the means of its blocks."""
     block = -(-max(pixels.shape[:2]) // EDGE)
     if block > 1:
         rows, columns = (range(0, size, block) for size in pixels.shape[:2])

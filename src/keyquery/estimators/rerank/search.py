@@ -40,10 +40,6 @@ def search(
 
     Exact with either engine; ties are sorted by index, except among those at the end of the list. "auto" is faiss if it
     is installed and vectors are on the CPU, else torch. `verbose` shows progress.
-
-    >>> search(torch.eye(2), torch.tensor([[0.6, 0.8], [0.8, 0.6], [0.0, 1.0]]), 2, engine="torch")
-    tensor([[1, 0],
-            [2, 0]])
     """
     check_choice("engine", engine, ENGINES)
     if engine == "auto":
@@ -74,13 +70,7 @@ def search_index(index: Any, queries: Float[Tensor, "q dim"], count: int, top: i
 
 
 def itself_first(lists: Int64[Tensor, "n size"]) -> Int64[Tensor, "n size"]:
-    """Put each item first in its own list; duplicates may have put another one first, or left it out.
-
-    >>> itself_first(torch.tensor([[1, 0], [2, 3], [2, 1]]))
-    tensor([[0, 1],
-            [1, 2],
-            [2, 1]])
-    """
+    """Put each item first in its own list; duplicates may have put another one first, or left it out."""
     own = torch.arange(len(lists), device=lists.device).unsqueeze(1)
     away = (lists == own).long()
     away[:, -1] += 1 - away.sum(1)  # drop the last if the item is not in its list
@@ -89,14 +79,7 @@ def itself_first(lists: Int64[Tensor, "n size"]) -> Int64[Tensor, "n size"]:
 
 
 def mutual(near: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
-    """Which neighbours are reciprocal: have the item among their own.
-
-    >>> mutual(torch.tensor([[1, 2], [0, 2], [1, 3], [0, 1]]))
-    tensor([[ True, False],
-            [ True,  True],
-            [ True, False],
-            [False, False]])
-    """
+    """Which neighbours are reciprocal: have the item among their own."""
     own = torch.arange(len(near), device=near.device)
     return torch.cat([(near[near[chunk]] == chunk[:, None, None]).any(-1) for chunk in own.split(CHUNK)])
 

@@ -35,18 +35,7 @@ class SeriesEstimator(Classifier, SavedEstimator):
     verbose: bool
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (n, classes), in the order of `classes_`.
-
-        Parameters
-        ----------
-        X
-            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
-
-        Returns
-        -------
-        ndarray
-            Probabilities (n, classes), in the order of `classes_`.
-        """
+        """Probabilities (n, classes), in the order of `classes_`."""
         data = self._padded(X)
         with bars(self.verbose) as progress:
             return self._log_probabilities(data, progress).exp().cpu().numpy()
@@ -57,18 +46,6 @@ class SeriesEstimator(Classifier, SavedEstimator):
         A window of `stretch` time steps slides over the series by half its length and is replaced by the mean of the
         training data. The relevance of a time step is the mean drop of the log-odds log p/(1 − p) of the predicted
         class over the windows that cover it: positive if it supports the class.
-
-        Parameters
-        ----------
-        X
-            Series, as in `fit`.
-        stretch
-            Window length in time steps. Default: a sixteenth of the series.
-
-        Returns
-        -------
-        Importance
-            A Reading with one row per series; `.plot()` draws it.
         """
         check_count("stretch", stretch, least=1, optional=True)
         data, series = self._padded(X), series_of(X, self.axis)
@@ -162,10 +139,6 @@ class SeriesEstimator(Classifier, SavedEstimator):
 
 
 def plain_label(label: Any) -> str | int | float | bool:
-    """A label as JSON.
-
-    >>> plain_label(np.int64(3))
-    3
-    """
+    """A label as JSON."""
     value = label.item() if isinstance(label, np.generic) else label
     return value if isinstance(value, (str, int, float, bool)) else str(value)

@@ -26,10 +26,6 @@ class Competing(nn.Module):
     eight, with dilations 1, 2, 4 … At each time step the kernel of the largest convolution scores that value, and the
     kernel of the smallest one scores 1. Features are the square roots of the mean scores. Half of them are those of
     first differences. The kernels of a group read the same random subset of the dims.
-
-    >>> series = Padded(torch.randn(5, 40, 2), torch.ones(5, 40, dtype=torch.bool))
-    >>> Competing.fitted(series, np.random.default_rng(0))(series).shape
-    torch.Size([5, 3072])
     """
 
     def __init__(self, dims: int, dilations: Sequence[int]) -> None:

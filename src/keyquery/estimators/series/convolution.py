@@ -35,11 +35,6 @@ class Convolutions(nn.Module):
     al., 2022). In place of its longest stretch above a threshold, every second kernel has the largest values sustained
     for 1, 4, 16 … steps, which hold it for all thresholds at once. A kernel reads a random subset of the dims. A share
     is that of the series' own time steps, whatever its length.
-
-    >>> series = Padded(torch.randn(5, 40, 2), torch.ones(5, 40, dtype=torch.bool))
-    >>> module = Convolutions.fitted(series, 20, np.random.default_rng(0))
-    >>> module(series).shape, module.width
-    (torch.Size([5, 7728]), 7728)
     """
 
     def __init__(self, dims: int, plans: Sequence[Sequence[Sequence[int]]], levels: int) -> None:
@@ -105,20 +100,12 @@ def batched(
 
 
 def level_count(length: int) -> int:
-    """Number of sustained values for series of this length: windows of 1, 4, 16 … steps, at most half the series.
-
-    >>> [level_count(length) for length in (1, 7, 8, 100, 1000)]
-    [1, 1, 2, 3, 5]
-    """
+    """Number of sustained values for series of this length: windows of 1, 4, 16 … steps, at most half the series."""
     return 1 + int(np.log2(max(length / 2, 1)) // 2)
 
 
 def plan(length: int, per_kernel: int) -> list[list[int]]:
-    """Dilations of series of this length, and the number of thresholds of each, `per_kernel` in all.
-
-    >>> plan(100, 10)
-    [[1, 3], [2, 1], [3, 1], [4, 1], [5, 1], [7, 1], [9, 1], [12, 1]]
-    """
+    """Dilations of series of this length, and the number of thresholds of each, `per_kernel` in all."""
     most = max((length - 1) / (LENGTH - 1), 1.0)
     steps = np.floor(2 ** np.linspace(0, np.log2(most), min(DILATIONS, per_kernel))).astype(int)
     dilations, counts = np.unique(steps, return_counts=True)

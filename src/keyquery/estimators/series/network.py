@@ -29,10 +29,6 @@ class SeriesNetwork(nn.Module):
     `bins` consecutive segments of each series go through a linear map, like a flatten head for any length
     (identical to it if `bins` is the length). `primal` are further options of `kq.PrimalAttention`.
     Padding does not affect the output.
-
-    >>> network = SeriesNetwork(3, classes=2, width=16, depth=1, heads=2, attention="primal", rank=4)
-    >>> network(torch.randn(5, 40, 3), torch.ones(5, 40, dtype=torch.bool)).shape
-    torch.Size([5, 2])
     """
 
     def __init__(
@@ -78,11 +74,7 @@ class SeriesNetwork(nn.Module):
 
 
 class Multiscale(nn.Module):
-    """Convolutions of several widths side by side, and a linear map of what they find.
-
-    >>> Multiscale(2, 8)(torch.randn(5, 2, 40)).shape
-    torch.Size([5, 8, 40])
-    """
+    """Convolutions of several widths side by side, and a linear map of what they find."""
 
     def __init__(self, dims: int, width: int) -> None:
         super().__init__()
@@ -96,11 +88,7 @@ class Multiscale(nn.Module):
 
 
 def places(n: int, width: int, device: torch.device | str = "cpu") -> Float[Tensor, "n width"]:
-    """Sinusoidal positions, with wavelengths from 2π to 20,000π, for any length.
-
-    >>> places(3, 4)[0]
-    tensor([0., 1., 0., 1.])
-    """
+    """Sinusoidal positions, with wavelengths from 2π to 20,000π, for any length."""
     rates = torch.exp(-math.log(1e4) / width * torch.arange(0, width, 2, device=device))
     angles = torch.arange(n, device=device).unsqueeze(1) * rates
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :width]
@@ -111,10 +99,6 @@ def stretches(real: Bool[Tensor, "batch n"], bins: int | Int[Tensor, " batch"]) 
 
     Segment b of L tokens is ⌊bL/bins⌋ to ⌈(b + 1)L/bins⌉; in a short series segments overlap. `bins` may differ by
     series: the weights of a segment that a series does not have are 0.
-
-    >>> stretches(torch.tensor([[True, True, True, False]]), 2)
-    tensor([[[0.5000, 0.5000, 0.0000, 0.0000],
-             [0.0000, 0.5000, 0.5000, 0.0000]]])
     """
     count, rank = real.sum(1)[:, None, None], (real.cumsum(1) - 1).unsqueeze(1)
     each = torch.as_tensor(bins, device=real.device).expand(len(real))[:, None, None]

@@ -15,10 +15,6 @@ def pooled(
     """For each threshold, the share of the `count` values of each series that are above it, and the mean of these.
 
     Values outside a series are `OUTSIDE`. Without values above, the mean is 0.
-
-    >>> values = torch.tensor([[[1.0], [5.0], [0.0], [7.0]]])
-    >>> [float(feature) for feature in pooled(values, torch.tensor([4]), torch.tensor([[2.0]]))]
-    [0.5, 6.0]
     """
     features, above = list[Tensor](), torch.empty_like(values)
     share = 1 / count.clamp(min=1).to(values)
@@ -34,9 +30,6 @@ def sustained(values: Float[Tensor, "kernels n batch"], levels: int) -> list[Flo
 
     A series is above t for 4 consecutive steps if and only if the second exceeds t. A window longer than the series
     counts as the next shorter one.
-
-    >>> [float(feature) for feature in sustained(torch.tensor([[[9.0], [2.0], [3.0], [4.0], [5.0], [1.0]]]), 2)]
-    [9.0, 2.0]
     """
     features, size = [maximum(values)], 1
     for _level in range(1, levels):
@@ -52,11 +45,7 @@ def sustained(values: Float[Tensor, "kernels n batch"], levels: int) -> list[Flo
 
 
 def maximum(values: Float[Tensor, "kernels n batch"]) -> Float[Tensor, "kernels batch"]:
-    """The maximum over time, by halves: several times as fast as `amax` on a CPU.
-
-    >>> maximum(torch.tensor([[[1.0], [3.0], [2.0]]]))
-    tensor([[3.]])
-    """
+    """The maximum over time, by halves: several times as fast as `amax` on a CPU."""
     while (n := values.shape[1]) > 1:
         values = torch.maximum(values[:, : (n + 1) // 2], values[:, n // 2 :])
     return values[:, 0]

@@ -188,10 +188,8 @@ class Linear(nn.Module):
 
 
 def interpolated(values: Float64[np.ndarray, "n dims"]) -> Float64[np.ndarray, "_ dims"]:
-    """A series up to its last value, gaps filled linearly; a dim without any value stays NaN, which becomes the mean.
-
-    >>> interpolated(np.array([[1.0], [np.nan], [3.0], [np.nan]])).ravel()
-    array([1., 2., 3.])
+    """A series up to its last value, gaps filled linearly; a dim without any value stays NaN, which becomes the
+    mean.
     """
     present = ~np.isnan(values)
     values, present = (part[: np.flatnonzero(present.any(1))[-1] + 1] for part in (values, present))

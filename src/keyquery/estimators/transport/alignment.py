@@ -25,11 +25,7 @@ BATCH = 250  # points per mini-batch for larger classes
 
 
 def room(geometry: str, classes: int) -> int:
-    """Dimensions that the centres of `classes` classes need.
-
-    >>> room("circle", 5), room("simplex", 5)
-    (2, 4)
-    """
+    """Dimensions that the centres of `classes` classes need."""
     return 2 if geometry == "circle" else classes - 1
 
 
@@ -39,12 +35,6 @@ def centres(geometry: str, classes: int, dims: int) -> Float64[Tensor, "k dims"]
     The edges of the simplex are as long as those between neighbours on the circle, 6k sin π/k: for two or three classes
     both are equal up to a rotation. The nearest centre to Σ_c p_c μ_c is that of the largest p_c on a simplex, and on a
     circle with up to three classes. Learned centres start as a simplex with edges of 4, so that some points are wrong.
-
-    >>> centres("circle", 2, 2).round(decimals=3).abs()
-    tensor([[0., 6.],
-            [0., 6.]], dtype=torch.float64)
-    >>> torch.pdist(centres("simplex", 4, 5)).round(decimals=2)
-    tensor([16.9700, 16.9700, 16.9700, 16.9700, 16.9700, 16.9700], dtype=torch.float64)
     """
     positions = torch.zeros(classes, dims, dtype=torch.float64)
     if geometry == "circle":
@@ -95,10 +85,6 @@ def align(
     "ot" minimises Σ‖x − sample‖² within each class, "random" pairs at random, "mean" sets all targets to 0. For squared
     distances the optimal pairing does not depend on the centre. Missing dimensions are zero-padded. A class of more
     than 1,000 points is matched in random mini-batches of 250, so that time is linear and not cubic.
-
-    >>> x, target = torch.tensor([[-1.0], [0.0], [1.0], [5.0]]).double(), torch.tensor([0, 0, 0, 1])
-    >>> align(x, target, 1, "ot", seed=0).offset[:3, 0].diff() > 0    # in the order of the points
-    tensor([True, True])
     """
     rng = np.random.default_rng((seed, 1))
     offset = torch.zeros(len(x), dims, dtype=torch.float64)
@@ -134,10 +120,6 @@ class Mapper(nn.Module):
     """f(x): features to the space of the centres, by layers of `hidden` widths with ReLU between them.
 
     `centres` (classes, dims) are parameters if `learned`, else fixed.
-
-    >>> network = Mapper(3, centres("circle", 2, 3), (32, 32))
-    >>> network(torch.randn(5, 3)).shape, network.distances(torch.randn(5, 3)).shape
-    (torch.Size([5, 3]), torch.Size([5, 2]))
     """
 
     centres: Float[Tensor, "k dims"]

@@ -20,11 +20,6 @@ class WordEncoder:
     """Words as vectors: the mean of the last hidden states of a text encoder over the tokens of each word.
 
     The encoder is not trained; vectors have mean 0 and variance 1.
-
-    Parameters
-    ----------
-    source
-        The folder of a text encoder of transformers, such as a sentence encoder, or a pair (model, tokenizer).
     """
 
     def __init__(self, source: Any) -> None:

@@ -12,12 +12,7 @@ SMALLEST = 32  # rows of a block of a symmetric product: products of fewer are s
 
 
 def symmetric_product(factor: Tensor, on_factor: Tensor | None = None) -> Tensor:
-    """on_factor @ factorᵀ, which is symmetric, by default factor @ factorᵀ: about half of it is computed on a CPU.
-
-    >>> symmetric_product(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    tensor([[ 5., 11.],
-            [11., 25.]])
-    """
+    """on_factor @ factorᵀ, which is symmetric, by default factor @ factorᵀ: about half of it is computed on a CPU."""
     if on_factor is None and blas.usable(factor):
         return blas.matmul(factor, factor.mT)
     on_factor = factor if on_factor is None else on_factor
@@ -31,11 +26,7 @@ def symmetric_product(factor: Tensor, on_factor: Tensor | None = None) -> Tensor
 
 
 def inner(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch n d"]) -> Float[Tensor, "*batch r n"]:
-    """query @ keyᵀ; under GQA queries are multiplied as one tall matrix, since matmul would copy the key.
-
-    >>> inner(torch.ones(1, 3, 2, 4), torch.ones(1, 1, 5, 4)).shape
-    torch.Size([1, 3, 2, 5])
-    """
+    """query @ keyᵀ; under GQA queries are multiplied as one tall matrix, since matmul would copy the key."""
     if query.ndim > 2 and query.ndim == key.ndim and key.shape[-3] == 1:
         tall = blas.matmul(query.flatten(-3, -2), key.squeeze(-3).mT)
         return tall.unflatten(-2, query.shape[-3:-1])

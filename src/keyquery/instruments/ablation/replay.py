@@ -23,13 +23,6 @@ def from_block(model: nn.Module, module: str, run: Callable[[], Tensor]) -> Iter
 
     There is none where there is no block before it, or where `run`, which returns the losses of the model, does not
     return the same bit for bit without them: where blocks are connected in another way.
-
-    >>> model = torch.nn.Module()
-    >>> model.blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
-    >>> forward = lambda: model.blocks[1](model.blocks[0](torch.ones(1, 2)))
-    >>> with from_block(model, "blocks.1", forward) as skipped:
-    ...     print(skipped is not None)
-    True
     """
     blocks = _before(model, module)
     with ExitStack() as changes:

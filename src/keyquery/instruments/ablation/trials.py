@@ -39,15 +39,6 @@ class Trials:
 
     Many run as one batch of repeated inputs, each with its gains, if the first such batch of a layer agrees with a run
     of its last trial alone. Memory that does not suffice halves the batch.
-
-    Parameters
-    ----------
-    model, batches, loss
-        As in `kq.ablate`.
-    dialled
-        The model's dial.
-    whole
-        Ablates whole heads: of a kind and heads, a context.
     """
 
     def __init__(

@@ -63,13 +63,6 @@ class Copies:
     """A model that runs on several copies of its inputs, and returns the rows of the copy `now`.
 
     It runs when the first copy is asked for; for the others, calls are answered from that run.
-
-    Parameters
-    ----------
-    model
-        The live model.
-    count
-        Number of copies.
     """
 
     def __init__(self, model: nn.Module, count: int) -> None:
@@ -83,15 +76,7 @@ class Copies:
 
     @contextmanager
     def running(self) -> Iterator[Copies]:
-        """Context in which the model is called so.
-
-        >>> double = torch.nn.Linear(2, 2)
-        >>> with Copies(double, 3).running() as copies:
-        ...     first = double(torch.ones(1, 2))
-        ...     copies.now = 2
-        ...     print(torch.equal(double(torch.ones(1, 2)), first))
-        True
-        """
+        """Context in which the model is called so."""
         with ExitStack() as changes:
             around_calls(self._model, self._call, changes)
             yield self
@@ -118,11 +103,7 @@ def _rows(inputs: Any) -> int:
 
 
 def repeated_rows(values: Any, copies: int, rows: int | None = None) -> Any:
-    """Tensors of `rows` rows, in containers, repeated along them; default: all that have a batch.
-
-    >>> repeated_rows({"x": torch.tensor([[1], [2]])}, 2)["x"].flatten().tolist()
-    [1, 2, 1, 2]
-    """
+    """Tensors of `rows` rows, in containers, repeated along them; default: all that have a batch."""
     if isinstance(values, Tensor):
         own = values.ndim > 1 and copies > 1 and rows in (None, len(values))
         return values.repeat(copies, *[1] * (values.ndim - 1)) if own else values

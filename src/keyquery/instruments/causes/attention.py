@@ -50,11 +50,7 @@ def mapped(
     tokenizer: Any = None,
     name: str | None = None,
 ) -> Mapped:
-    """Attention maps for `kq.causes`.
-
-    >>> mapped(torch.eye(3)).heads
-    [0]
-    """
+    """Attention maps for `kq.causes`."""
     if not isinstance(attention, (nn.Module, str, Path)):
         if text is not None or inputs is not None or layer is not None:
             raise ValueError("text, inputs and layer need a model; for a tensor, pass tokens and head")
@@ -73,11 +69,7 @@ def mapped(
 
 
 def width_of(model: nn.Module) -> int | None:
-    """The hidden size of a model; None if its config does not name it.
-
-    >>> width_of(kq.Attention(8, 2))
-    8
-    """
+    """The hidden size of a model; None if its config does not name it."""
     config = _config(model) or model
     sizes = (getattr(config, name, None) for name in WIDTHS)
     return next((width for width in sizes if isinstance(width, int)), None)
@@ -139,12 +131,7 @@ def _squares(attention: Any) -> Float[ndarray, "heads n n"]:
 
 
 def check_rows(maps: Float[Tensor, "heads n n"], rows: Bool[Tensor, "heads n"] | None = None) -> None:
-    """Require non-negative attention whose rows sum to 1; `rows` selects the rows to check.
-
-    >>> check_rows(torch.full((1, 2, 2), 0.6))
-    Traceback (most recent call last):
-    ValueError: rows of attention must sum to 1, within 0.0001; row 0 of head 0 sums to 1.2
-    """
+    """Require non-negative attention whose rows sum to 1; `rows` selects the rows to check."""
     near, n = max(NEAR, torch.finfo(maps.dtype).eps), maps.shape[-1]
     lowest = int(maps.argmin())
     if maps.flatten()[lowest] < 0:
@@ -198,11 +185,7 @@ def _selected(
 
 
 def listed(values: Any) -> list[Any]:
-    """A list of numbers from a list, a tensor, an array or a single number.
-
-    >>> listed(torch.tensor([0, 2])), listed(3)
-    ([0, 2], [3])
-    """
+    """A list of numbers from a list, a tensor, an array or a single number."""
     items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else values
     return [items] if isinstance(items, str) or not isinstance(items, Iterable) else list(items)
 

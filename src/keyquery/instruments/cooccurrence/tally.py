@@ -22,25 +22,12 @@ Pairs = tuple[Int[ndarray, " pairs"], Int[ndarray, " pairs"]]
 
 
 def words_in(text: str) -> list[str]:
-    """The words of a text in lower case: runs of letters and digits, and runs of other characters.
-
-    >>> words_in("The river’s bank, flooded.")
-    ['the', 'river’s', 'bank', ',', 'flooded', '.']
-    """
+    """The words of a text in lower case: runs of letters and digits, and runs of other characters."""
     return WORD.findall(text.lower())
 
 
 class Tally:
-    """Counts of words and of directed pairs within a window; windows do not cross texts.
-
-    >>> tally = Tally(window=1)
-    >>> for piece in ("a rose is a ro", "se"):
-    ...     tally.add(piece)
-    >>> tally.end()
-    >>> keys, counts = tally.pairs()
-    >>> sorted(tally.words), sorted(counts.tolist())
-    (['a', 'is', 'rose'], [1, 1, 2])
-    """
+    """Counts of words and of directed pairs within a window; windows do not cross texts."""
 
     def __init__(self, window: int, vocabulary: Sequence[str] | None = None, encode: Any = None) -> None:
         """Count words of `words_in`, all or those of a vocabulary; or token ids from `encode(text)`."""
@@ -126,13 +113,7 @@ class Tally:
 
 
 def read_into(tally: Tally, texts: Any, watch: Progress) -> None:
-    """Add texts to a tally: a string, a Path to a text file (compressed or not), or several of these.
-
-    >>> tally = Tally(window=2)
-    >>> read_into(tally, ["a rose", "is a rose"], lambda items, what, total: items)
-    >>> tally.tokens
-    5
-    """
+    """Add texts to a tally: a string, a Path to a text file (compressed or not), or several of these."""
     sources = [texts] if isinstance(texts, (str, Path)) else texts
     if not isinstance(sources, Iterable):
         raise TypeError(f"texts must be a string, a pathlib.Path, or several of these, got {type(texts).__name__}")

@@ -17,10 +17,6 @@ class Law:
 
     `a_error` and `b_error` are standard errors, of your own fit: none are checked for the published one. `rank` is that
     of the embeddings: the law's width is then min(d, rank).
-
-    >>> law = Law()
-    >>> round(law.width(70)), round(law.layers(1.75e11), 1)
-    (7510, 80.5)
     """
 
     a: float = 5.039
@@ -30,11 +26,7 @@ class Law:
     rank: int | None = None
 
     def width(self, layers: float, sigmas: float = 0.0) -> float:
-        """The width at a depth, plus `sigmas` standard errors.
-
-        >>> [round(Law(a_error=0.030, b_error=0.0013).width(24, sigmas)) for sigmas in (-1.96, 0, 1.96)]
-        [537, 585, 636]
-        """
+        """The width at a depth, plus `sigmas` standard errors."""
         width = math.exp(min(self.a + self.b * layers + sigmas * self._error(layers), 700.0))
         return width if self.rank is None else min(width, self.rank)
 
@@ -58,13 +50,7 @@ class Law:
         return params / PER_LAYER / self.rank**2
 
     def contained(self, layers: float, width: float) -> tuple[float, float] | None:
-        """The largest shape on the law that is neither deeper nor wider than this one; None if there is none.
-
-        >>> tuple(round(size) for size in Law().contained(12, 768))
-        (12, 300)
-        >>> tuple(round(size) for size in Law().contained(96, 12288))
-        (79, 12288)
-        """
+        """The largest shape on the law that is neither deeper nor wider than this one; None if there is none."""
         if width >= (own := self.width(layers)):
             return (layers, own)
         layers_at_width = self.depth(width)
@@ -78,11 +64,7 @@ class Law:
 
 
 def count(layers: float, width: float) -> float:
-    """N = 12·L·d².
-
-    >>> count(12, 768)
-    84934656
-    """
+    """N = 12·L·d²."""
     return PER_LAYER * layers * width**2
 
 

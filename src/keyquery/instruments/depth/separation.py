@@ -88,20 +88,13 @@ def rank_of_two(layers: int, width: int) -> int:
 
     y₁ has terms of degrees 3^L − 2k in its own token and 2k in the other. Those of one pair of degrees have at most as
     many independent ones as the smaller degree has monomials; the smaller degrees run through 0, …, C, each once.
-
-    >>> [rank_of_two(layers, width) for layers, width in ((1, 4), (2, 2), (2, 4), (3, 2))]
-    [5, 15, 70, 105]
     """
     order = (3**layers - 1) // 2
     return math.comb(width + order, min(order, width))
 
 
 def log_rank_of_two(layers: int, width: int) -> float:
-    """log₃ of `rank_of_two`, for shapes whose rank would overflow.
-
-    >>> abs(log_rank_of_two(3, 2) - math.log(105, 3)) < 1e-12, round(log_rank_of_two(96, 12288))
-    (True, 1077753)
-    """
+    """log₃ of `rank_of_two`, for shapes whose rank would overflow."""
     order = layers * math.log(3) + math.log1p(-(3.0**-layers)) - math.log(2)  # ln C
     few, many = sorted((order, math.log(width)))
     # binom(m + n, n) = Π_i (1 + m/i) over i = 1, …, n, the smaller of both.
@@ -114,10 +107,6 @@ def separation_bounds(layers: int, width: int, heads: int = 1) -> tuple[float, f
 
     They are quoted from memory, not checked against the paper. `rank_of_two` lies between them in every case tried
     (widths up to 8,192, 1 to 39 layers, up to 16 heads), and equals the upper one for one layer of one head.
-
-    >>> low, high = separation_bounds(2, 16)
-    >>> low < log_rank_of_two(2, 16) < high
-    True
     """
     _check(layers, width, heads)
     if heads >= width:

@@ -82,12 +82,7 @@ class Regression(ProbabilityTest):
 
 
 def likelihood(codes: ndarray, size: int, regressors: Float[ndarray, "n k"]) -> float:
-    """The greatest log-likelihood of classes by multinomial logistic regression, by Newton's method.
-
-    >>> codes = np.array([0, 1, 1, 1])
-    >>> bool(np.isclose(likelihood(codes, 2, np.ones((4, 1))), 3 * np.log(0.75) + np.log(0.25)))
-    True
-    """
+    """The greatest log-likelihood of classes by multinomial logistic regression, by Newton's method."""
     rows, width = regressors.shape
     target = (codes[:, None] == np.arange(1, size)).astype(np.float64)
     weights, value = np.zeros((size - 1, width)), -np.inf

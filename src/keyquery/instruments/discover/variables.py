@@ -40,12 +40,7 @@ class Variables:
         return self.values[:, column].astype(np.int64)
 
     def lagged(self, lags: int) -> tuple[Variables, list[int]]:
-        """Rows in order of time: each column at its row and at the `lags` rows before, and tiers, oldest first.
-
-        >>> past, tiers = Variables(["a"], np.arange(8.0)[:, None], [0]).lagged(1)
-        >>> past.names, past.values[:2].tolist(), tiers
-        (['a[t-1]', 'a[t]'], [[0.0, 1.0], [1.0, 2.0]], [0, 1])
-        """
+        """Rows in order of time: each column at its row and at the `lags` rows before, and tiers, oldest first."""
         most = len(self) - LEAST
         if lags and lags > most:
             raise ValueError(
@@ -62,9 +57,6 @@ def variables_of(X: Any, names: Sequence[str] | None = None, discrete: bool | Co
 
     `discrete` names further columns that are categorical, or True for all. Rows with a missing value are dropped, with
     a warning.
-
-    >>> variables_of(np.arange(10.0).reshape(5, 2), ["age", "income"]).sizes
-    [0, 0]
     """
     labels, columns = _columns(X)
     if names is not None:
@@ -149,11 +141,7 @@ def _column(name: str, column: Shaped[ndarray, " n"], discrete: bool) -> tuple[F
 
 
 def _codes(column: Shaped[ndarray, " n"]) -> tuple[Int[ndarray, " n"], int]:
-    """Ranks of values among those that occur, and their number; small whole numbers need no sorting.
-
-    >>> _codes(np.array([7.0, 3.0, 7.0]))
-    (array([1, 0, 1]), 2)
-    """
+    """Ranks of values among those that occur, and their number; small whole numbers need no sorting."""
     with np.errstate(invalid="ignore"):
         whole = column.astype(np.int64)
     low, high = (int(end) for end in (whole.min(), whole.max())) if len(whole) else (0, 0)

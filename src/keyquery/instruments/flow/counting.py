@@ -159,10 +159,6 @@ def popularity_of(attention: Float[Tensor, "n n"], groups: Sequence[Int[Tensor, 
 
     Each row's mean over the group is subtracted first, since softmax ignores it. For scores q·k without a position term
     it is q̄·(k − k̄), with means over these queries and keys. None with fewer than two such queries.
-
-    >>> scores = torch.tensor([[0.0, 1.0, 0.0], [2.0, 3.0, 2.0], [0.0, 1.0, 0.0]])  # all attend to the second key
-    >>> [round(value, 4) for value in popularity_of(scores.softmax(-1), [torch.arange(3)])]
-    [-0.3333, 0.6667, -0.3333]
     """
     out: list[float | None] = [None] * len(attention)
     for keys in groups:
@@ -176,12 +172,7 @@ def popularity_of(attention: Float[Tensor, "n n"], groups: Sequence[Int[Tensor, 
 
 
 def shares(mass: Float64[Tensor, "*lead classes classes"], counted: Sequence[int]) -> Float64[Tensor, "*lead m m"]:
-    """Mass between the counted classes as shares of all mass between them; 0 without mass.
-
-    >>> shares(torch.tensor([[6.0, 2.0], [2.0, 0.0]]).double(), [0, 1])
-    tensor([[0.6000, 0.2000],
-            [0.2000, 0.0000]], dtype=torch.float64)
-    """
+    """Mass between the counted classes as shares of all mass between them; 0 without mass."""
     chosen = mass[..., list(counted), :][..., list(counted)]
     total = chosen.sum((-1, -2), keepdim=True)
     return chosen / total.where(total > 0, 1.0)
@@ -197,11 +188,6 @@ def net_shares(
 
     They sum to 1 minus what goes to sinks and uncounted classes. With `chance`, the same total is divided as `chance`
     is: the null level.
-
-    >>> raw = torch.tensor([[6.0, 2.0, 12.0], [2.0, 0.0, 18.0], [0.0, 0.0, 9.0]]).double()   # the last: not counted
-    >>> net_shares(raw, raw, [0, 1])
-    tensor([[0.1500, 0.0500],
-            [0.0500, 0.0000]], dtype=torch.float64)
     """
     paid = raw[..., list(counted), :].sum((-1, -2), keepdim=True)
     left = net[..., list(counted), :][..., list(counted)].sum((-1, -2), keepdim=True)
@@ -209,11 +195,7 @@ def net_shares(
 
 
 def crossing(blocks: Float[Tensor, "*lead m m"]) -> Float[Tensor, "*lead"]:
-    """The total share between different classes.
-
-    >>> crossing(torch.tensor([[0.5, 0.25], [0.25, 0.0]]))
-    tensor(0.5000)
-    """
+    """The total share between different classes."""
     return blocks.sum((-1, -2)) - blocks.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 

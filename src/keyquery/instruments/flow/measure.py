@@ -206,11 +206,7 @@ def _norms(values: Any, output: Any, lead: Sequence[int], count: int) -> Float[T
 
 
 def classes_of(labels: list[list[str]], special: str, counted: bool) -> Classes:
-    """Labels as class indices; requires at least two modalities.
-
-    >>> classes_of([["text", "image", "special"]], "special", counted=False).counted
-    [0, 1]
-    """
+    """Labels as class indices; requires at least two modalities."""
     names = list(dict.fromkeys(label for row in labels for label in row))
     modalities = [index for index, label in enumerate(names) if counted or label != special]
     if len([label for label in names if label != special]) < 2:

@@ -222,11 +222,7 @@ def located(tokens: Tokens, order: Sequence[Tensor], processor: Any = None, show
 
 
 def _by_rows(count: int, tall: int, wide: int) -> list[list[int]]:
-    """Rows and columns of `count` square patches of an image; empty if they do not fill it.
-
-    >>> _by_rows(6, 32, 48)
-    [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
-    """
+    """Rows and columns of `count` square patches of an image; empty if they do not fill it."""
     about = math.isqrt(count * tall // wide)
     for rows in (about, about + 1):
         if rows and count % rows == 0 and rows * wide == count // rows * tall:

@@ -62,10 +62,6 @@ def _of_layer(layer: Attention) -> Float[Tensor, "key_heads group r width"]:
 
 
 def lengths(value: Float[Tensor, "*batch n r"], output: Float[Tensor, "*heads r width"]) -> Float[Tensor, "*both n"]:
-    """‖v W‖ of values v and output maps W, through the r × r matrix W Wᵀ, in float64.
-
-    >>> lengths(torch.tensor([[3.0, 4.0]]), torch.eye(2))
-    tensor([5.], dtype=torch.float64)
-    """
+    """‖v W‖ of values v and output maps W, through the r × r matrix W Wᵀ, in float64."""
     value, output = value.double(), output.double()
     return ((value @ (output @ output.mT)) * value).sum(-1).clamp(min=0).sqrt()

@@ -14,9 +14,6 @@ def best_path(z: Float[np.ndarray, "ours theirs"], jump: float = JUMP) -> tuple[
     """The source layer of each of their layers, by dynamic programming, and the sum of its similarities less its jumps.
 
     The layer after the previous source is free, every other layer costs `jump`.
-
-    >>> best_path(np.array([[9.0, 0, 0, 0], [0, 9, 0, 9], [0, 0, 9, 0]]))  # layer 1 stands there twice
-    (33.0, [0, 1, 2, 1])
     """
     totals, paths = best_paths(z[None], jump)
     return float(totals[0]), paths[0].tolist()
@@ -46,11 +43,7 @@ def _extended(total: np.ndarray, column: np.ndarray, jump: float) -> np.ndarray:
 
 
 def matched(similarity: Float[np.ndarray, "ours theirs"]) -> list[int]:
-    """Our head for each of their heads: the assignment of the largest total; with more of theirs, some occur twice.
-
-    >>> matched(np.array([[0.9, 0.8], [0.8, 0.1]]))
-    [1, 0]
-    """
+    """Our head for each of their heads: the assignment of the largest total; with more of theirs, some occur twice."""
     ours, theirs = similarity.shape
     tiled = np.tile(similarity, (-(-theirs // ours), 1))
     _, rows = optional("scipy.optimize", "matching heads").linear_sum_assignment(tiled.T, maximize=True)

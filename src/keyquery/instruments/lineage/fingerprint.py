@@ -61,10 +61,6 @@ def fingerprint(
     """The fingerprint of a model; with `permutations`, also sketches under a null of permuted dimensions.
 
     With `linear`, also a sketch of the weights themselves, for merges.
-
-    >>> heads = kq.read(kq.Attention(8, 2))
-    >>> fingerprint(heads).layers[0].gaps.shape
-    torch.Size([2, 4, 3])
     """
     layers: list[LayerPrint] = []
     digests = heads.recorded()

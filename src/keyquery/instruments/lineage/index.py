@@ -50,12 +50,7 @@ class Relatives(Reading, kind="lineage search"):
 
 
 def packed(whole: Fingerprint) -> bytes:
-    """A fingerprint in at most 200 kB: 8-bit numbers, and of large models fewer layers, gaps and cells.
-
-    >>> heads = kq.read(kq.models.DECODER)
-    >>> len(packed(fingerprint(heads))) < 20_000
-    True
-    """
+    """A fingerprint in at most 200 kB: 8-bit numbers, and of large models fewer layers, gaps and cells."""
     widths = [layer.width for layer in whole.layers]
     common = max(set(widths), key=widths.count)
     layers = [layer for layer in whole.layers if layer.width == common]
@@ -140,21 +135,6 @@ def among(model: Any, index: Iterable[Path | Fingerprint], progress: Progress | 
 
     Every model of the index is compared by some heads of the model and short projections of its own heads, kept in the
     folder of the index; those nearest are tested in full.
-
-    Parameters
-    ----------
-    model
-        Whatever `kq.read` takes.
-    index
-        Files that `packed` wrote, or fingerprints.
-    progress
-        Progress display. Default: none.
-
-    Returns
-    -------
-    Relatives
-        p-values are adjusted by Bonferroni for the number of models that could be compared. Damaged files of an index
-        are left out and named in `skipped`.
     """
     heads = model if isinstance(model, Heads) else read(model)
     whole = fingerprint(heads, PERMUTATIONS, progress)

@@ -57,30 +57,18 @@ def path_statistic(
 
 
 def p_value(test: str, statistic: float, layers: int = LAYERS) -> float:
-    """The probability of so large a statistic between unrelated models, the second of which has so many layers.
-
-    >>> round(p_value("shared basis", 0.0), 2), p_value("shared basis", 6.0) < 1e-4
-    (0.48, True)
-    """
+    """The probability of so large a statistic between unrelated models, the second of which has so many layers."""
     location, scale, skewness, freedom = UNRELATED[test]
     location *= max(layers / LAYERS, 1.0)
     return student_tail(_normal_score((statistic - location) / scale, skewness), freedom)
 
 
 def _normal_score(x: float, skewness: float) -> float:
-    """Of a gamma variable with mean 0, variance 1 and this skewness: Wilson and Hilferty's cube root.
-
-    >>> round(_normal_score(0.0, 0.6), 2)
-    0.1
-    """
+    """Of a gamma variable with mean 0, variance 1 and this skewness: Wilson and Hilferty's cube root."""
     root = math.copysign(abs(1 + skewness * x / 2) ** (1 / 3), 1 + skewness * x / 2)
     return 6 / skewness * (root - 1) + skewness / 6
 
 
 def p_text(p: float) -> str:
-    """A p-value in words: beyond 1e-15 its calibration means nothing.
-
-    >>> p_text(0.0213), p_text(3e-22)
-    ('2.1e-02', '< 1e-15')
-    """
+    """A p-value in words: beyond 1e-15 its calibration means nothing."""
     return f"{p:.1e}" if p > 1e-15 else "< 1e-15"

@@ -30,12 +30,7 @@ class Spectra(NamedTuple):
 
 
 def spectra(layer: Layer, form: Form) -> Spectra:
-    """Spectra of the heads of a layer; `form` has at least one dimension of heads.
-
-    >>> layer = kq.read(kq.Attention(8, 2))[0]
-    >>> spectra(layer, layer.form).values.shape
-    torch.Size([2, 4, 4])
-    """
+    """Spectra of the heads of a layer; `form` has at least one dimension of heads."""
     query, key = (factor.float() for factor in (form.query, form.key))
     own, other = symmetric_product(query), symmetric_product(key)
     planes = _planes(layer, own, other)

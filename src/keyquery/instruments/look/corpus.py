@@ -141,12 +141,7 @@ def corpus_of(
 
 
 def centred(scores: Float[Tensor, "*heads n n"]) -> Float[Tensor, "*heads n n"]:
-    """Remove row means (invisible to softmax) and column means (popularity).
-
-    >>> centred(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    tensor([[0., 0.],
-            [0., 0.]])
-    """
+    """Remove row means (invisible to softmax) and column means (popularity)."""
     rows = scores - scores.mean(-1, keepdim=True)
     return rows - rows.mean(-2, keepdim=True)
 
@@ -181,9 +176,5 @@ def _chance(values: Float[Tensor, " draws"]) -> float:
 
 
 def level(metrics: Mapping[str, Any], name: str) -> float:
-    """The null level of a metric: the higher of its two controls.
-
-    >>> level({"skew_cosine": -0.2, "skew_cosine_chance": 0.01, "skew_cosine_random": 0.1}, "skew_cosine")
-    0.1
-    """
+    """The null level of a metric: the higher of its two controls."""
     return max(metrics[f"{name}_chance"], metrics[f"{name}_random"])

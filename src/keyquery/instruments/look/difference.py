@@ -23,12 +23,6 @@ def difference(before: Heads, after: Heads, progress: Progress | None = None) ->
     `rows` has one row per head: "change", "symmetric" and "skew" of the raw weights, "folded" with biases and norms
     folded in; None where ‖M‖ is 0. If shapes differ, `rows` is None and `why` gives the reason. `notes` list other
     differences between layers, such as their scale. ΔM = ΔQᵀK₂ + Q₁ᵀΔK, of rank 2r, is never formed.
-
-    >>> model, copy = torch.nn.MultiheadAttention(8, 2), torch.nn.MultiheadAttention(8, 2)
-    >>> copy.load_state_dict(model.state_dict())
-    <All keys matched successfully>
-    >>> [row["change"] for row in difference(kq.read(model), kq.read(copy))["rows"]]
-    [0.0, 0.0]
     """
     if len(before) != len(after):
         return {"rows": None, "why": f"{len(before)} attention layers and {len(after)}", "notes": []}
@@ -48,11 +42,7 @@ def difference(before: Heads, after: Heads, progress: Progress | None = None) ->
 
 
 def compared_tensors(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, list[str]]:
-    """Names of the tensors of two checkpoints: same by digest, changed, missing or new.
-
-    >>> compared_tensors({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"})
-    {'same': ['a'], 'changed': ['b'], 'missing': [], 'new': ['c']}
-    """
+    """Names of the tensors of two checkpoints: same by digest, changed, missing or new."""
     both = [name for name in before if name in after]
     return {
         "same": [name for name in both if before[name] == after[name]],

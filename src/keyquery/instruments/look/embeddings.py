@@ -48,9 +48,5 @@ class Embedded:
 
 
 def joined(cells: list[dict[str, Any]], more: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge further metrics into each head's.
-
-    >>> joined([{"head": 0}], [{"corpus": None}])
-    [{'head': 0, 'corpus': None}]
-    """
+    """Merge further metrics into each head's."""
     return [{**cell, **further} for cell, further in zip(cells, more, strict=True)]

@@ -62,24 +62,7 @@ def label_head(
     ablation: Mapping[str, Any] | None = None,
     thresholds: Thresholds | None = None,
 ) -> Label:
-    """Label a head by its metrics.
-
-    Parameters
-    ----------
-    weights
-        Metrics of its weights, view "raw".
-    on_data
-        Its metrics on data. Default: none.
-    ablation
-        Change of the loss with each part ablated, as [change, low, high]. Default: not measured.
-    thresholds
-        Decision thresholds. Default: `Thresholds()`.
-
-    Examples
-    --------
-    >>> label_head({"symmetry": 0.95})
-    Label(label='symmetric', reason='symmetry 0.95, from the weights alone', evidence='weights')
-    """
+    """Label a head by its metrics."""
     limit = thresholds or Thresholds()
     if on_data is None:
         return _from_weights(weights["symmetry"], limit)
@@ -160,11 +143,7 @@ def properties(
     rank: int,
     thresholds: Thresholds | None = None,
 ) -> list[str]:
-    """Further properties of a head: "psd", "low rank 7", "split 12:30" (effective ranks that fit its width).
-
-    >>> properties({"symmetry": 0.95, "positive_share": 0.99, "effective_rank": 7.4}, None, rank=64)
-    ['psd', 'low rank 7']
-    """
+    """Further properties of a head: "psd", "low rank 7", "split 12:30" (effective ranks that fit its width)."""
     limit = thresholds or Thresholds()
     names = []
     if weights["symmetry"] >= limit.symmetry and weights["positive_share"] >= limit.positive:

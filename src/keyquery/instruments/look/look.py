@@ -163,13 +163,7 @@ def look(
 
 
 def look_at_layer(layer: Layer, heads: Heads) -> Measured:
-    """Metrics of one layer and its heads, from the weights alone; `whole_look` joins layers.
-
-    >>> heads = kq.read(torch.nn.MultiheadAttention(8, 2))
-    >>> row, cells = look_at_layer(heads[0], heads)
-    >>> row["layer"], [cell["head"] for cell in cells]
-    (0, [0, 1])
-    """
+    """Metrics of one layer and its heads, from the weights alone; `whole_look` joins layers."""
     return measure_layer(layer, heads, OnData(), Thresholds())
 
 
@@ -177,12 +171,6 @@ def whole_look(facts: Mapping[str, Any], measured: Iterable[Measured], tensors: 
     """The look of a model from the metrics of its layers; `facts` are `Heads.model` and the width.
 
     `tensors` are the digests of the tensors that were read, as returned by `Heads.recorded`.
-
-    >>> model = torch.nn.MultiheadAttention(8, 2)
-    >>> heads = kq.read(model)
-    >>> tensors = heads.recorded()
-    >>> whole_look({**heads.model, "width": 8}, [look_at_layer(heads[0], heads)], tensors) == kq.look(model)
-    True
     """
     return _whole(facts, list(measured), tensors)
 

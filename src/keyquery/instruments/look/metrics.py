@@ -26,11 +26,7 @@ PIECE_GPU = 2**26  # half a gigabyte in float64
 
 
 def metrics_of(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
-    """Metrics of each head, computed for some heads at a time.
-
-    >>> [cell["symmetry"] for cell in metrics_of(Form(torch.ones(2, 1, 3), torch.ones(2, 1, 3)))]
-    [1.0, 1.0]
-    """
+    """Metrics of each head, computed for some heads at a time."""
     return [cell for piece in _pieces(form) for cell in _metrics(piece, rope)]
 
 
@@ -74,9 +70,6 @@ def of_whole_layer(form: Form) -> dict[str, float]:
 
     Query heads that share a key (GQA) are summed first. Norms of rows and columns are in float32 on a CPU, in float64
     on a GPU; tr(M²) is that of (KQᵀ)² where the heads have few rows, or M is large.
-
-    >>> round(of_whole_layer(Form(torch.eye(2)[None], torch.eye(2)[None]))["symmetry"], 6)
-    1.0
     """
     least = torch.float32 if form.device.type == "cpu" else torch.float64
     form = form.to(torch.promote_types(form.dtype, least))

@@ -179,10 +179,6 @@ def predicted(values: np.ndarray, steps: Sequence[int], at: float) -> tuple[np.n
     """The lower end of the 95 % interval of ln(values) at a step, and the slope, of a straight line per column.
 
     −inf where there are fewer than 4 records, or values that are not above 0.
-
-    >>> low, slope = predicted(np.exp(np.arange(5.0))[:, None], range(5), 10)
-    >>> round(float(low[0]), 6), round(float(slope[0]), 6)
-    (10.0, 1.0)
     """
     count, heads = values.shape
     none = np.full(heads, -np.inf), np.zeros(heads)

@@ -32,15 +32,7 @@ class Bound(NamedTuple):
 
 @torch.no_grad()
 def logit_bound(layer: Layer, norm: Tensor | float) -> Bound:
-    """The bound scale·max q·k of every head of a layer whose inputs have at most this norm.
-
-    >>> layer = kq.read(torch.nn.MultiheadAttention(8, 2))[0]
-    >>> x = torch.randn(5, 8)
-    >>> queries, keys = layer.project(x)
-    >>> largest = layer.scale * (queries @ keys.mT).amax((1, 2, 3))
-    >>> bool((largest <= logit_bound(layer, x.norm(dim=-1).max()).bound).all())
-    True
-    """
+    """The bound scale·max q·k of every head of a layer whose inputs have at most this norm."""
     weights = layer.weights
     query, key = weights.query.double(), weights.key.double()
     norm = torch.as_tensor(norm, dtype=torch.float64, device=query.device)
@@ -136,11 +128,7 @@ def _bias_terms(
 
 
 def product_norm(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch r e"]) -> Float[Tensor, "*batch"]:
-    """σ₁(QᵀK), from r × r matrices: σ₁² is the largest eigenvalue of LᵀKKᵀL, with LLᵀ = QQᵀ.
-
-    >>> product_norm(torch.diag(torch.tensor([3.0, 1.0])).double(), torch.eye(2).double())
-    tensor(3.0000, dtype=torch.float64)
-    """
+    """σ₁(QᵀK), from r × r matrices: σ₁² is the largest eigenvalue of LᵀKKᵀL, with LLᵀ = QQᵀ."""
     return _root(largest_eigenvalue(product_core(query, key)))
 
 

@@ -41,13 +41,6 @@ class Observation:
     """Observes the attention calls of a model, by module name in `seen`, without a change to any.
 
     An exception does not reach the model: the first is kept in `error`. With `samples`, samples of inputs are kept.
-
-    >>> layer, observation = torch.nn.MultiheadAttention(8, 2, batch_first=True), Observation()
-    >>> with ExitStack() as changes:
-    ...     observation.attach(layer, changes)
-    ...     _ = layer(*[torch.randn(1, 5, 8)] * 3)
-    >>> observation.seen[""].statistics[0].shape
-    torch.Size([1, 7, 2])
     """
 
     def __init__(self, samples: bool = False) -> None:

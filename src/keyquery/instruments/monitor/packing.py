@@ -62,26 +62,7 @@ def _merged(forwards: Sequence[Measured]) -> dict[str, Tensor]:
 
 
 class Packed:
-    """The measurements of all layers as one tensor on its way to the CPU; with `shared`, those of all processes.
-
-    Parameters
-    ----------
-    layers
-        By module: `statistics`, (7, heads), and other metrics, (heads,).
-    scales
-        Factor of the scores, by module.
-    dtypes
-        Of queries and keys, by module.
-    shared
-        Whether processes train one model. Default: False.
-
-    Examples
-    --------
-    >>> layers = {"attention": {"statistics": torch.ones(7, 2)}}
-    >>> packed = Packed(layers, {"attention": 0.5}, {"attention": torch.float32})
-    >>> packed.columns()["largest"].tolist(), packed.columns()["unscaled"].tolist()
-    ([1.0, 1.0], [2.0, 2.0])
-    """
+    """The measurements of all layers as one tensor on its way to the CPU; with `shared`, those of all processes."""
 
     def __init__(
         self,
@@ -153,13 +134,7 @@ def _reduced(table: Tensor, metrics: Sequence[str]) -> Tensor:
 
 
 def plain(column: np.ndarray) -> list[float | None]:
-    """Numbers as JSON holds them: 7 digits, None where not finite.
-
-    >>> plain(np.array([1 / 3, np.nan]))
-    [0.3333333, None]
-    >>> plain(np.array([1234567890.0, -1e-12, 0.0]))
-    [1234568000.0, -1e-12, 0.0]
-    """
+    """Numbers as JSON holds them: 7 digits, None where not finite."""
     finite = np.isfinite(column)
     safe = np.where(finite & (column != 0), column, 1.0)
     digits = 6 - np.floor(np.log10(np.abs(safe))).astype(int)

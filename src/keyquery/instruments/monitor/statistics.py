@@ -27,36 +27,8 @@ def logit_statistics(
     impl: str = "auto",
     rows: Bool[Tensor, "batch n"] | None = None,
 ) -> Float[Tensor, "7 heads"]:
-    """Largest and smallest logit and largest entry of every head, and sums over queries of entropy and attention sink.
-
-    Parameters
-    ----------
-    query, key
-        As fused attention takes them; under GQA, `kv` divides `heads`.
-    scale
-        Factor of the scores.
-    mask
-        Of `torch.nn.functional.scaled_dot_product_attention`: boolean (True: visible) or additive, broadcast to
-        (batch, heads, n, m). What is added counts as part of the logit. Default: none.
-    causal
-        Query i sees keys up to i. Default: False.
-    impl
-        "reference" (blocks of torch operations), "triton" (one pass on a GPU), or "auto" by device.
-    rows
-        Queries that count, without padding. Default: all.
-
-    Returns
-    -------
-    Tensor
-        Rows, by the constants of this module: the largest and the smallest visible logit; sums over queries of the
-        entropy (nats), of the mass on the first visible key, and of the entropy of uniform attention; the number of
-        queries that see any key; and the largest |entry| of queries and keys. float64 for float64 inputs, else float32.
-
-    Examples
-    --------
-    >>> x = torch.eye(2)[None, None]
-    >>> logit_statistics(x, x, 1.0, causal=True)[:2].flatten().tolist()
-    [1.0, 0.0]
+    """Largest and smallest logit and largest entry of every head, and sums over queries of entropy and attention
+    sink.
     """
     return merge_statistics(statistics_by_tile(query, key, scale, mask, causal, impl, rows))
 
@@ -94,11 +66,7 @@ def _of_rows(mask: Tensor | None, rows: Bool[Tensor, "batch n"]) -> Tensor:
 
 
 def merge_statistics(parts: Float[Tensor, "*layers parts rows heads"]) -> Float[Tensor, "*layers rows heads"]:
-    """Statistics of several batches as one, with or without the row of entries, which is the last.
-
-    >>> merge_statistics(torch.tensor([[2.0, 0, 1, 0, 1, 1, 3], [1, -1, 1, 0, 1, 1, 4]]).unsqueeze(-1))[:, 0]
-    tensor([ 2., -1.,  2.,  0.,  2.,  2.,  4.])
-    """
+    """Statistics of several batches as one, with or without the row of entries, which is the last."""
     if parts.shape[-3] == 1:
         return parts.squeeze(-3)
     largest, smallest, sums, entry = parts.split((1, 1, 4, parts.shape[-2] - 6), -2)

@@ -154,10 +154,6 @@ def _by_position(pairs: ScoredPairs) -> tuple[slice, Tensor, Tensor, Tensor]:
 class Ranks:
     """Effective ranks of every head, by module. Of weights on a GPU they are computed on the CPU beside the training:
     batched eigenvalue solvers run matrix by matrix on a GPU.
-
-    >>> layer = kq.read(kq.Attention(8, heads=2))[0]
-    >>> [round(float(rank), 2) <= 4 for rank in Ranks({"attention": layer}).result()["attention"]]
-    [True, True]
     """
 
     @torch.no_grad()

@@ -122,11 +122,7 @@ class _BatchScores:
 
 
 def matching(layers: Sequence[ScoredLayer], module: str) -> list[ScoredLayer]:
-    """The layers of a module: of its name, or else one that holds it or is held by it.
-
-    >>> [layer.index for layer in matching([ScoredLayer(0, "h.1.attn", "self", True, 2)], "h.1.attn.attention")]
-    [0]
-    """
+    """The layers of a module: of its name, or else one that holds it or is held by it."""
     exact = [layer for layer in layers if layer.name == module]
     near = [(f"{layer.name}.", layer) for layer in layers] if not exact else []
     return exact or [layer for name, layer in near if name.startswith(f"{module}.") or module.startswith(name)]
@@ -173,9 +169,6 @@ def in_parts(batch: Batch) -> Iterator[Batch]:
     """A batch in parts, of fewer sequences the longer they are: maps grow with the square of the length.
 
     The decoder of an encoder-decoder that reads the ids of the encoder gets its mask as well.
-
-    >>> [len(part["input_ids"]) for part in in_parts({"input_ids": torch.zeros(5, 256)})]
-    [4, 1]
     """
     if batch.get("decoder_input_ids") is batch.get("input_ids", 0) and "attention_mask" in batch:
         batch = {"decoder_attention_mask": batch["attention_mask"], **batch}
@@ -189,11 +182,7 @@ def in_parts(batch: Batch) -> Iterator[Batch]:
 
 
 def at_once(length: int) -> int:
-    """How many sequences of a length are run at once.
-
-    >>> at_once(128), at_once(1024)
-    (16, 1)
-    """
+    """How many sequences of a length are run at once."""
     return max(1, SIZE * LENGTH**2 // max(length, LENGTH) ** 2)
 
 
@@ -254,10 +243,6 @@ def copied(
     A head copies a token if its most attended key is that token in the needle, and the model predicts the token next.
     Only needles of which the model predicts at least half count. The null level is the larger of the same for a key
     drawn from all visible ones (`seen` many) and for the needle's other tokens.
-
-    >>> targets, yes = torch.tensor([[3, 4]]), torch.ones(1, 2, dtype=torch.bool)
-    >>> copied(torch.tensor([[3, 9]]), targets, yes, torch.tensor([10, 11])).score
-    tensor([0.5000], dtype=torch.float64)
     """
     hits = (top[..., None] == targets[:, None]) & answered[..., None]  # query by target
     own = hits.diagonal(dim1=1, dim2=2).double()

@@ -32,10 +32,6 @@ def estimate(scores: Scores, tests: int) -> dict[str, Any] | None:
 
     It clears it if the interval of the paired difference score − null lies above 0 at level 1 − 0.05/tests: by
     Bonferroni, the probability that any of so many tests clears a null level by chance is at most 5 %.
-
-    >>> import torch
-    >>> estimate(Scores(torch.full((8,), 0.5), torch.full((8,), 0.25)), tests=10)
-    {'score': 0.5, 'low': 0.5, 'high': 0.5, 'null': 0.25, 'sequences': 8, 'clears': True}
     """
     kept = scores.score.isfinite() & scores.null.isfinite()
     score, null = (values[kept].double() for values in scores)
@@ -54,11 +50,7 @@ def estimate(scores: Scores, tests: int) -> dict[str, Any] | None:
 
 
 def decided(role: str, measured: Collection[str]) -> str | None:
-    """The data that decides on a role, of those it was measured on.
-
-    >>> decided("sink", ["random", "text"]), decided("induction", ["random", "text"])
-    ('text', 'random')
-    """
+    """The data that decides on a role, of those it was measured on."""
     return next((data for data in ORDERS[role] if data in measured), None)
 
 
@@ -120,12 +112,7 @@ def flat_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_roles(where: str, row: Any, what: str) -> None:
-    """Validate the `role`, `roles` and `scores` of a head, also of one loaded from a file.
-
-    >>> check_roles("heads[0]", {"role": None, "roles": [], "scores": {"sink": {"text": {"score": "a"}}}}, "look")
-    Traceback (most recent call last):
-    ValueError: not a look: heads[0].scores.sink.text.score must be a number, got 'a'
-    """
+    """Validate the `role`, `roles` and `scores` of a head, also of one loaded from a file."""
     if not isinstance(row, Mapping) or not isinstance(row.get("scores"), Mapping):
         raise ValueError(f"not a {what}: {where}.scores must be an object, got {row!r:.60}")
     names = row.get("roles")

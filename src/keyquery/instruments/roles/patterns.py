@@ -44,13 +44,6 @@ def keys_of(
     `previous_token` is one back, `next_token` one ahead, `local` less than `window` away. `sink` is the first token
     (and the last one, if `ends` holds its position instead of −1). `duplicate_token` has the same id as the query,
     `induction` follows another token with the same id as the query; neither is the query itself.
-
-    >>> ids = torch.tensor([[5, 6, 5, 6]])
-    >>> keys_of("induction", 4, ids, 8, torch.tensor([[0, -1]]))[0].int()
-    tensor([[0, 0, 0, 1],
-            [0, 0, 0, 0],
-            [0, 1, 0, 0],
-            [0, 0, 1, 0]], dtype=torch.int32)
     """
     place = torch.arange(n, device=ends.device)
     offset = place - place[:, None]
@@ -72,10 +65,6 @@ def weights(
     """Weights W of a score, and of its null level by permutation: the keys of other queries in place of a query's own.
 
     Queries count that see a key of the role and another key besides. Both are NaN for sequences without such queries.
-
-    >>> own, others = weights(torch.eye(3, dtype=torch.bool)[None], torch.ones(1, 3, 3, dtype=torch.bool))
-    >>> own[0, 0], others[0, 0]
-    (tensor([0.3333, 0.0000, 0.0000]), tensor([0.0000, 0.1667, 0.1667]))
     """
     own = keys & seen
     counts = own.sum(-1, keepdim=True)
@@ -120,11 +109,6 @@ def alignment(
     For two queries i < i′ draw a key from the attention of each: the score is P(j < j′) − P(j > j′), averaged over all
     pairs of queries, Kendall's τ of the drawn keys. It is 1 if attention moves strictly forward, 0 if it stays or is
     uniform, −1 if it moves back. The null level is the 95th percentile over random orders of the queries.
-
-    >>> forward = torch.eye(5)[None, None]
-    >>> score, null = alignment(forward, torch.ones(1, 5, dtype=torch.bool), torch.Generator().manual_seed(0))
-    >>> score.item(), null.item() < 1
-    (1.0, True)
     """
     batch, heads = maps.shape[:2]
     score, null = torch.full((2, batch, heads), torch.nan, dtype=torch.float64)

@@ -25,12 +25,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, size: int, tokenizer: Any, config: Any) -> Vocabulary:
-        """Of a model with `size` embeddings; `tokenizer` may be None, then nothing stands around a sequence.
-
-        >>> vocabulary = Vocabulary.of(6, None, {"bos_token_id": 0})
-        >>> vocabulary.pool.tolist(), vocabulary.before
-        ([1, 2, 3, 4, 5], [])
-        """
+        """Of a model with `size` embeddings; `tokenizer` may be None, then nothing stands around a sequence."""
         before, after = ([], []) if tokenizer is None else special_tokens(tokenizer)
         known = [config.get(name) for name in SPECIAL]
         if tokenizer is not None:
@@ -60,13 +55,7 @@ class Vocabulary:
 
 
 def repeated(vocabulary: Vocabulary, count: int, length: int, seed: int) -> Int[Tensor, "count n"]:
-    """Random tokens and the same again, [r; r], as in Olsson et al. (2022).
-
-    >>> vocabulary = Vocabulary.of(50, None, {})
-    >>> ids = repeated(vocabulary, 2, 9, seed=0)
-    >>> torch.equal(ids[:, 1:5], ids[:, 5:])
-    True
-    """
+    """Random tokens and the same again, [r; r], as in Olsson et al. (2022)."""
     half = vocabulary.room(length) // 2
     if half < 2:
         raise ValueError(
@@ -90,10 +79,6 @@ def needles(vocabulary: Vocabulary, count: int, length: int, seed: int) -> Needl
 
     Key, value and haystack are random tokens of the model, none twice, so that only the needle has the answer; its
     depth differs between sequences, so that no fixed offset does. None if the model has too few tokens for that.
-
-    >>> needle = needles(Vocabulary.of(90, None, {}), 2, 40, seed=0)
-    >>> torch.equal(needle.ids.gather(1, needle.targets), needle.answers)
-    True
     """
     asked = KEY + VALUE - 1
     room = length - max(len(vocabulary.before), 1) - asked - KEY - VALUE

@@ -15,12 +15,7 @@ SKEW = -0.1
 
 
 class Energies:
-    """‖S‖² and ‖A‖² of every head at each recorded step; `missing` is the reason if the model cannot be read.
-
-    >>> energies = Energies(torch.nn.MultiheadAttention(8, 2))
-    >>> energies.add(); [(head["layer"], head["head"]) for head in energies.rows([0], [0])]
-    [(0, 0), (0, 1)]
-    """
+    """‖S‖² and ‖A‖² of every head at each recorded step; `missing` is the reason if the model cannot be read."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.missing = model, ""

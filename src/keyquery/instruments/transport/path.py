@@ -40,12 +40,7 @@ def ends(course: Course) -> dict[str, str]:
 
 
 class ArrayCourse:
-    """A path in memory or in a memory map, converted to float64 one step at a time.
-
-    >>> course = ArrayCourse([torch.zeros(3, 2), torch.ones(3, 2)])
-    >>> course.steps, course.gone(1)
-    (range(0, 2), tensor([1.4142, 1.4142, 1.4142], dtype=torch.float64))
-    """
+    """A path in memory or in a memory map, converted to float64 one step at a time."""
 
     def __init__(self, path: Any) -> None:
         if not isinstance(path, (Tensor, ndarray, list, tuple)):

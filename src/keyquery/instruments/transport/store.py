@@ -19,11 +19,6 @@ class Store:
     The first and latest positions are kept in float32, and path lengths are accumulated in float64. Steps in between
     are written to an anonymous temporary file as float16 differences from the start, scaled by the largest one: about
     three significant digits of the displacement. The file is deleted with the store.
-
-    >>> store = Store(torch.zeros(2, 3))
-    >>> store.add(1, torch.ones(2, 3)); store.add(2, torch.zeros(2, 3))
-    >>> store.place(1)[0], store.gone(2)
-    (tensor([1., 1., 1.], dtype=torch.float64), tensor([3.4641, 3.4641], dtype=torch.float64))
     """
 
     def __init__(self, start: Float[Tensor, "n d"], folder: str | Path | None = None, device: Any = "cpu") -> None:

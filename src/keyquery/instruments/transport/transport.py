@@ -194,21 +194,13 @@ def measured(
 
 
 def frames_of(last: int, frames: int) -> list[int]:
-    """At most `frames` records, evenly spaced from first to last.
-
-    >>> frames_of(10, 4)
-    [0, 3, 7, 10]
-    """
+    """At most `frames` records, evenly spaced from first to last."""
     check_count("frames", frames, least=0)
     return sorted({round(at) for at in np.linspace(0, last, min(max(frames, 2), last + 1)).tolist()}) if frames else []
 
 
 def groups_of(labels: Any, count: int) -> dict[Any, Tensor]:
-    """The rows of each class, sorted by name; a single class "all" without labels.
-
-    >>> groups_of(["b", "a", "b"], 3)
-    {'a': tensor([1]), 'b': tensor([0, 2])}
-    """
+    """The rows of each class, sorted by name; a single class "all" without labels."""
     if labels is None:
         return {"all": torch.arange(count)}
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)

@@ -49,14 +49,7 @@ class Basis(NamedTuple):
 
 
 def basis_of(kind: str, gram: Float[Tensor, "n n"], rope: Rope | None, count: int | None = None) -> Basis:
-    """Directions of a head from the Gram matrix of its [Q; K], or from the covariance of [q; k] on data.
-
-    >>> query, key = torch.eye(1, 2), torch.tensor([[0.6, 0.8]])
-    >>> basis_of("singular", kq.Form(query, key).gram(), None).values.round(decimals=4)
-    tensor([1.], dtype=torch.float64)
-    >>> basis_of("skew", kq.Form(query, key).gram(), None).values
-    tensor([0.4000], dtype=torch.float64)
-    """
+    """Directions of a head from the Gram matrix of its [Q; K], or from the covariance of [q; k] on data."""
     form = Form.from_gram(gram.detach().double())
     query, key = form.wide()
     if kind == "singular":

@@ -57,12 +57,6 @@ def widen(
     The block of swapped contents is present if `across`, not needed if the gains on symmetric and skew are equal; that
     of position if `placed`. `turn` rotates swapped contents by the negative angle; None without RoPE. "auto" uses the
     kernel on a GPU, except for float64 and gradients of the means.
-
-    >>> q, k = torch.randn(2, 1, 1, 3, 4)
-    >>> wide_q, wide_k = widen(q, k, 0 * q, 0 * k, torch.tensor([[1.0], [0.0], [1.0], [1.0], [1.0]]), 3, True, False)
-    >>> scores = wide_q @ wide_k.mT
-    >>> bool((scores - scores.mT).abs().max() < 1e-5)
-    True
     """
     check_choice("impl", impl, IMPLEMENTATIONS)
     inputs = (queries, keys, at_query, at_key)

@@ -26,10 +26,6 @@ def components(kernel: str, gram: Float[Tensor, "n n"], rope: Rope | None = None
     `gram` is that of [Q; K], or the covariance of [q; k]. Without RoPE they are the singular vectors. A rotary plane is
     a complex number, M_p = conj(q_p)·k_p, and planes do not interact: their singular vectors have two dimensions each,
     and shares are averages over all rotations.
-
-    >>> tied = torch.tensor([[1.0, 1.0], [1.0, 1.0]])  # q = k
-    >>> [round(part.share, 4) for part in components("psd", tied)], components("skew", tied)
-    ([1.0], [])
     """
     rank, gram = gram.shape[-1] // 2, gram.detach().double()
     rotated = 0 if rope is None else rope.dims

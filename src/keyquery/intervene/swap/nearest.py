@@ -46,10 +46,6 @@ def nearest(
 
     With `rope` the norm is averaged over all rotations: every rotary plane is a complex number, M_p = conj(q_p)·k_p,
     and planes do not interact. Of each plane's structured part, z_p keeps one of two eigenvectors.
-
-    >>> tied = torch.tensor([[1.0, 1.0], [1.0, 1.0]])  # q = k
-    >>> [round(float(nearest(kernel, tied).lost), 4) for kernel in ("psd", "symmetric", "pairwise")]
-    [0.0, 0.0, 0.0]
     """
     _check(kernel, gram, rope, symmetric_dims)
     rank, gram = gram.shape[-1] // 2, gram.detach().double()

@@ -51,12 +51,7 @@ def scan(
     values: Float[Tensor, "2 batch heads n s"],
     before: Float[Tensor, "2 batch heads p s"],
 ) -> tuple[Float[Tensor, "2 batch heads n s"], Float[Tensor, "2 batch heads p s"]]:
-    """Σ_{j ≤ i} ⟨φᵢ, xⱼ⟩ valuesⱼ for queries and keys, and the state Σ xⱼvaluesⱼᵀ after the last token.
-
-    >>> ones = torch.ones(2, 1, 1, 3, 1)
-    >>> scan(ones, ones[0], ones, torch.zeros(2, 1, 1, 1, 1))[0][0].flatten()
-    tensor([1., 2., 3.])
-    """
+    """Σ_{j ≤ i} ⟨φᵢ, xⱼ⟩ valuesⱼ for queries and keys, and the state Σ xⱼvaluesⱼᵀ after the last token."""
     n = phi.shape[-2]
     size = min(CHUNK, n)
     short = -n % size

@@ -27,13 +27,7 @@ def fused(
     impl: str = "auto",
     gram: bool = False,
 ) -> tuple[Float[Tensor, "batch n heads v"], Float[Tensor, "2 batch heads s"], Grams | None]:
-    """o = eCₑ + rCᵣ of scores e = φ(q)W_e and r = φ(k)W_r, Σe² and Σr², and with `gram` Σφφᵀ: one pass over q and k.
-
-    >>> qk, weights, mix = torch.randn(1, 5, 2, 3, 4), torch.eye(4).expand(2, 1, 3, 4, 4), torch.randn(2, 4, 6)
-    >>> out, energy, _ = fused(qk, weights, mix)
-    >>> out.shape, energy.sum(-1).allclose(torch.tensor(5.0))  # unit vectors
-    (torch.Size([1, 5, 3, 6]), True)
-    """
+    """o = eCₑ + rCᵣ of scores e = φ(q)W_e and r = φ(k)W_r, Σe² and Σr², and with `gram` Σφφᵀ: one pass over q and k."""
     impl = choose(impl, qk, max(qk.shape[-1], *mix.shape[1:]))
     out, energy, grams = _Fused.apply(qk, weights, mix, real, feature, impl, gram)  # type: ignore[no-untyped-call]
     return out, energy, grams

@@ -17,11 +17,6 @@ def evenly(
     """Indices of min(most, n) evenly spaced tokens, including first and last; of real tokens if `real` is not None.
 
     A sample with fewer real tokens than rows uses only its first rows; the second output marks them.
-
-    >>> evenly(7, 3, None, torch.device("cpu"))[0]
-    tensor([0, 3, 6])
-    >>> evenly(4, 3, torch.tensor([[False, True, False, True]]), torch.device("cpu"))
-    (tensor([[1, 3, 3]]), tensor([[ True,  True, False]]))
     """
     rows = min(most, n)
     row = torch.arange(rows, device=device)

@@ -43,21 +43,13 @@ class TimeKernel(Reading, kind="time kernel"):
 
 
 def usual_lags(frequencies: Float64[Tensor, " f"]) -> Float64[Tensor, " lags"]:
-    """From 0 to half of the longest period.
-
-    >>> usual_lags(torch.tensor([torch.pi], dtype=torch.float64))[-1]
-    tensor(1., dtype=torch.float64)
-    """
+    """From 0 to half of the longest period."""
     least = frequencies.abs().min().clamp(min=1e-6 * frequencies.abs().max().clamp(min=1e-300))
     return torch.linspace(0, math.pi / float(least), POINTS, dtype=torch.float64)
 
 
 def checked_lags(lags: Any) -> Float64[Tensor, " lags"]:
-    """Validated lags, as float64 on the CPU.
-
-    >>> checked_lags(torch.tensor([1, 2]))
-    tensor([1., 2.], dtype=torch.float64)
-    """
+    """Validated lags, as float64 on the CPU."""
     if not isinstance(lags, Tensor) or lags.ndim != 1 or len(lags) == 0:
         received = f"shape {tuple(lags.shape)}" if isinstance(lags, Tensor) else type(lags).__name__
         raise ValueError(f"lags must be a tensor (lags,) with at least one, got {received}")

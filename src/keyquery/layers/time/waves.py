@@ -24,11 +24,6 @@ def waves(
 
     Phases are computed in turns in float64 and reduced exactly, even beyond 10¹⁶ turns, so that the result is
     precise in any dtype.
-
-    >>> found = waves(torch.tensor([0.0, 1.0]).double(), torch.tensor([torch.pi]).double(), torch.ones(1))
-    >>> found.round()
-    tensor([[ 1.,  0.],
-            [-1., ...0.]])
     """
     if torch.compiler.is_compiling():  # the compiler fuses the gradient itself, and does not support complex numbers
         return torch.stack(_pairs(since, frequencies, sizes, rest), -1).flatten(-2)
@@ -63,12 +58,7 @@ class _Waves(torch.autograd.Function):
 def phases(
     since: Float64[Tensor, "*times"], frequencies: Float64[Tensor, " f"], rest: Float64[Tensor, "*times"] | None = None
 ) -> Float64[Tensor, "*times f"]:
-    """ω(since + rest) modulo 2π, from −π to π.
-
-    >>> quarter = torch.tensor([torch.pi / 2], dtype=torch.float64)  # of a turn: 1e15 of them are whole turns
-    >>> phases(torch.tensor([1e15 + 1], dtype=torch.float64), quarter)
-    tensor([[1.5708]], dtype=torch.float64)
-    """
+    """ω(since + rest) modulo 2π, from −π to π."""
     times, each = since.unsqueeze(-1), frequencies / TURN
     if _few(since, each):
         turns = times * each

@@ -25,14 +25,7 @@ LONG = 100_000  # characters tokenised at once
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The non-empty lines of a text file.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     size = Path(folder, "a.txt").write_text("one\\n\\n two \\n")
-    ...     read_lines(Path(folder, "a.txt"))
-    ['one', 'two']
-    """
+    """The non-empty lines of a text file."""
     lines = [line.group().rstrip() for line in LINE.finditer(read_text(path))]
     if not lines:
         raise ValueError(f"{path} holds no text")
@@ -83,14 +76,7 @@ def text_batches(
 
 
 def read_ids(path: str | Path, heads: Heads) -> list[list[int]]:
-    """Sequences of token ids from a file, one per line; every id must be in the model's vocabulary.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     size = Path(folder, "ids.txt").write_text("5 6 7 5 6 7\\n\\n8, 9\\n")
-    ...     read_ids(Path(folder, "ids.txt"), kq.read(kq.models.DECODER))
-    [[5, 6, 7, 5, 6, 7], [8, 9]]
-    """
+    """Sequences of token ids from a file, one per line; every id must be in the model's vocabulary."""
     size = (heads.embedding_shape or (None,))[0]
     rows = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
@@ -111,11 +97,7 @@ def read_ids(path: str | Path, heads: Heads) -> list[list[int]]:
 
 
 def id_batches(rows: list[list[int]], tokens: int = TOKENS, size: int = SIZE) -> list[Batch]:
-    """Padded batches of token-id sequences, whole sequences only, up to `tokens` tokens in total.
-
-    >>> [batch["input_ids"].tolist() for batch in id_batches([[5, 6, 7], [8, 9], [1, 2]], tokens=5)]
-    [[[5, 6, 7], [8, 9, 0]]]
-    """
+    """Padded batches of token-id sequences, whole sequences only, up to `tokens` tokens in total."""
     count = sum(total <= tokens for total in accumulate(map(len, rows)))
     if count == 0:
         raise ValueError(
@@ -125,11 +107,7 @@ def id_batches(rows: list[list[int]], tokens: int = TOKENS, size: int = SIZE) ->
 
 
 def with_decoder_ids(batches: list[Batch]) -> list[Batch]:
-    """Batches for an encoder-decoder: its decoder reads the same ids as its encoder.
-
-    >>> list(with_decoder_ids(id_batches([[5, 6, 7]]))[0])
-    ['input_ids', 'attention_mask', 'decoder_input_ids']
-    """
+    """Batches for an encoder-decoder: its decoder reads the same ids as its encoder."""
     return [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
 
 

@@ -108,11 +108,7 @@ def checked_batches(inputs: Batch | Iterable[Batch] | None) -> list[Batch]:
 
 
 def token_argument(model: nn.Module) -> str:
-    """The argument that a model takes token ids in: `input_ids`, or else the first of its forward.
-
-    >>> token_argument(torch.nn.Embedding(8, 4))
-    'input'
-    """
+    """The argument that a model takes token ids in: `input_ids`, or else the first of its forward."""
     named = _named(model)
     return IDS if not named or IDS in named else named[0]
 
@@ -124,12 +120,7 @@ def takes(model: nn.Module, name: str) -> bool:
 
 
 def as_arguments(model: nn.Module, batch: Batch) -> Iterator[Batch]:
-    """A batch of token ids as arguments of a model; in parts without padding, if the model takes no mask.
-
-    >>> batch = {"input_ids": torch.tensor([[3, 4], [5, 0]]), "attention_mask": torch.tensor([[1, 1], [1, 0]])}
-    >>> [part["input"].tolist() for part in as_arguments(torch.nn.Embedding(8, 4), batch)]
-    [[[3, 4]], [[5]]]
-    """
+    """A batch of token ids as arguments of a model; in parts without padding, if the model takes no mask."""
     if not isinstance(batch.get(IDS), Tensor) or takes(model, IDS):
         yield batch
         return
@@ -147,11 +138,7 @@ def as_arguments(model: nn.Module, batch: Batch) -> Iterator[Batch]:
 
 
 def embedded_tokens(model: nn.Module) -> int | None:
-    """How many tokens a model has: the size of the `nn.Embedding` that its ids enter; None if they enter none.
-
-    >>> embedded_tokens(torch.nn.Sequential(torch.nn.Embedding(9, 4))), embedded_tokens(torch.nn.Linear(2, 2))
-    (9, None)
-    """
+    """How many tokens a model has: the size of the `nn.Embedding` that its ids enter; None if they enter none."""
     ids, sizes = torch.tensor([[1, 0, 0, 1]]), list[int]()  # unlike positions, which count up
 
     def note(module: nn.Embedding, args: tuple[Tensor, ...]) -> None:

@@ -16,10 +16,6 @@ def special_tokens(tokenizer: Any, *texts: str) -> tuple[list[int], list[int]]:
     """The special tokens that a tokenizer adds before and after a text.
 
     They are read off the first text that has tokens: the letter a, or one of `texts` where the vocabulary lacks it.
-
-    >>> from keyquery.listening.inputs.load import load_tokenizer
-    >>> special_tokens(load_tokenizer(kq.models.DECODER))
-    ([], [])
     """
     for text in ("a", *texts):
         if bare := encoded(tokenizer, text):
@@ -30,10 +26,6 @@ def special_tokens(tokenizer: Any, *texts: str) -> tuple[list[int], list[int]]:
 
 
 def token_text(number: int, tokenizer: Any) -> str:
-    """The text of a token, or its id without a tokenizer.
-
-    >>> token_text(5, None)
-    '#5'
-    """
+    """The text of a token, or its id without a tokenizer."""
     text = tokenizer.decode([number]) if hasattr(tokenizer, "decode") else ""
     return text if text and "\ufffd" not in text else f"#{number}"

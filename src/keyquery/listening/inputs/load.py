@@ -115,22 +115,14 @@ def _load(source: str | Path, path: Path, lm_head: bool) -> tuple[nn.Module, Any
 
 
 def in_float32(model: nn.Module) -> nn.Module:
-    """The model in float32, converted in place where its weights are of half precision.
-
-    >>> next(in_float32(torch.nn.Linear(2, 2).half()).parameters()).dtype
-    torch.float32
-    """
+    """The model in float32, converted in place where its weights are of half precision."""
     halves = (torch.float16, torch.bfloat16)
     # Models from .gguf files refuse a conversion that would change nothing.
     return model.float() if any(weight.dtype in halves for weight in model.parameters()) else model
 
 
 def load_processor(source: str | Path) -> Any:
-    """The processor or tokenizer of a model folder; None if there is none.
-
-    >>> type(load_processor(kq.models.ENCODER)).__name__
-    'Tokenizer'
-    """
+    """The processor or tokenizer of a model folder; None if there is none."""
     path = located(source)
     if path.is_dir() and read_json(path / "config.json").get("model_type") == "keyquery":
         return Tokenizer.load(path)
@@ -145,11 +137,7 @@ def load_processor(source: str | Path) -> Any:
 
 
 def load_tokenizer(source: str | Path) -> Any:
-    """The tokenizer stored with a model, or None: keyquery's own where supported, else that of transformers.
-
-    >>> len(load_tokenizer(kq.models.DECODER))
-    4096
-    """
+    """The tokenizer stored with a model, or None: keyquery's own where supported, else that of transformers."""
     path = located(source)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if path.suffix == ".gguf" and path.is_file():
@@ -185,11 +173,7 @@ def _transformers(feature: str = "on data") -> Any:
 
 
 def has_lm_head(source: str | Path) -> bool:
-    """Whether a model folder or .gguf file has an LM head.
-
-    >>> has_lm_head(kq.models.ENCODER)
-    True
-    """
+    """Whether a model folder or .gguf file has an LM head."""
     path = located(source)
     path = path.parent if path.suffix in WEIGHTS and path.is_file() else path
     if path.is_file() or not (path / "config.json").is_file():

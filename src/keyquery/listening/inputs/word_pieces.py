@@ -36,13 +36,7 @@ class Words:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
     def merged(self, maps: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads m m"]:
-        """Attention between words: averaged over the pieces of the query word, summed over those of the key word.
-
-        >>> words = Words([5, 6, 7], ["a", "boat"], [[0], [1, 2]], [True, True])
-        >>> words.merged(torch.tensor([[[0.5, 0.25, 0.25], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]]]))
-        tensor([[[0.5000, 0.5000],
-                 [0.2500, 0.7500]]])
-        """
+        """Attention between words: averaged over the pieces of the query word, summed over those of the key word."""
         of = torch.zeros(len(self.places), len(self.ids), dtype=maps.dtype, device=maps.device)
         for word, pieces in enumerate(self.places):
             of[word, pieces] = 1.0
@@ -126,10 +120,6 @@ def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
     """Display texts of tokens, without space markers; whitespace as symbols.
 
     Byte-level tokens are decoded, and partial characters shown as bytes.
-
-    >>> tokenizer = Tokenizer.load(kq.models.DECODER)
-    >>> token_texts(tokenizer.encode("a café\\n"), tokenizer)[-1]
-    '⏎'
     """
     names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]
     names = [readable(name) for name in names] if of_bytes(tokenizer) else names
@@ -137,9 +127,5 @@ def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
 
 
 def of_bytes(tokenizer: Any) -> bool:
-    """Whether a tokenizer is byte-level (with Ġ for a space).
-
-    >>> of_bytes(Tokenizer.load(kq.models.DECODER))
-    True
-    """
+    """Whether a tokenizer is byte-level (with Ġ for a space)."""
     return isinstance(tokenizer, Tokenizer) or (hasattr(tokenizer, "get_vocab") and "Ġ" in tokenizer.get_vocab())

@@ -13,12 +13,6 @@ class PositionMeans:
     """Running means of queries and keys by position, float64; each sequence belongs to one fold.
 
     Means of different folds are independent, so that products of the two are not biased by noise.
-
-    >>> means = PositionMeans(folds=1)
-    >>> query = torch.tensor([1.0, 3.0]).reshape(2, 1, 1, 1)  # two sequences of one token, one head of width 1
-    >>> means.add(query, query, torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1).bool(), torch.tensor([0, 0]))
-    >>> means.at(torch.tensor([[0]]))[0].item()
-    2.0
     """
 
     def __init__(self, folds: int = 2) -> None:

@@ -106,11 +106,7 @@ def score_terms(heads: Heads, layer: Layer) -> Terms:
 
 
 def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """Every other sequence of all batches; a batch whose tensors cannot be divided by sequence goes to one half.
-
-    >>> [part[0]["x"].tolist() for part in halves([{"x": torch.arange(4)}])]
-    [[0, 2], [1, 3]]
-    """
+    """Every other sequence of all batches; a batch whose tensors cannot be divided by sequence goes to one half."""
     parts: tuple[list[Batch], list[Batch]] = [], []
     number = 0
     for batch in batches:

@@ -56,13 +56,6 @@ def watch_pairs(
 
     Queries and keys are computed from what enters a layer; which pairs are visible, where tokens stand and which are
     padding is what its call says.
-
-    >>> pairs = []
-    >>> model = kq.Attention(8, 2)
-    >>> with watch_pairs(model, kq.read(model), lambda layer, scored: pairs.append(scored)) as run:
-    ...     _ = run({"x": torch.randn(1, 5, 8)})
-    >>> pairs[0].query.shape, int(pairs[0].visible.sum())
-    (torch.Size([1, 2, 5, 4]), 25)
     """
     model = bare(model)
     layers = [layer for layer in heads if layer.on_data or (layer.kind == "cross" and on_cross is not None)]

@@ -106,10 +106,6 @@ def jackknife(
     """Jackknife estimate of a function of the ratios Σ parts/Σ total over sequences.
 
     `by_means` is the further variance from the sequences that the means were computed on.
-
-    >>> ones = torch.ones(4, 1, dtype=torch.float64)
-    >>> jackknife(ones[..., None] / 4, ones).value
-    tensor([0.2500], dtype=torch.float64)
     """
     count = len(parts)
     sums = parts.sum(0)

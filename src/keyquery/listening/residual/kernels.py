@@ -120,12 +120,7 @@ def position_bias(
 
 
 def centred(scores: Float[Tensor, "*batch n n"], visible: Bool[Tensor, "*#batch n n"]) -> Float[Tensor, "*batch n n"]:
-    """Scores minus their mean over the visible keys of each query; 0 where a key is not visible.
-
-    >>> centred(torch.tensor([[1.0, 3.0], [1.0, 3.0]]), torch.tensor([[True, False], [True, True]]))
-    tensor([[ 0.,  0.],
-            [-1.,  1.]])
-    """
+    """Scores minus their mean over the visible keys of each query; 0 where a key is not visible."""
     weight = visible.to(scores)
     mean = (scores * weight).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=1)
     return (scores - mean) * weight

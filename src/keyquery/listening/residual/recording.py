@@ -52,14 +52,7 @@ class Recording:
 def recording(
     model: nn.Module, heads: Heads, layers: Sequence[Layer] | None = None, patterns: bool = False
 ) -> Iterator[Callable[[Batch], Recording]]:
-    """Context whose function runs a batch and records `layers`; with `patterns` also attention weights and values.
-
-    >>> model = kq.Decoder(8, depth=2, heads=2).eval()
-    >>> with recording(model, kq.read(model)) as run:
-    ...     record = run({"x": torch.randn(1, 5, 8)})
-    >>> list(parts(record.of(kq.read(model)[1]).term))
-    ['input embedding', '0.0', '0.1', 'bias', 'mlp 0']
-    """
+    """Context whose function runs a batch and records `layers`; with `patterns` also attention weights and values."""
     every = list(heads)
     pairs: dict[int, ScoredPairs] = {}
 

@@ -84,12 +84,7 @@ def _merges(term: Any, shape: torch.Size) -> bool:
 
 
 def parts(term: Term) -> dict[str, Tensor]:
-    """The contribution of each source to a tensor; they add up to it.
-
-    >>> x = added([Write("a", torch.ones(2)), Write("b", torch.zeros(2)), Write("a", torch.ones(2))], torch.Size([2]))
-    >>> parts(Mapped(x, lambda t: 3 * t, torch.Size([2]), torch.float32))
-    {'a': tensor([6., 6.]), 'b': tensor([0., 0.])}
-    """
+    """The contribution of each source to a tensor; they add up to it."""
     if isinstance(term, Write | HeadWrites):
         return term.parts()
     if isinstance(term, Mapped):
@@ -103,16 +98,7 @@ def parts(term: Term) -> dict[str, Tensor]:
 
 
 def carried(term: Term, start: Term, value: Tensor) -> Tensor | None:
-    """What a change of `start` by a value adds to a tensor; None if it does not depend on `start`.
-
-    >>> x = Write("a", torch.ones(2))
-    >>> carried(Mapped(x, lambda t: 3 * t, torch.Size([2]), torch.float32), x, torch.tensor([1.0, 2.0]))
-    tensor([3., 6.])
-    >>> bias = Write("bias", torch.ones(2))  # of all tokens, seen by maps in the shape of the stream
-    >>> stream = Mapped(added([bias], torch.Size([3, 2])), torch.flatten, torch.Size([3, 2]), torch.float32)
-    >>> carried(stream, bias, bias.value)
-    tensor([1., 1., 1., 1., 1., 1.])
-    """
+    """What a change of `start` by a value adds to a tensor; None if it does not depend on `start`."""
     if term is start:
         return value
     if isinstance(term, Mapped):
@@ -127,13 +113,7 @@ def carried(term: Term, start: Term, value: Tensor) -> Tensor | None:
 def pulled(
     term: Term, gradients: Float[Tensor, "many *shape"]
 ) -> Iterator[tuple[Write | HeadWrites, Float[Tensor, "many *write"]]]:
-    """Every write with the transposed maps of `gradients`: g·L_s w_s = (L_sᵀg)·w_s.
-
-    >>> x = Write("a", torch.ones(2))
-    >>> [(write, gradient)] = pulled(Mapped(x, lambda t: 3 * t, torch.Size([2]), torch.float32), torch.ones(1, 2))
-    >>> gradient
-    tensor([[3., 3.]])
-    """
+    """Every write with the transposed maps of `gradients`: g·L_s w_s = (L_sᵀg)·w_s."""
     if isinstance(term, Mapped):
         yield from pulled(term.term, term.transposed(gradients))
     elif isinstance(term, Sum):

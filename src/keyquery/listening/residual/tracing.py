@@ -274,11 +274,7 @@ def stem_of(layer: Layer) -> str:
 
 
 def block_of(module: str, depth: int = 1) -> str | None:
-    """The block of a module: its path up to the number at `depth`.
-
-    >>> block_of("model.layers.3.mlp.experts.0"), block_of("model.norm")
-    ('model.layers.3', None)
-    """
+    """The block of a module: its path up to the number at `depth`."""
     parts = module.split(".")
     numbers = [index for index, part in enumerate(parts) if part.isdecimal()]
     return ".".join(parts[: numbers[depth - 1] + 1]) if len(numbers) >= depth else None

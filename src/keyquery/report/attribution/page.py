@@ -18,12 +18,7 @@ DIGITS = 4
 
 
 def attribution_page(reading: Attribution) -> str:
-    """The tokens, the table of the largest sources, and the paths.
-
-    >>> model = kq.Decoder(8, depth=2, heads=2).eval()
-    >>> attribution_page(kq.attribute(model, inputs={"x": torch.randn(1, 5, 8)}, head="1.0"))[:15]
-    '<!doctype html>'
-    """
+    """The tokens, the table of the largest sources, and the paths."""
     views = {view: _largest(reading, view) for view in reading.table}
     data = {
         "name": reading.model["name"],

@@ -14,12 +14,7 @@ DEPTH_2 = (
 
 
 def named(reading: Attribution, position: int | None) -> str:
-    """A token by its position and text.
-
-    >>> model = kq.Decoder(8, depth=1, heads=2).eval()
-    >>> named(kq.attribute(model, inputs={"x": torch.randn(1, 5, 8)}, head="0.0"), 2)
-    "2 '2'"
-    """
+    """A token by its position and text."""
     return "" if position is None else f"{position} {reading.tokens[position]!r}"
 
 

@@ -70,11 +70,7 @@ class Ring:
 
 
 def kind_of(at_i: str, at_j: str) -> str:
-    """The kind of an edge, regardless of its direction.
-
-    >>> kind_of("tail", "arrow"), kind_of("arrow", "circle")
-    ('→', 'o→')
-    """
+    """The kind of an edge, regardless of its direction."""
     first, second = sorted((at_i, at_j))
     return KINDS[first, second]
 
@@ -85,11 +81,7 @@ def written(reading: Causes, i: int, j: int, at_i: str, at_j: str) -> str:
 
 
 def edge_text(first: str, second: str, at_first: str, at_second: str) -> str:
-    """An edge between two names as text.
-
-    >>> edge_text("wet", "rain", "arrow", "circle")
-    'rain o→ wet'
-    """
+    """An edge between two names as text."""
     if at_first == "arrow" and at_second != "arrow":
         first, second, at_first, at_second = second, first, at_second, at_first
     return f"{first} {kind_of(at_first, at_second)} {second}"
@@ -176,11 +168,7 @@ def tips(arc: Arc) -> list[Tip]:
 
 
 def short(token: str, most: int = LONGEST) -> str:
-    """A token or a name as a label: unprintable characters replaced, and cut to `most` characters.
-
-    >>> short("a long name", 6)
-    'a lon…'
-    """
+    """A token or a name as a label: unprintable characters replaced, and cut to `most` characters."""
     token = "".join(sign if sign.isprintable() else "�" for sign in token)
     return token if len(token) <= most else token[: most - 1] + "…"
 

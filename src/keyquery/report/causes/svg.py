@@ -33,11 +33,7 @@ STYLE = f"""
 
 
 def svg(reading: Causes) -> str:
-    """All panels as one SVG, for light and dark backgrounds.
-
-    >>> svg(kq.causes(torch.eye(3)))[:38]
-    '<svg xmlns="http://www.w3.org/2000/svg'
-    """
+    """All panels as one SVG, for light and dark backgrounds."""
     label = f"Causal graph over {len(reading.nodes)} tokens, from the attention of {reading.model['name']}"
     return drawing(rings(reading), kinds(reading), str(reading.model["name"]), label)
 

@@ -98,11 +98,7 @@ def _at_hand(axis: Any, reading: Depth, here: tuple[float, float] | None) -> Non
 
 
 def short(number: float) -> str:
-    """A parameter count in words.
-
-    >>> short(84934656), short(1.3e9), short(319307)
-    ('84.9 million', '1.3 billion', '319,307')
-    """
+    """A parameter count in words."""
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if number >= size:
             return f"{number / size:.3g} {name}"

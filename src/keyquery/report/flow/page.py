@@ -19,22 +19,13 @@ DIGITS = 5
 
 
 def flow_page(reading: Flow) -> str:
-    """The page, with maps of the heads for which the reading kept them (`keep`).
-
-    >>> flow_page(kq.flow(torch.full((4, 4), 0.25), ["a", "a", "b", "b"], keep=1))[:15]
-    '<!doctype html>'
-    """
+    """The page, with maps of the heads for which the reading kept them (`keep`)."""
     seen = reading.picture is not None
     return document("flow", str(reading.model["name"]), SCRIPTS, _data(reading), "flow", images=seen)
 
 
 def grid(reading: Flow, values: Any) -> np.ndarray:
-    """Metrics of a reading as an array of layers by heads, averaged over texts; missing values are NaN.
-
-    >>> reading = kq.flow(torch.full((2, 4, 4), 0.25), ["a", "a", "b", "b"])
-    >>> grid(reading, reading.raw).shape
-    (1, 2)
-    """
+    """Metrics of a reading as an array of layers by heads, averaged over texts; missing values are NaN."""
     array = np.asarray(values, dtype=np.float64)
     array = array.mean(tuple(range(1, array.ndim - 1))) if array.ndim > 2 else array
     return array.reshape(reading.model.get("layers", 1), -1)

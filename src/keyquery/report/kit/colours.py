@@ -70,11 +70,7 @@ DEPTHS = ("#9bd93c", "#5ec962", "#2fb47c", "#1fa187", "#21918c", "#2a788e", "#35
 
 
 def depth_colour(share: float) -> str:
-    """The colour of a relative depth from 0 (first layer) to 1 (last layer).
-
-    >>> depth_colour(0), depth_colour(1)
-    ('#9bd93c', '#414487')
-    """
+    """The colour of a relative depth from 0 (first layer) to 1 (last layer)."""
     at = min(max(share, 0.0), 1.0) * (len(DEPTHS) - 1)
     low = min(int(at), len(DEPTHS) - 2)
     lower, upper = (tuple(bytes.fromhex(DEPTHS[i][1:])) for i in (low, low + 1))
@@ -94,10 +90,6 @@ def tones() -> str:
 
 
 def role_tones() -> str:
-    """CSS with the colours of roles.
-
-    >>> role_tones()[:34]
-    ':root { --role-induction: #2166ac;'
-    """
+    """CSS with the colours of roles."""
     light, dark = (" ".join(f"--role-{role}: {tone};" for role, tone in each.items()) for each in (ROLES, ROLES_DARK))
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"

@@ -33,30 +33,7 @@ def document(
     images: bool = False,
     **parts: str,
 ) -> str:
-    """Build a page from the assets.
-
-    Parameters
-    ----------
-    body
-        Name of the body: body.html in the shell, with the styles page.css and body.css.
-    title
-        Title of the page.
-    scripts
-        Asset names of its scripts.
-    data
-        JSON data for the scripts. Default: none.
-    kind
-        Kind of page, appended to the title of the browser tab.
-    own_style
-        Further CSS.
-    images
-        Whether the page holds images, which its content security policy must allow.
-    **parts
-        Markup for the placeholders in the body.
-
-    >>> document("moves", "a <title>", facts="", legend="", queries="", rest="")[:15]
-    '<!doctype html>'
-    """
+    """Build a page from the assets."""
     common, own_sheet = ASSETS / "page.css", ASSETS / f"{body}.css"
     style = common.read_text(encoding="utf-8") + own_style
     style += own_sheet.read_text(encoding="utf-8") if own_sheet != common else ""

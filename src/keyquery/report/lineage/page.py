@@ -17,12 +17,7 @@ STRONGEST = 8.0  # standard deviations at which a pair of layers has its full co
 
 
 def lineage_page(reading: Lineage) -> str:
-    """The page; it needs no script.
-
-    >>> model = kq.Decoder(32, depth=4, heads=4)
-    >>> lineage_page(kq.lineage(model, model))[:15]
-    '<!doctype html>'
-    """
+    """The page; it needs no script."""
     versions = reading.provenance.get("versions", {})
     figures = [_layers(reading, test) for test in reading.tests]
     return document(

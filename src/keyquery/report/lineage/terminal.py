@@ -48,11 +48,7 @@ def layer_names(reading: Lineage, side: str) -> list[str]:
 
 
 def runs(path: Sequence[int], names: Sequence[str]) -> str:
-    """Runs of layers.
-
-    >>> runs([0, 1, 2, 1, 2], ["0", "1", "2"])
-    '0-2, 1-2'
-    """
+    """Runs of layers."""
     found: list[list[int]] = []
     for layer in path:
         if found and layer == found[-1][1] + 1:

@@ -19,12 +19,7 @@ def has_roles(look: Look) -> bool:
 
 
 def roles_of(heads: Sequence[Mapping[str, Any]]) -> str:
-    """The most specific role of each head, counted if several heads share it.
-
-    >>> head = {"roles": {"role": "previous_token"}}
-    >>> roles_of([head]), roles_of([head, head])
-    ('previous-token', '2 previous-token')
-    """
+    """The most specific role of each head, counted if several heads share it."""
     counts = Counter(role_name(role) for head in heads if (role := head.get("roles", {}).get("role")))
     return ", ".join(role if count == 1 else f"{count} {role}" for role, count in counts.most_common())
 

@@ -37,9 +37,6 @@ def bar_shares(head: Mapping[str, Any]) -> list[float]:
     """The parts of a head's bar, clipped at 0: shares on data, or ‖S‖² and ‖A‖² of its weights.
 
     Parts that covary negatively can sum to more than 1; they are then normalised.
-
-    >>> bar_shares({"on_data": None, "raw": {"symmetry": 0.5}})
-    [0.75, 0.25, 0.0, 0.0, 0.0]
     """
     data = head["on_data"]
     symmetric = (1 + head["raw"]["symmetry"]) / 2
@@ -50,20 +47,12 @@ def bar_shares(head: Mapping[str, Any]) -> list[float]:
 
 
 def mean_shares(heads: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The mean of the bars of several heads.
-
-    >>> mean_shares([{"on_data": None, "raw": {"symmetry": symmetry}} for symmetry in (1.0, 0.0)])
-    [0.75, 0.25, 0.0, 0.0, 0.0]
-    """
+    """The mean of the bars of several heads."""
     return [sum(values) / len(heads) for values in zip_longest(*map(bar_shares, heads), fillvalue=0.0)]
 
 
 def leading(data: Mapping[str, Any]) -> tuple[str, float, float | None]:
-    """The largest part of a head on data, its share, and the half-width of its interval, if there is one.
-
-    >>> leading({"symmetric": 0.1, "skew": 0.2, "popularity": 0, "query_only": 0, "position": 0.7})
-    ('position', 0.7, None)
-    """
+    """The largest part of a head on data, its share, and the half-width of its interval, if there is one."""
     part = max((part for part in BARS if part in data), key=lambda part: data[part])
     ends = data.get("intervals", {}).get(part)
     return part, data[part], None if ends is None else (ends[1] - ends[0]) / 2

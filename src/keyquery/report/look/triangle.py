@@ -61,9 +61,6 @@ def barycentric(symmetric: float, skew: float, popularity: float) -> tuple[float
 
     Symmetric is the corner (0, 0), skew (1, 0), popularity the top. Negative shares count as 0; a head with none of the
     three is in the centre.
-
-    >>> barycentric(1, 0, 0), barycentric(0, 1, 0), barycentric(0.2, 0.2, 0)
-    ((0.0, 0.0), (1.0, 0.0), (0.5, 0.0))
     """
     shares = [max(share, 0.0) for share in (symmetric, skew, popularity)]
     total = sum(shares)
@@ -72,11 +69,7 @@ def barycentric(symmetric: float, skew: float, popularity: float) -> tuple[float
 
 
 def filled(data: Mapping[str, float]) -> float:
-    """The share of a head's parts that the triangle shows: all but position and query_only.
-
-    >>> filled({"symmetric": 0.1, "skew": -0.01, "popularity": 0.1, "query_only": 0.2, "position": 0.6})
-    0.2
-    """
+    """The share of a head's parts that the triangle shows: all but position and query_only."""
     shares = {part: max(data[part], 0.0) for part in PARTS}
     return sum(shares[part] for part in CORNERS) / (sum(shares.values()) or 1.0)
 
@@ -134,11 +127,7 @@ def dots(look: Look) -> list[Dot]:
 
 
 def svg(*looks: Look, joined: bool = False) -> str:
-    """The triangles of looks side by side, or of two checkpoints of one model in one, joined by arrows.
-
-    >>> svg(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:38]
-    '<svg xmlns="http://www.w3.org/2000/svg'
-    """
+    """The triangles of looks side by side, or of two checkpoints of one model in one, joined by arrows."""
     if joined:
         panels, width = [_joined(*looks)], WIDTH
     else:
@@ -199,11 +188,7 @@ def _text(x: float, y: float, words: str, kind: str, anchor: str = "middle") -> 
 
 
 def short_name(name: str, most: int) -> str:
-    """A long name with its middle cut out.
-
-    >>> short_name("a-name-that-is-long", 11)
-    'a-na … long'
-    """
+    """A long name with its middle cut out."""
     half = (most - 3) // 2
     return name if len(name) <= most else name[:half] + " … " + name[-half:]
 

@@ -12,13 +12,7 @@ DIGITS = 4
 
 
 def monitor_page(reading: Monitored) -> str:
-    """The page: a heat map of any metric over heads and steps, with alarms marked.
-
-    >>> head = {"layer": 0, "head": 0, "name": "attention.0"}
-    >>> reading = Monitored(model={"name": "a"}, steps=[0, 50], heads=[head], curves={"largest": [[1.0, 2.0]]})
-    >>> monitor_page(reading)[:15]
-    '<!doctype html>'
-    """
+    """The page: a heat map of any metric over heads and steps, with alarms marked."""
     layers = len({head["layer"] for head in reading.heads})
     facts = f"{layers} layers · {len(reading.heads)} heads · {len(reading.steps)} records to step {reading.steps[-1]}"
     data = {

@@ -46,11 +46,7 @@ def monitor_lines(reading: Monitored) -> list[Any]:
 
 
 def _shared_start(names: list[str]) -> int:
-    """How many characters of dotted names are the same in all, up to a dot.
-
-    >>> _shared_start(["body.blocks.0.attention.1", "body.blocks.1.attention.0"])
-    12
-    """
+    """How many characters of dotted names are the same in all, up to a dot."""
     levels = [set(level) for level in zip(*(name.split(".") for name in names), strict=False)]
     shared = 0
     for level in levels[:-1]:

@@ -14,12 +14,7 @@ CARD, GAP, TALL = 84, 8, 46  # pixels: width of a card, gap between cards, heigh
 
 
 def moves_page(reading: Reranking) -> str:
-    """The page; it needs no script.
-
-    >>> database = torch.eye(4)
-    >>> moves_page(kq.AffinityReranker(top=4, anchors=2, device="cpu").moves(database[:1], database))[:15]
-    '<!doctype html>'
-    """
+    """The page; it needs no script."""
     return document(
         "moves",
         reading.method,
@@ -32,11 +27,7 @@ def moves_page(reading: Reranking) -> str:
 
 
 def direction(item: Mapping[str, Any]) -> str:
-    """Whether an item moved "up" or "down" or "stays"; items from below the list moved up.
-
-    >>> direction({"before": 7, "after": 2}), direction({"before": None, "after": 2})
-    ('up', 'up')
-    """
+    """Whether an item moved "up" or "down" or "stays"; items from below the list moved up."""
     by = moved(item)
     if by is None:
         return "up" if item["before"] is None else "down"
@@ -44,11 +35,7 @@ def direction(item: Mapping[str, Any]) -> str:
 
 
 def mark(item: Mapping[str, Any]) -> str:
-    """The change in rank: ▲3, ▼2, or nothing.
-
-    >>> mark({"before": 7, "after": 2}), mark({"before": 2, "after": None}), mark({"before": 1, "after": 1})
-    ('▲5', '▼', '')
-    """
+    """The change in rank: ▲3, ▼2, or nothing."""
     by = moved(item)
     sign = {"up": "▲", "down": "▼", "stays": ""}[direction(item)]
     return sign if by is None or by == 0 else f"{sign}{abs(by)}"

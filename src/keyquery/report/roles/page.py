@@ -18,11 +18,7 @@ DIGITS = 3
 
 
 def roles_page(reading: Roles) -> str:
-    """The page: layers by heads in the colour of their role or by the score of one, and the scores of one head.
-
-    >>> roles_page(kq.roles(kq.models.DECODER, sequences=2, length=40))[:15]
-    '<!doctype html>'
-    """
+    """The page: layers by heads in the colour of their role or by the score of one, and the scores of one head."""
     versions = reading.provenance.get("versions", {})
     notes = [f"{note[:1].upper()}{note[1:]}." for note in reading.notes]
     data = {

@@ -11,11 +11,7 @@ ON = {"random": "repeated random tokens", "needle": "needles", "text": "the text
 
 
 def role_name(role: str) -> str:
-    """A role as it is printed.
-
-    >>> role_name("previous_token")
-    'previous-token'
-    """
+    """A role as it is printed."""
     return role.replace("_", "-")
 
 

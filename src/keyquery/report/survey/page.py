@@ -21,12 +21,7 @@ LISTS = ("by_layer", "together_by_layer", "labels", "notes")
 
 
 def survey_page(reading: Survey) -> str:
-    """The page of a survey; it links to the page of each model in the folder `models`.
-
-    >>> from keyquery.survey import Survey
-    >>> survey_page(Survey(models=[]))[:15]
-    '<!doctype html>'
-    """
+    """The page of a survey; it links to the page of each model in the folder `models`."""
     for row in reading.models:
         if missing := [name for name in (*FACTS, *FIGURES, *SPREAD, *LISTS) if name not in row]:
             raise ValueError(f"the model {row.get('name')!r} of the survey has no {missing[0]!r}, which the page needs")

@@ -15,12 +15,7 @@ UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def conclusions(reading: Survey) -> list[str]:
-    """The conclusions, one sentence each.
-
-    >>> conclusions(Survey(models=[], sizes=[{"family": "gpt2", "models": 4, "smallest": 1e8, "largest": 1.5e9,
-    ...     "slope": 0.05, "rises": 0.8}]))
-    ['By size, gpt2: symmetry changes by +0.050 per decade (4 models, 100M to 1.5B; rank correlation +0.80).']
-    """
+    """The conclusions, one sentence each."""
     sentences = []
     for run in reading.runs[:SOME]:
         half = "" if run["half"] is None else f", half of the change by step {run['half']:,}"
@@ -66,11 +61,7 @@ def survey_lines(reading: Survey) -> list[Any]:
 
 
 def size(count: float) -> str:
-    """A parameter count with a unit.
-
-    >>> [size(count) for count in (8.03e9, 124_439_808, 950)]
-    ['8.03B', '124M', '950']
-    """
+    """A parameter count with a unit."""
     for unit, letter in UNITS:
         if count >= 0.9995 * unit:
             return f"{float(f'{count / unit:.3g}'):g}{letter}"

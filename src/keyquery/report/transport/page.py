@@ -16,11 +16,7 @@ DIGITS = 5
 
 
 def transport_page(reading: Transport) -> str:
-    """The page of a path.
-
-    >>> transport_page(kq.transport(torch.rand(3, 8, 2)))[:15]
-    '<!doctype html>'
-    """
+    """The page of a path."""
     if reading.sketch is None:
         raise ValueError("a path without frames has no page: set frames to 2 or more")
     facts = escape(" · ".join(filter(None, [reading.model.get("module"), recorded(reading)])))

@@ -13,10 +13,6 @@ def by_pairs(scores: Tensor, heads: int, count: int, window: int) -> Float[Tenso
     Longformer's are (1, n, heads, 2·window − 1), the keys nearest to each query, behind those of global tokens;
     LongT5's (1, blocks, heads, window, 3·window), the block of each query with its neighbours; those of Gemma's audio
     towers (1, heads, blocks, block, window − 1 + block, or one more), the block of each query and what comes before.
-
-    >>> by_pairs(torch.tensor([[[[9.0, 1, 2]], [[3, 4, 9]]]]), 1, 2, 2)
-    tensor([[[[1., 2.],
-              [3., 4.]]]])
     """
     band = 2 * window - 1
     banded = scores.ndim == 4 and heads != count and scores.shape[:3] == (1, count, heads)

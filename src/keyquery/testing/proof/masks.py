@@ -31,10 +31,8 @@ def mask_error(theirs: Tensor, layer: Layer) -> str:
 
 
 def sliding_window(seen: Bool[Tensor, "n n"]) -> int | None:
-    """The size of a sliding window, if that is what a mask is: all keys less than so many tokens away, and no others.
-
-    >>> sliding_window(torch.ones(5, 5).tril().triu(-1).bool())
-    2
+    """The size of a sliding window, if that is what a mask is: all keys less than so many tokens away, and no
+    others.
     """
     n, far = len(seen), _distances(len(seen))
     size = int(far[seen].max()) + 1 if bool(seen.any()) else n

@@ -21,10 +21,6 @@ class Classifier(nn.Module):
     """Tokens to logits: learned position embeddings, pre-norm blocks, mean pooling over real tokens, a two-layer head.
 
     The published model also pools over padding. `primal` holds rank and eta of primal blocks.
-
-    >>> model = Classifier("primal+", vocabulary=16, length=50, classes=10, primal={"rank": 4, "eta": 0.1})
-    >>> model(torch.randint(16, (2, 50))).shape
-    torch.Size([2, 10])
     """
 
     def __init__(

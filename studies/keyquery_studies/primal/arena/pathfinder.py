@@ -60,12 +60,7 @@ class Drawing:
 
 
 def pathfinder(count: int, seed: Any) -> tuple[UInt8[np.ndarray, "count n"], UInt8[np.ndarray, " count"]]:
-    """Images as sequences of 1,024 intensities, and labels: 1 if both marks lie on one path.
-
-    >>> tokens, labels = pathfinder(3, seed=0)
-    >>> tokens.shape, bool(labels.max() < 2)
-    ((3, 1024), True)
-    """
+    """Images as sequences of 1,024 intensities, and labels: 1 if both marks lie on one path."""
     rng = np.random.default_rng(seed)
     tokens = [np.zeros((0, SIZE * SIZE), np.uint8)]
     labels = [np.zeros(0, np.uint8)]

@@ -127,11 +127,6 @@ def prepare_arena(
     number of `workers`. Text is built from a .tsv file with rows marked `train` and `test`, each text truncated to
     4,096 bytes; Image from an .npz file, converted to greyscale. Both get a validation split taken from the training
     examples. Default source: the sequences already in the folder.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     prepare_arena("listops", Path(folder), examples=(3, 1, 2))["examples"]
-    [3, 1, 2]
     """
     known = TASKS[task]
     path = folder / "arena" / f"{task}.json"

@@ -174,10 +174,8 @@ def example_order(count: int, steps: int, batch: int, seed: int) -> Tensor:
 
 
 def longest(lengths: Tensor, most: int, groups: int = GROUPS) -> list[int]:
-    """The longest text of each group over all steps, for (models, steps, batch) lengths, rounded up to at most `most`.
-
-    >>> longest(torch.tensor([[[3, 40], [20, 5]], [[6, 33], [17, 1]]]), most=44, groups=2)
-    [16, 44]
+    """The longest text of each group over all steps, for (models, steps, batch) lengths, rounded up to at most
+    `most`.
     """
     ordered = lengths.transpose(0, 1).flatten(1).sort(1).values
     ends = [int(group.max()) for group in ordered.tensor_split(groups, 1) if group.numel()]

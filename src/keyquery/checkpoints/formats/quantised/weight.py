@@ -108,11 +108,7 @@ class Quantised(ABC):
 
 
 def unpack(words: Tensor, bits: int, count: int) -> Tensor:
-    """The first `count` unsigned integers of `bits` bits in the last dimension of int32 words, lowest bits first.
-
-    >>> unpack(torch.tensor([[0x76543210]], dtype=torch.int32), 4, 8)
-    tensor([[0, 1, 2, 3, 4, 5, 6, 7]], dtype=torch.uint8)
-    """
+    """The first `count` unsigned integers of `bits` bits in the last dimension of int32 words, lowest bits first."""
     data = words.contiguous().numpy().astype("<i4", copy=False).view(np.uint8)
     stream = np.unpackbits(data, axis=-1, bitorder="little")[..., : count * bits]
     values = np.packbits(stream.reshape(*data.shape[:-1], count, bits), axis=-1, bitorder="little")
@@ -120,21 +116,13 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def unpack_e2m1(data: Tensor) -> Tensor:
-    """Values of the 4-bit floats in the last dimension of bytes, the lower half of a byte first.
-
-    >>> unpack_e2m1(torch.tensor([[0x21, 0xF7]], dtype=torch.uint8))
-    tensor([[ 0.5000,  1.0000,  6.0000, -6.0000]])
-    """
+    """Values of the 4-bit floats in the last dimension of bytes, the lower half of a byte first."""
     codes = torch.stack([data & 15, data >> 4], dim=-1).flatten(-2)
     return torch.tensor(E2M1)[codes.int()]
 
 
 def scales_of(tensor: Tensor) -> Tensor:
-    """Scales in float32; those stored as integers, or as E8M0, are exponents of 2.
-
-    >>> scales_of(torch.tensor([126, 128], dtype=torch.uint8))
-    tensor([0.5000, 2.0000])
-    """
+    """Scales in float32; those stored as integers, or as E8M0, are exponents of 2."""
     if tensor.dtype == torch.uint8:
         return torch.ldexp(torch.ones(tensor.shape), tensor.int() - E8M0_BIAS)
     return tensor.float()

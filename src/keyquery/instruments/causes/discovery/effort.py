@@ -42,11 +42,7 @@ def expected_seconds(test: PartialCorrelation) -> float:
 
 
 def singles(test: PartialCorrelation) -> int:
-    """Number of tests that condition on a single node.
-
-    >>> singles(PartialCorrelation(np.full((4, 4), 0.5) + 0.5 * np.eye(4), 768, 0.01))
-    12
-    """
+    """Number of tests that condition on a single node."""
     with np.errstate(divide="ignore"):
         strength = np.arctanh(np.minimum(np.abs(test.correlation), 1.0)) * np.sqrt(max(test.samples - 3, 0.0))
     near = (strength >= test.threshold).astype(np.float32)
