@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.listening.live import live_heads
+from keyquery.listening import live
+from keyquery.listening.live import ObservedHeads, live_heads
+from tests.intervene.tiny import tiny
 from tests.listening.user_models import (
     LlamaAttention,
     MinGPTAttention,
@@ -96,6 +98,34 @@ def test_models_that_are_known_need_no_batch_and_others_ask_for_one():
         live_heads(model)
     live_heads(model, batch)
     assert len(live_heads(model)) == 2, "once found, they are known"
+
+
+@pytest.mark.parametrize("name", ["fused", "raw", "halves"])
+def test_what_was_observed_holds_for_these_parameters_alone_wherever_they_are(name):
+    model, batch = stack(name, depth=1)
+    before = live_heads(model, batch)[0].weights.query
+    model.double()
+    assert torch.equal(live_heads(model)[0].weights.query, before.double())
+    state = {key: 2 * value for key, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    with pytest.raises(ValueError, match="with data, its heads are found by running it"):
+        live_heads(model)
+    assert torch.equal(live_heads(model, batch)[0].weights.query, 2 * before.double())
+    model.h[0].attn = MAKERS["grouped"]().double()
+    assert live_heads(model, batch)[0].weights.query.shape[:2] == (2, 2)
+
+
+def test_a_model_of_a_known_class_is_read_even_if_it_was_observed_once(monkeypatch):
+    """As in a look that another thread's undo cut short: what it observed is not kept for the next."""
+    model, batch = tiny("gpt2"), {"input_ids": torch.randint(3, 60, (4, 9))}
+
+    def interrupted(_):
+        raise KeyError("h.0.attn.c_attn")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live, "read", interrupted)
+        assert isinstance(live_heads(model, batch), ObservedHeads)
+    assert not isinstance(live_heads(model, batch), ObservedHeads)
 
 
 @pytest.mark.parametrize("attention", [XAttention(24, 4, 8), LlamaAttention(24, 4, 2, qk_norm=True)], ids=["l2", "rms"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -38,11 +38,42 @@ SAMPLED = 256  # tokens by which columns are looked up
 
 
 @dataclass(frozen=True, eq=False)
-class LinearMap:
-    """One linear map that a model applied: out = x·weightᵀ + bias; weight and bias are views of its parameters."""
+class ParameterView:
+    """A view of a parameter, which follows it where the model is moved to another device or dtype."""
 
-    weight: Float[Tensor, "out in"]
-    bias: Float[Tensor, " out"] | None
+    parameter: nn.Parameter
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> ParameterView | None:
+        """None if a tensor is neither a parameter nor a view of one."""
+        parameter = tensor if isinstance(tensor, nn.Parameter) else tensor._base
+        if not isinstance(parameter, nn.Parameter):
+            return None
+        offset = int(tensor.storage_offset() - parameter.storage_offset())
+        return cls(parameter, tuple(tensor.shape), tensor.stride(), offset)
+
+    def now(self) -> Tensor:
+        """The values as they are now."""
+        values = self.parameter.detach()
+        return values.as_strided(self.shape, self.stride, values.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """A linear map of a model: x·weightᵀ + bias."""
+
+    weight: ParameterView
+    bias: ParameterView | None
+
+
+@dataclass(frozen=True, eq=False)
+class Application:
+    """A linear map that a model applied, and to what."""
+
+    map: LinearMap
     x: Float[Tensor, "*tokens in"]
     out: Float[Tensor, "*tokens out"]
 
@@ -56,11 +87,11 @@ class Rows:
 
     def weight(self) -> Float[Tensor, "heads r d"]:
         """The weights as they are now."""
-        return self.map.weight[self.rows]
+        return self.map.weight.now()[self.rows]
 
     def bias(self) -> Float[Tensor, "heads r"] | None:
         """The biases as they are now."""
-        return None if self.map.bias is None else self.map.bias[self.rows]
+        return None if self.map.bias is None else self.map.bias.now()[self.rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +117,9 @@ class LinearMaps(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.before: list[LinearMap] = []
-        self.after: list[LinearMap] = []
-        self._last: tuple[Tensor, LinearMap] | None = None  # with its output, to which a bias may be added
+        self.before: list[Application] = []
+        self.after: list[Application] = []
+        self._last: tuple[Tensor, Application] | None = None  # with its output, to which a bias may be added
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -108,18 +139,19 @@ class LinearMaps(TorchFunctionMode):
     def _add_bias(self, x: Any, bias: Any, out: Tensor) -> None:
         """A bias that is added on its own."""
         if self._last is not None and x is self._last[0] and isinstance(bias, nn.Parameter) and bias.ndim == 1:
-            self._append(replace(self._last[1], bias=bias.detach(), out=out.detach()), out)
+            before = self._last[1]
+            biased = LinearMap(before.map.weight, ParameterView.of(bias))
+            self._append(Application(biased, before.x, out.detach()), out)
 
     def _add(self, weight: Tensor, bias: Tensor | None, x: Tensor, out: Tensor) -> None:
-        base = weight if isinstance(weight, nn.Parameter) else weight._base
-        if isinstance(base, nn.Parameter):
-            bias = None if bias is None else bias.detach()
-            self._append(LinearMap(weight.detach(), bias, x.detach(), out.detach()), out)
+        weights, biases = ParameterView.of(weight), None if bias is None else ParameterView.of(bias)
+        if weights is not None and (bias is None or biases is not None):
+            self._append(Application(LinearMap(weights, biases), x.detach(), out.detach()), out)
 
-    def _append(self, linear: LinearMap, out: Tensor) -> None:
-        self.before.append(linear)
-        self.after.append(linear)
-        self._last = out, linear
+    def _append(self, application: Application, out: Tensor) -> None:
+        self.before.append(application)
+        self.after.append(application)
+        self._last = out, application
 
 
 @dataclass(eq=False)
@@ -127,8 +159,8 @@ class Observation:
     """An attention call, the linear maps before it, and those after it up to the next."""
 
     call: Call
-    before: list[LinearMap]
-    after: list[LinearMap] = field(default_factory=list)
+    before: list[Application]
+    after: list[Application] = field(default_factory=list)
 
 
 def observe(model: nn.Module, batch: Batch) -> list[Observation]:
@@ -147,33 +179,39 @@ def observe(model: nn.Module, batch: Batch) -> list[Observation]:
     return seen
 
 
-_FOUND: WeakKeyDictionary[nn.Module, list[LayerFacts]] = WeakKeyDictionary()  # of models that were run
+_OBSERVED: WeakKeyDictionary[nn.Module, tuple[dict[str, int], list[LayerFacts]]] = WeakKeyDictionary()
 
 
 def live_heads(model: nn.Module, batch: Batch | None = None) -> Heads:
     """The attention layers of a live model; those of an unknown class are found on a batch, once."""
     model = bare(model)
-    if model in _FOUND:
-        return ObservedHeads(model, _FOUND[model])
     try:
         heads = read(model)
         heads[0]  # layers are read when they are asked for
         return heads
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        known, facts = _OBSERVED.get(model, ({}, []))
+        if facts and known == _identities(model):
+            return ObservedHeads(model, facts)
         if any(weight.is_meta or not bool(weight.isfinite().all()) for weight in model.parameters()):
             raise
         if batch is None:
             raise ValueError(f"{first_line(error)}; with data, its heads are found by running it") from error
-        found = _found(model, batch)
-        if not found:
+        facts = _observed_layers(model, batch)
+        if not facts:
             raise
-    _FOUND[model] = found
-    return ObservedHeads(model, found)
+    _OBSERVED[model] = _identities(model), facts
+    return ObservedHeads(model, facts)
 
 
-def _found(model: nn.Module, batch: Batch) -> list[LayerFacts]:
+def _identities(model: nn.Module) -> dict[str, int]:
+    """The parameters of a model: what was observed holds for these. It keeps them, so that no other gets their id."""
+    return {name: id(parameter) for name, parameter in model.named_parameters()}
+
+
+def _observed_layers(model: nn.Module, batch: Batch) -> list[LayerFacts]:
     """The layers of a model by its attention calls; raises in one sentence if projections are not found."""
-    owners = {weight.data_ptr(): name.rpartition(".")[0] for name, weight in model.named_parameters() if weight.numel()}
+    owners = {id(parameter): name.rpartition(".")[0] for name, parameter in model.named_parameters()}
     layers: dict[str, LayerFacts] = {}
     for observation in observe(model, batch):
         if observation.call.name not in layers:
@@ -188,7 +226,8 @@ def _layer(observation: Observation, owners: dict[int, str]) -> LayerFacts:
         raise ValueError(f"{label}: its scores are no product of queries and keys times a number")
     query, rope = _matched(call.query, call.positions, maps, f"queries of {label}")
     key, rope = _matched(call.key, call.key_positions, maps, f"keys of {label}", rope)
-    roles = {role: owners.get(rows.map.weight.data_ptr(), call.name) for role, rows in (("query", query), ("key", key))}
+    pairs = (("query", query), ("key", key))
+    roles = {role: owners.get(id(rows.map.weight.parameter), call.name) for role, rows in pairs}
     itself = call.name in roles.values()
     notes = ("a bias of positions is added to its scores, and not read",) if call.bias is not None else ()
     return LayerFacts(
@@ -198,7 +237,7 @@ def _layer(observation: Observation, owners: dict[int, str]) -> LayerFacts:
         scale=call.scale,
         query=query,
         key=key,
-        value=None if call.value is None else _looked_up(call.value, _all_tokens(call.value), maps),
+        value=None if call.value is None else _looked_up(call.value, _all_tokens(call.value), maps)[0],
         output=_output(call, observation.after),
         rope=rope,
         softcap=call.softcap,
@@ -210,7 +249,7 @@ def _layer(observation: Observation, owners: dict[int, str]) -> LayerFacts:
 def _matched(
     heads: Float[Tensor, "batch heads n r"],
     positions: Tensor,
-    maps: Sequence[LinearMap],
+    maps: Sequence[Application],
     what: str,
     *ropes: Rope | None,
 ) -> tuple[Rows, Rope | None]:
@@ -221,16 +260,15 @@ def _matched(
         if ropes and turned != (ropes[0] is not None):
             continue
         tokens = (turns == 0).nonzero().flatten() if turned else _all_tokens(heads)
-        rows = _looked_up(heads, tokens, maps) if len(tokens) > 1 else None
-        if rows is None:
+        rows, out = _looked_up(heads, tokens, maps) if len(tokens) > 1 else (None, None)
+        if rows is None or out is None:
             continue
-        for out in _aligned(rows.map.out, heads):
-            plain = out[:, rows.rows].double()
-            candidates = [None] if not turned else list(ropes) or _ropes(plain, target, turns)
-            for rope in candidates:
-                rotated = plain if rope is None else rope.rotate(plain, turns[:, None])
-                if _error(rotated, target) <= TOLERANCE + (float(turns.max()) * ANGLE if turned else 0.0):
-                    return rows, rope
+        plain = out[:, rows.rows].double()
+        candidates = [None] if not turned else list(ropes) or _ropes(plain, target, turns)
+        for rope in candidates:
+            rotated = plain if rope is None else rope.rotate(plain, turns[:, None])
+            if _error(rotated, target) <= TOLERANCE + (float(turns.max()) * ANGLE if turned else 0.0):
+                return rows, rope
     raise ValueError(
         f"the {what} are no linear map of its input, with or without RoPE, on these tokens (at least two sequences "
         "tell them apart): their weights are not read"
@@ -258,13 +296,15 @@ def _aligned(out: Tensor, heads: Float[Tensor, "batch heads n r"]) -> list[Float
     return orders
 
 
-def _looked_up(heads: Tensor, tokens: Int[Tensor, " some"], maps: Sequence[LinearMap]) -> Rows | None:
-    """The rows of a map whose outputs on some tokens are those of the heads; the latest map that has them."""
+def _looked_up(
+    heads: Tensor, tokens: Int[Tensor, " some"], maps: Sequence[Application]
+) -> tuple[Rows, Float[Tensor, "tokens out"]] | tuple[None, None]:
+    """The rows of a map whose outputs on some tokens are those of the heads, and all its outputs; the latest map."""
     target = _tokens(heads)[tokens]
     flat = target.flatten(1)
     probe = torch.randn(len(tokens), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(flat.device)
-    for linear in reversed(maps):
-        for out in _aligned(linear.out, heads):
+    for application in reversed(maps):
+        for out in _aligned(application.out, heads):
             columns = out[tokens].double()
             keys, order = (probe @ columns).sort()
             above = torch.searchsorted(keys, probe @ flat).clamp(max=len(keys) - 1)
@@ -272,12 +312,12 @@ def _looked_up(heads: Tensor, tokens: Int[Tensor, " some"], maps: Sequence[Linea
             errors = torch.stack([(columns[:, rows] - flat).abs().amax(0) for rows in pair])
             smallest, best = errors.min(0)
             if float(smallest.max()) <= TOLERANCE * max(float(flat.abs().max()), 1e-30):
-                return Rows(linear, pair.gather(0, best[None])[0].reshape(target.shape[1:]))
-    return None
+                return Rows(application.map, pair.gather(0, best[None])[0].reshape(target.shape[1:])), out
+    return None, None
 
 
-def _error(found: Tensor, target: Tensor) -> float:
-    return float((found - target).abs().max() / target.abs().max().clamp(min=1e-30))
+def _error(actual: Tensor, target: Tensor) -> float:
+    return float((actual - target).abs().max() / target.abs().max().clamp(min=1e-30))
 
 
 def _ropes(
@@ -314,15 +354,15 @@ def _pairs(x: Tensor, interleaved: bool) -> Tensor:
     return torch.complex(first, second)
 
 
-def _output(call: Call, maps: Sequence[LinearMap]) -> LinearMap | None:
+def _output(call: Call, maps: Sequence[Application]) -> LinearMap | None:
     """The linear map that takes the merged output of all heads."""
     if call.value is None:
         return None
     merged = _tokens(call.output()).flatten(1)
-    for linear in maps:
-        for x in _aligned(linear.x, call.query):
+    for application in maps:
+        for x in _aligned(application.x, call.query):
             if x.shape == merged.shape and _error(x.double(), merged) <= TOLERANCE:
-                return linear
+                return application.map
     return None
 
 
@@ -375,8 +415,10 @@ class ObservedHeads(Heads):
         groups, shared = paired.query.shape[:2]
         value, bias = facts.value.weight(), facts.value.bias()
         step = len(value) // groups
-        output = facts.output.weight.mT.reshape(groups, shared, -1, len(facts.output.weight))
-        return Values(value[::step, None], output, None if bias is None else bias[::step, None], facts.output.bias)
+        weight, shift = facts.output.weight.now(), facts.output.bias
+        output = weight.mT.reshape(groups, shared, -1, len(weight))
+        biases = (None if bias is None else bias[::step, None], None if shift is None else shift.now())
+        return Values(value[::step, None], output, *biases)
 
 
 def _projections(query: Rows, key: Rows) -> Projections:
