@@ -94,7 +94,7 @@ def test_rotations_are_found(name):
 def test_models_that_are_known_need_no_batch_and_others_ask_for_one():
     assert len(live_heads(nn.TransformerEncoderLayer(8, 2))) == 1
     model, batch = stack("raw")
-    with pytest.raises(ValueError, match="with data, its heads are found by running it"):
+    with pytest.raises(ValueError, match="heads of Stack are found by running it: pass data"):
         live_heads(model)
     live_heads(model, batch)
     assert len(live_heads(model)) == 2, "once found, they are known"
@@ -108,7 +108,7 @@ def test_what_was_observed_holds_for_these_parameters_alone_wherever_they_are(na
     assert torch.equal(live_heads(model)[0].weights.query, before.double())
     state = {key: 2 * value for key, value in model.state_dict().items()}
     model.load_state_dict(state, assign=True)
-    with pytest.raises(ValueError, match="with data, its heads are found by running it"):
+    with pytest.raises(ValueError, match="heads of Stack are found by running it: pass data"):
         live_heads(model)
     assert torch.equal(live_heads(model, batch)[0].weights.query, 2 * before.double())
     model.h[0].attn = MAKERS["grouped"]().double()
@@ -152,5 +152,24 @@ def test_every_analysis_works_without_a_declaration(name):
     with kq.dial(model, skew=0, data=[batch]):
         assert not torch.allclose(model(**batch), plain)
     with kq.ablate_heads(model, heads="0.1"):
+        assert not torch.allclose(model(**batch), plain)
+    assert torch.equal(model(**batch), plain)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model, **data: kq.dial(model, skew=0, means="global" if data else None, **data),
+        lambda model, **data: kq.project(model, head="0.1", **data),
+        lambda model, **data: kq.ablate_heads(model, "mean" if data else "zero", heads="0.1", **data),
+    ],
+    ids=["dial", "project", "ablate_heads"],
+)
+def test_a_change_of_a_model_of_ones_own_asks_for_data_and_finds_its_heads_on_it(change):
+    model, batch = stack("grouped")
+    with pytest.raises(ValueError, match="the heads of Stack are found by running it: pass data"):
+        change(model)
+    plain = model(**batch)
+    with change(model, data=[batch]):
         assert not torch.allclose(model(**batch), plain)
     assert torch.equal(model(**batch), plain)

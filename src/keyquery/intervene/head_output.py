@@ -71,7 +71,8 @@ def ablate_heads(
     """
     model = check_model(model)
     check_choice("kind", kind, KINDS)
-    sites = sites_of(model)
+    data = None if data is None else list(batches_of(data))
+    sites = sites_of(model, next(iter(data or ()), None))
     chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
     if kind == "mean" and means is None:
         if data is None:

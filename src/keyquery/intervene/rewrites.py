@@ -13,7 +13,7 @@ from keyquery.intervene.sites import Rewrite, Site, find_sites
 from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import alone
-from keyquery.listening.hooks import on_forward
+from keyquery.listening.hooks import Batch, on_forward
 
 
 class Rewriting:
@@ -63,10 +63,10 @@ def _shares_sites(model: nn.Module) -> bool:
     return any(site.module in parts for changed in others for site in changed.sites.values())
 
 
-def sites_of(model: nn.Module) -> dict[int, Site]:
+def sites_of(model: nn.Module, batch: Batch | None = None) -> dict[int, Site]:
     """The sites of a model; the active ones if it is already changed."""
     changed = _CHANGED.get(bare(model))
-    return find_sites(bare(model)) if changed is None else changed.sites
+    return find_sites(bare(model), batch) if changed is None else changed.sites
 
 
 def rewrite(model: nn.Module, sites: dict[int, Site], rewrites: Mapping[int, Rewrite], changes: ExitStack) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms import Rope
 from keyquery.listening.call import Call
+from keyquery.listening.hooks import Batch
 from keyquery.listening.live import live_heads
 
 
@@ -214,9 +215,9 @@ def labels_of(sites: Mapping[int, Site]) -> list[str]:
     return next(iter(sites.values())).found.labels()
 
 
-def find_sites(model: nn.Module) -> dict[int, Site]:
-    """The self-attention modules of a live model, by the index of their layer."""
-    heads, modules = live_heads(model), dict(model.named_modules())
+def find_sites(model: nn.Module, batch: Batch | None = None) -> dict[int, Site]:
+    """The self-attention modules of a live model, by the index of their layer; a class of its own needs a batch."""
+    heads, modules = live_heads(model, batch), dict(model.named_modules())
     sites: dict[int, Site] = {}
     unrotated = 0
     for layer in heads:

@@ -24,7 +24,7 @@ from keyquery.checkpoints.family import Family
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.layer import Layer, Projections
 from keyquery.checkpoints.layouts import Values
-from keyquery.checkpoints.sources import Live, bare, first_line
+from keyquery.checkpoints.sources import Live, bare
 from keyquery.forms import Rope
 from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
@@ -196,7 +196,10 @@ def live_heads(model: nn.Module, batch: Batch | None = None) -> Heads:
         if any(weight.is_meta or not bool(weight.isfinite().all()) for weight in model.parameters()):
             raise
         if batch is None:
-            raise ValueError(f"{first_line(error)}; with data, its heads are found by running it") from error
+            raise ValueError(
+                f"the heads of {type(model).__name__} are found by running it: pass data, or call "
+                "kq.look(model, inputs=batches) first"
+            ) from error
         facts = _observed_layers(model, batch)
         if not facts:
             raise

@@ -65,3 +65,34 @@ def test_sequences_without_any_loss_are_refused():
     with pytest.raises(ValueError, match="no sequence has a loss") as error:
         losses_of(Table(), [batch, batch], next_token_loss)
     assert "\n" not in str(error.value)
+
+
+class Tuple(nn.Module):
+    """A GPT as users write it: ids under a name of its own, and logits with a loss that is None."""
+
+    def __init__(self, width=9):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(9, width))
+
+    def forward(self, idx, targets=None):
+        return self.table[idx], targets
+
+
+def test_ids_of_any_name_and_logits_in_a_tuple_will_do():
+    model = Tuple()
+    expected = [cross_entropy(model.table[row[:-1]], row[1:]) for row in IDS]
+    torch.testing.assert_close(next_token_loss(model, {"idx": IDS}), torch.stack(expected).double())
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "message"),
+    [
+        (Tuple(), {"idx": IDS.float()}, "has no token ids 'idx' in its batches: pass a loss"),
+        (Tuple(width=4), {"idx": IDS}, r"returns \(5, 5, 4\), not logits for each of \(5, 5\): pass a loss"),
+        (nn.Sequential(nn.Embedding(9, 9), nn.Flatten()), {"input": IDS}, "not logits for each"),
+    ],
+)
+def test_what_has_no_loss_by_token_is_refused_in_one_sentence(model, batch, message):
+    with pytest.raises(ValueError, match=message) as error:
+        next_token_loss(model, batch)
+    assert "\n" not in str(error.value)

@@ -162,8 +162,7 @@ def ablate(
     batches = list(data)
     if not batches:
         raise ValueError("data must contain at least one batch, got none")
-    live_heads(model, batches[0])
-    sites = sites_of(model)
+    sites = sites_of(model, batches[0])
     known = {index: range(site.count) for index, site in sites.items()}
     chosen = select(heads, known, labels_of(sites))
     if by == "direction":

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from keyquery.listening import Batch
+from keyquery.listening.inputs.data import token_argument
 from keyquery.listening.live import live_heads
 
 # A model and a batch in, one loss per sequence out; sequences that have none may be left out.
@@ -20,14 +21,23 @@ ROWS = 256  # tokens whose losses are computed at once on a CPU, since the copy 
 MASKED = 0.15  # share of an encoder's non-padding tokens that are masked
 
 
-def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "batch n vocabulary"]:
+def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "*tokens vocabulary"]:
     """Logits of a model for a batch, which is moved to the model's device."""
     device = next(model.parameters()).device
     out: Any = model(**{name: tensor.to(device) for name, tensor in batch.items()})
-    values = out if isinstance(out, Tensor) else getattr(out, "logits", None)
-    if values is None:
+    values = getattr(out, "logits", out[0] if isinstance(out, tuple) else out)
+    if not isinstance(values, Tensor):
         raise ValueError(f"{type(model).__name__} returns no logits: load it with its LM head")
     return values.float()
+
+
+def token_ids(model: nn.Module, batch: Batch) -> Int[Tensor, "batch n"]:
+    """The token ids of a batch, whatever the model calls them."""
+    name = token_argument(model)
+    ids = batch.get(name)
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.ndim != 2:
+        raise ValueError(f"{type(model).__name__} has no token ids {name!r} in its batches: pass a loss")
+    return ids
 
 
 def next_token_loss(model: nn.Module, batch: Batch) -> Float[Tensor, " sequences"]:
@@ -35,9 +45,15 @@ def next_token_loss(model: nn.Module, batch: Batch) -> Float[Tensor, " sequences
 
     Sequences of a single token are left out.
     """
-    targets, real = batch["input_ids"][:, 1:], real_tokens(batch)
-    counted = real[:, 1:] & real[:, :-1]
-    return _mean_loss(logits(model, batch), *(pad(values, (0, 1)) for values in (targets, counted)))
+    ids = token_ids(model, batch)
+    real = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
+    counted, predicted = real[:, 1:] & real[:, :-1], logits(model, batch)
+    if predicted.shape[:-1] != ids.shape or predicted.shape[-1] <= int(ids.max()):
+        got = tuple(predicted.shape)
+        raise ValueError(
+            f"{type(model).__name__} returns {got}, not logits for each of {tuple(ids.shape)}: pass a loss"
+        )
+    return _mean_loss(predicted, *(pad(values, (0, 1)) for values in (ids[:, 1:], counted)))
 
 
 def masked_loss(mask: int, special: set[int], seed: int = 0) -> Loss:

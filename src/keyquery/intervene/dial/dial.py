@@ -39,7 +39,6 @@ from keyquery.intervene.selection import Selection, select
 from keyquery.intervene.sites import Context, Site, labels_of
 from keyquery.listening import Batch, batches_of
 from keyquery.listening.exclusive import Changes
-from keyquery.listening.live import live_heads
 from keyquery.support.checks import check_choice
 
 POSITION = PARTS.index("position")
@@ -289,10 +288,8 @@ def dial(
         check_choice("means", means, MEANS)
     if data is None and means == "position":
         raise ValueError('means="position" needs data: batches for the model')
-    if data is not None and not isinstance(data, Means):
-        data = list(batches_of(data))
-        live_heads(model, next(iter(data), None))
-    sites = sites_of(model)
+    data = data if data is None or isinstance(data, Means) else list(batches_of(data))
+    sites = sites_of(model, next(iter(data), None) if isinstance(data, list) else None)
     chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
     if directions is not None:
         if bool((values != 1).any()) or heads is not None:

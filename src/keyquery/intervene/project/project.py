@@ -114,14 +114,15 @@ def project(
     """
     model = check_model(model)
     check_choice("kernel", kernel, KERNELS)
-    sites = sites_of(model)
+    batches = None if data is None else list(batches_of(data))
+    sites = sites_of(model, next(iter(batches or ()), None))
     known = {index: range(site.count) for index, site in sites.items()}
     chosen = [(i, h) for i, numbers in select([head], known, labels_of(sites)).items() for h in numbers]
     if len(chosen) != 1:
         raise ValueError(f"head must select one head, got {head!r}, which selects {len(chosen)}")
     index, number = chosen[0]
     site = sites[index]
-    maps = _maps(site, kernel, rank, _gram(model, site, number, data))
+    maps = _maps(site, kernel, rank, _gram(model, site, number, batches))
 
     def change(changes: Changes) -> Projection:
         rewrite(model, sites, {index: Linear(number, maps)}, changes)
@@ -130,11 +131,11 @@ def project(
     return lasting(model, change)
 
 
-def _gram(model: nn.Module, site: Site, head: int, data: Iterable[Batch] | None) -> Float[Tensor, "n n"]:
+def _gram(model: nn.Module, site: Site, head: int, data: list[Batch] | None) -> Float[Tensor, "n n"]:
     """The Gram matrix of [Q; K] of a head, or the covariance of [q; k] on data."""
     if data is not None:
         check_unchanged(model)
-        return joint_moments(model, batches_of(data), site.found)[site.index].covariance[head].cpu()
+        return joint_moments(model, data, site.found)[site.index].covariance[head].cpu()
     form = site.read().gained().form()
     return form.gram().flatten(0, len(form.batch) - 1)[head].cpu()
 
