@@ -371,3 +371,17 @@ def test_softmaxes_that_are_no_attention_are_not_seen():
     with kq.listen(model) as calls:
         model(double(2, 5, 16))
     assert [call.name for call in calls] == ["attentions.1"]
+
+
+def test_what_does_not_fit_is_told_as_such_where_scores_are_a_product_in_python():
+    """Torch turns a TypeError that is raised in an operator into one about its operands."""
+    model, x = own("mingpt")[0], double(1, 5, 16)
+    before = state(model)
+    with (
+        pytest.raises(TypeError, match="on_call must return None or a dict"),
+        kq.listen(model, lambda call: call.query),
+    ):
+        model(x)
+    with pytest.raises(TypeError, match="positional arguments"), kq.listen(model):
+        model(x, x)
+    assert_as_before(model, before)

@@ -94,7 +94,7 @@ def test_rotations_are_found(name):
 def test_models_that_are_known_need_no_batch_and_others_ask_for_one():
     assert len(live_heads(nn.TransformerEncoderLayer(8, 2))) == 1
     model, batch = stack("raw")
-    with pytest.raises(ValueError, match="heads of Stack are found by running it: pass data"):
+    with pytest.raises(ValueError, match="with data, its heads are found by running it"):
         live_heads(model)
     live_heads(model, batch)
     assert len(live_heads(model)) == 2, "once found, they are known"
@@ -108,7 +108,7 @@ def test_what_was_observed_holds_for_these_parameters_alone_wherever_they_are(na
     assert torch.equal(live_heads(model)[0].weights.query, before.double())
     state = {key: 2 * value for key, value in model.state_dict().items()}
     model.load_state_dict(state, assign=True)
-    with pytest.raises(ValueError, match="heads of Stack are found by running it: pass data"):
+    with pytest.raises(ValueError, match="with data, its heads are found by running it"):
         live_heads(model)
     assert torch.equal(live_heads(model, batch)[0].weights.query, 2 * before.double())
     model.h[0].attn = MAKERS["grouped"]().double()
@@ -167,9 +167,31 @@ def test_every_analysis_works_without_a_declaration(name):
 )
 def test_a_change_of_a_model_of_ones_own_asks_for_data_and_finds_its_heads_on_it(change):
     model, batch = stack("grouped")
-    with pytest.raises(ValueError, match="the heads of Stack are found by running it: pass data"):
+    with pytest.raises(ValueError, match="with data, its heads are found by running it"):
         change(model)
     plain = model(**batch)
     with change(model, data=[batch]):
         assert not torch.allclose(model(**batch), plain)
     assert torch.equal(model(**batch), plain)
+
+
+class OpaqueAttention(nn.Module):
+    """Attention outside of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(24, 24)
+
+    def forward(self, x):
+        return x + torch.from_numpy(x.detach().numpy().mean(1, keepdims=True))
+
+
+def test_attention_that_torch_does_not_show_is_named_or_refused_in_one_sentence():
+    model, batch = Stack([MAKERS["fused"](), OpaqueAttention()]).eval(), {"ids": torch.randint(31, (5, 9))}
+    for analysis in (kq.look, kq.roles):
+        with pytest.warns(UserWarning, match="h.1.attn of Stack ran, but none of its attention went through torch"):
+            assert len(analysis(model, inputs=[batch]).heads) == 4
+    for analysis in (kq.look, kq.roles, lambda model, inputs: kq.dial(model, skew=0, data=inputs)):
+        with pytest.raises(ValueError, match="Stack ran without an attention call that torch shows") as error:
+            analysis(Stack([OpaqueAttention()]).eval(), inputs=[batch])
+        assert "\n" not in str(error.value)

@@ -111,7 +111,8 @@ class Attachment:
         call, merged = self.call(module, name, facts), dict[str, Tensor]()
         seen, left = call, len(self.listeners)
         for listener in list(self.listeners):
-            new, left = listener(seen), left - 1
+            with self.run.pausing():
+                new, left = listener(seen), left - 1
             if new is not None and seen.check(new):
                 merged |= new
                 seen = seen.replaced(new) if left or "scores" in merged else seen
@@ -209,6 +210,14 @@ def _with(facts: Callable[[], Facts], call: Call, new: dict[str, Tensor]) -> Fac
     call = call.replaced(new)
     names = ("query", "key", "value", "given_scores", "attn_mask", "causal", "position_bias")
     return replace(facts(), **{name: getattr(call, name) for name in names})
+
+
+def no_attention(model: nn.Module) -> ValueError:
+    """The error of a model that ran, and none of whose attention was seen."""
+    return ValueError(
+        f"{type(model).__name__} ran without an attention call that torch shows: it has no attention, or one in code "
+        "of its own outside of torch"
+    )
 
 
 def warn_unseen(attachment: Attachment) -> None:

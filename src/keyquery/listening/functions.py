@@ -66,7 +66,13 @@ def _wrap(module: nn.Module) -> Any:
             for mode in _MODES.get(id(module), ()):
                 if not mode.on:
                     stack.enter_context(mode.running())
-            out = forward(*args, **kwargs)
+            try:
+                out = forward(*args, **kwargs)
+            except TypeError:  # torch turns those that are raised in an operator into one about its operands
+                for mode in _MODES.get(id(module), ()):
+                    if mode.error is not None:
+                        raise mode.error from None
+                raise
             for mode in _MODES.get(id(module), ()):
                 if mode.attachment.model is module:
                     mode.finish("")  # while its forward is running
@@ -105,6 +111,7 @@ class Functions(Products):
         self.stack: list[str] = []
         self.pending: list[Softmax] = []
         self.on = False
+        self.error: TypeError | None = None  # of a listener
         self.again = ExitStack()  # in which it is on while a module is computed again, in a backward pass
 
     def running(self) -> ExitStack:
@@ -112,6 +119,7 @@ class Functions(Products):
         stack = ExitStack()
         self.on = True
         stack.callback(setattr, self, "on", False)
+        stack.callback(setattr, self, "error", None)
         self.stack.clear()
         self.pending.clear()
         stack.enter_context(self)
@@ -224,7 +232,11 @@ class Functions(Products):
         return (batch, count // batch) if count % batch == 0 else (1, count)
 
     def _show(self, name: str, facts: Callable[[], Facts | None]) -> tuple[Call, dict[str, Tensor]]:
-        return self._inside(self.attachment.show, self.modules[name], name, facts)
+        try:
+            return self._inside(self.attachment.show, self.modules[name], name, facts)
+        except TypeError as error:
+            self.error = error
+            raise
 
     def _inside(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function whose torch functions are not followed."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
-from keyquery.listening.attachment import OnCall, add_listener, warn_unseen
+from keyquery.listening.attachment import OnCall, add_listener, no_attention, warn_unseen
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import Changes
 from keyquery.listening.tokens import in_backward
@@ -78,7 +78,4 @@ def listen(model: nn.Module, on_call: OnCall | None = None) -> Iterator[list[Cal
     if seen:
         warn_unseen(attachment)
     if ran and not seen:
-        raise ValueError(
-            f"{type(model).__name__} ran without an attention call that torch shows: it has no attention, or one in "
-            "code of its own outside of torch"
-        )
+        raise no_attention(model)

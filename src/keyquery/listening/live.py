@@ -24,9 +24,9 @@ from keyquery.checkpoints.family import Family
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.layer import Layer, Projections
 from keyquery.checkpoints.layouts import Values
-from keyquery.checkpoints.sources import Live, bare
+from keyquery.checkpoints.sources import Live, bare, first_line
 from keyquery.forms import Rope
-from keyquery.listening.attachment import add_listener
+from keyquery.listening.attachment import add_listener, no_attention, warn_unseen
 from keyquery.listening.call import Call
 from keyquery.listening.hooks import Batch, watch
 from keyquery.reading import digests
@@ -174,8 +174,11 @@ def observe(model: nn.Module, batch: Batch) -> list[Observation]:
         maps.after = seen[-1].after
 
     with watch(model, {}) as run, ExitStack() as changes, maps:
-        add_listener(model, note, changes)
+        attachment = add_listener(model, note, changes)
         run(batch)
+    if not seen:
+        raise no_attention(model)
+    warn_unseen(attachment)
     return seen
 
 
@@ -196,13 +199,8 @@ def live_heads(model: nn.Module, batch: Batch | None = None) -> Heads:
         if any(weight.is_meta or not bool(weight.isfinite().all()) for weight in model.parameters()):
             raise
         if batch is None:
-            raise ValueError(
-                f"the heads of {type(model).__name__} are found by running it: pass data, or call "
-                "kq.look(model, inputs=batches) first"
-            ) from error
+            raise ValueError(f"{first_line(error)}; with data, its heads are found by running it") from error
         facts = _observed_layers(model, batch)
-        if not facts:
-            raise
     _OBSERVED[model] = _identities(model), facts
     return ObservedHeads(model, facts)
 

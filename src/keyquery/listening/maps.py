@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
-from keyquery.listening.attachment import add_listener
+from keyquery.listening.attachment import add_listener, no_attention, warn_unseen
 from keyquery.listening.call import Call
 from keyquery.listening.hooks import Batch, watch
 from keyquery.listening.tokens import has_two_sides
@@ -78,9 +78,7 @@ def run_with(model: nn.Module, batch: Batch, on_call: Callable[[Call, int], None
     with listening(model, note) as run:
         out = run(batch)
     if not count:
-        raise ValueError(
-            f"{type(model).__name__} returns no attention maps: no attention call of it goes through torch"
-        )
+        raise no_attention(bare(model))
     return calls, out
 
 
@@ -89,8 +87,10 @@ def listening(model: nn.Module, on_call: Callable[[Call], None]) -> Iterator[Cal
     """Context whose function runs a batch, in eval mode without gradients, and shows each attention call."""
     model = bare(model)
     with watch(model, {}) as run, ExitStack() as changes:
-        add_listener(model, on_call, changes)
+        attachment = add_listener(model, on_call, changes)
         yield run
+    if attachment.layers:
+        warn_unseen(attachment)
 
 
 def maps_by_head(call: Call) -> Iterator[tuple[int, Float[Tensor, "batch 1 n m"]]]:

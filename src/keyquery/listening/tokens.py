@@ -11,8 +11,8 @@ import inspect
 import re
 import sys
 from collections import deque
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from threading import get_ident
@@ -122,6 +122,7 @@ class Run:
         self._tokens: dict[Any, tuple[Tokens, Any]] = {}  # with what they come from, whose ids stay valid so
         self._waiting: deque[dict[str, list[Tokens]]] = deque([{}], FORWARDS)  # by module, of forwards with gradients
         self._computed_again = False
+        self._paused = False
 
     def attach(self, modules: Mapping[str, nn.Module], changes: ExitStack) -> None:
         """Hooks that follow models, position embeddings and what attention modules are called with."""
@@ -149,6 +150,8 @@ class Run:
         changes.callback(hook.remove)
 
     def _begin(self, signature: inspect.Signature, decodes: bool, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._paused and module is self.model and self.thread == get_ident():
+            raise RuntimeError("the model is run by a function that listens to it: run it outside of that function")
         if self.frames and self.thread != get_ident():
             raise RuntimeError("the model is running in another thread: run one after the other")
         if not self.frames and module is not self.model and in_backward():
@@ -170,6 +173,15 @@ class Run:
             names = {"decoder_attention_mask": "attention_mask", "attention_mask": "encoder_attention_mask"}
             arguments |= {name: arguments.get(other) for name, other in names.items()}
         self.frames.append(Frame(module, masks_of(arguments), arguments.get("position_ids")))
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Context of functions that listen to the model: it cannot be run by them."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     def _wait(self) -> None:
         """Keep the tokens of a forward that begins until its backward pass."""
