@@ -3,6 +3,7 @@
 import json
 import tomllib
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import keyquery as kq
 from keyquery.checkpoints.configs.defaults import completed, defaults, lines
 from keyquery.checkpoints.configs.towers import towers
+from keyquery.checkpoints.family import families_of
 
 
 def test_what_is_stated_stays():
@@ -91,3 +93,13 @@ def test_a_composite_model_is_read_tower_by_tower():
 
     proof = prove("voxtral")
     assert (proof.status, proof.family, len(proof.modules)) == ("exact", "composite", 4), str(proof)
+
+
+def test_every_exact_type_of_the_page_is_named_by_its_architecture():
+    page = Path(__file__).parent.parent.parent / "docs" / "architectures.md"
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in page.read_text().splitlines() if "exact |" in line
+    ]
+    exact = [(row[0], row[3]) for row in rows if len(row) == 5]
+    assert len(exact) > 600
+    assert [name for name, family in exact if family not in [known.name for known in families_of(name)]] == []

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery.checkpoints import reader
 from keyquery.checkpoints.family import families, parse
-from keyquery.checkpoints.proven import proof_of
 from keyquery.cli import app
 from keyquery.testing.proof import search, written
 from keyquery.testing.proof import sweep as sweep_module
@@ -233,22 +231,6 @@ def test_a_file_with_attention_that_is_not_read_is_refused(tmp_path):
     assert kq.look(tmp_path, partial=True).layers[0]["notes"] == list(heads[0].notes)
 
 
-def test_a_type_that_is_proven_to_be_wrong_is_refused(tmp_path, monkeypatch):
-    from keyquery.testing.families import tiny_model
-
-    tiny_model("llama").save_pretrained(tmp_path)
-    config = {**json.loads((tmp_path / "config.json").read_text()), "model_type": "frobnicate"}
-    for status, words in (("exact", None), ("wrong", "is not supported"), ("cannot be built", "unproven: ")):
-        monkeypatch.setattr(reader, "proof_of", lambda _, status=status: Proof("frobnicate", status, family="llama"))
-        if status == "wrong":
-            with pytest.raises(ValueError, match=words):
-                kq.read(tmp_path, config=config)
-            continue
-        layer = kq.read(tmp_path, config=config)[0]
-        assert (layer.rope is not None) == (status == "exact")
-        assert layer.notes == () if words is None else layer.notes[0].startswith(words)
-
-
 @pytest.mark.slow
 def test_proofs_are_kept(tmp_path):
     cache = tmp_path / "proofs.jsonl"
@@ -269,7 +251,6 @@ def quick_proofs(monkeypatch):
         return (Proof(name, "cannot be built", "for a test", transformers=transformers.__version__) for name in types)
 
     monkeypatch.setattr(sweep_module, "_proofs", quick)
-    monkeypatch.delenv("KEYQUERY_NO_PROOFS", raising=False)
 
 
 @pytest.mark.usefixtures("quick_proofs")
@@ -285,29 +266,10 @@ def test_a_line_of_which_a_part_was_written_is_proven_again(tmp_path):
     assert set(cached(cache)) == {"frobnicate"}
 
 
-@pytest.mark.parametrize(
-    "model_type", ["", '", "', "a\nb", "../gpt2", "x" * 5000, 'gpt2", "GPT2Config', None, ["gpt2"]]
-)
-def test_odd_model_types_start_no_process(model_type, monkeypatch, tmp_path):
-    monkeypatch.delenv("KEYQUERY_NO_PROOFS", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(subprocess, "Popen", None)
-    assert proof_of(model_type) is None
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_cache_that_is_a_pipe_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "proofs.jsonl")
     with pytest.raises(ValueError, match="is a device or a pipe; expected a regular file"):
         sweep(["gpt2"], tmp_path / "proofs.jsonl", again=True)
-
-
-@pytest.mark.slow
-def test_where_no_cache_can_be_written_a_type_is_proven_all_the_same(monkeypatch, tmp_path):
-    monkeypatch.delenv("KEYQUERY_NO_PROOFS", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    (tmp_path / "file").touch()
-    assert proof_of("gpt2") == ("exact", "gpt2")
 
 
 @pytest.mark.parametrize(("config", "words"), [({"model_type": 5}, "has no model_type"), ([], "is not a JSON object")])

@@ -21,7 +21,6 @@ from keyquery.checkpoints.formats.llama2c import open_llama2c
 from keyquery.checkpoints.formats.quantised.source import dequantised
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.heads import Heads
-from keyquery.checkpoints.proven import proof_of
 from keyquery.checkpoints.remote.cache import HUB_NAME, cached, full_names
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, bare, load_torch, read_index, read_json
 from keyquery.support.devices import pick_device
@@ -262,17 +261,7 @@ def _unproven(source: Source, family: Family) -> tuple[str, ...]:
     model_type = source.config.get("model_type")
     if model_type is None or family.goes_by(model_type):
         return ()
-    known = bool(families_of(model_type))
-    proof = None if known else proof_of(model_type)
-    if proof is not None and proof.family == family.name:
-        if proof.status == "exact":
-            return ()
-        if proof.status in ("wrong", "missing layers"):
-            raise ValueError(
-                f"{source.label}: the model type {_quoted(model_type)} is not supported: read as {family.name} by its "
-                f"tensor names, its scores differ from the model's ({proof.status}; keyquery prove {model_type})"
-            )
-    why = "does not fit its tensors" if known else "is not known"
+    why = "does not fit its tensors" if families_of(model_type) else "is not known"
     return (
         f"unproven: model type {_quoted(model_type)} {why}: read as {family.name} by its tensor names; scale and norms "
         "may differ, and positions are left out",

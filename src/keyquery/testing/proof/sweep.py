@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from hashlib import sha1
+from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from keyquery.checkpoints.proven import OFF, cached_facts, reader_digest
 from keyquery.support.extras import optional
 from keyquery.support.files import append_line, regular
 from keyquery.testing.proof.models import model_types
@@ -54,7 +56,23 @@ def sweep(
 
 def cached(file: Path) -> dict[str, Proof]:
     """Proofs in a file of JSON lines that still hold: of the installed transformers and of this reader."""
-    return {name: Proof(**facts) for name, facts in cached_facts(file).items()}
+    installed, digest, proofs = version("transformers"), reader_digest(), {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # a killed process may have written a part
+            facts = json.loads(line)
+            if facts.pop("reader", None) == digest and facts["transformers"] == installed:
+                proofs[facts["model_type"]] = Proof(**facts)
+    return proofs
+
+
+def reader_digest() -> str:
+    """A digest of the files that say how checkpoints are read."""
+    folder, digest = files("keyquery.checkpoints"), sha1()
+    for part in (folder, *(folder.joinpath(name) for name in ("configs", "families", "positions"))):
+        for file in sorted(part.iterdir(), key=lambda file: file.name):
+            if file.name.endswith((".py", ".toml")):
+                digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def counts(proofs: Iterable[Proof]) -> dict[str, int]:
@@ -84,8 +102,7 @@ def _proofs(types: list[str]) -> Iterator[Proof]:
             _end(worker)
             worker = None
             reason = f"not done after {TIMEOUT:.0f} seconds" if late else "its process died"
-            version = optional("transformers", "prove").__version__
-            yield Proof(name, "cannot be built", reason, transformers=version)
+            yield Proof(name, "cannot be built", reason, transformers=version("transformers"))
         else:
             yield Proof(**answer)
     if worker is not None:
@@ -108,7 +125,6 @@ def _worker() -> subprocess.Popen[bytes]:
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        OFF: "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -148,8 +164,8 @@ def _serve() -> None:
         try:
             proof = prove(name)
         except Exception as error:
-            version = optional("transformers", "prove").__version__
-            proof = Proof(name, "cannot be built", f"{type(error).__name__}: {error}"[:300], transformers=version)
+            reason = f"{type(error).__name__}: {error}"[:300]
+            proof = Proof(name, "cannot be built", reason, transformers=version("transformers"))
         print(json.dumps(asdict(proof)), flush=True)
         gc.collect()  # tensors and the products they come from refer to each other
 
