@@ -18,47 +18,16 @@ import torch
 from torch import Tensor
 
 from keyquery._version import __version__
+from keyquery.kinds import kinds
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.extras import optional
 from keyquery.support.field_checks import check_fields
 from keyquery.support.files import read_text, write_all, write_text
 from keyquery.support.packed_json import packed, suffix_of, unpacked
-from keyquery.support.plugins import plugins
 from keyquery.support.printable import REPR, brief, printable
 
-KINDS: dict[str, type[Reading]] = {}  # kinds whose module has been imported
+CLASSES: dict[str, type[Reading]] = {}  # kinds whose module has been imported
 FORMER_KINDS = {"foretelling": "event evaluation", "leaning": "npt explanation", "turned": "dial effect"}  # schema 1
-# The module of each kind's class, so that opening a file imports nothing else; plug-ins add theirs.
-MODULES = {
-    "ablation": "keyquery.instruments.ablation.ablate",
-    "attribution": "keyquery.instruments.attribution.attribution",
-    "causes": "keyquery.instruments.causes.causes",
-    "comparison": "keyquery.instruments.look.compare",
-    "depth": "keyquery.instruments.depth.depth",
-    "dial effect": "keyquery.instruments.ablation.dialled",
-    "discovery": "keyquery.instruments.discover.discover",
-    "distillation": "keyquery.intervene.distill",
-    "event evaluation": "keyquery.estimators.events.evaluation",
-    "explanation": "keyquery.instruments.causes.explain",
-    "flow": "keyquery.instruments.flow.flow",
-    "importance": "keyquery.estimators.series.importance",
-    "in-context explanation": "keyquery.estimators.in_context.explanation",
-    "interactions": "keyquery.estimators.events.interactions",
-    "lineage": "keyquery.instruments.lineage.lineage",
-    "lineage search": "keyquery.instruments.lineage.index",
-    "look": "keyquery.instruments.look.reading",
-    "monitor": "keyquery.instruments.monitor.reading",
-    "npt explanation": "keyquery.estimators.npt.explanation",
-    "primal": "keyquery.layers.primal.spectrum",
-    "projection": "keyquery.instruments.cooccurrence.cooccurrence",
-    "ranking scores": "keyquery.instruments.rankings.rankings",
-    "reranking": "keyquery.estimators.rerank.reading",
-    "roles": "keyquery.instruments.roles.roles",
-    "survey": "keyquery.survey.reading",
-    "time kernel": "keyquery.layers.time.reading",
-    "transport": "keyquery.instruments.transport.transport",
-    "wiring": "keyquery.instruments.attribution.wiring",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +56,11 @@ class Reading:
 
     def __init_subclass__(cls, kind: str, **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        known = KINDS.get(kind, cls)
+        known = CLASSES.get(kind, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"the kind {kind!r} belongs to {known.__module__}.{known.__qualname__}")
         cls.kind = kind
-        KINDS[kind] = cls
+        CLASSES[kind] = cls
         own = cls.__dict__.get("__repr__", Reading.__repr__)  # the dataclass's own would print every number
         cls.__repr__ = lambda self: printable(own(self), REPR)  # type: ignore[method-assign]
 
@@ -294,13 +263,13 @@ def _not_json(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 def _class_of(kind: str) -> type[Reading]:
     if kind == Reading.kind:
         return Reading
-    if kind not in KINDS:
-        known = {**MODULES, **{name: module for plugin in plugins() for name, module in plugin.KINDS.items()}}
+    if kind not in CLASSES:
+        known = kinds()
         if kind not in known:
-            every = ", ".join(sorted({*known, *KINDS}))
+            every = ", ".join(sorted({*known, *CLASSES}))
             raise ValueError(f"unknown kind of reading {kind!r:.60}; known kinds: {every}")
-        import_module(known[kind])
-    return KINDS[kind]
+        import_module(known[kind].module)
+    return CLASSES[kind]
 
 
 def _report() -> ModuleType:

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from keyquery.checkpoints import Heads, read
-from keyquery.checkpoints.fitted import saved_network
 from keyquery.checkpoints.labels import family_of
 from keyquery.checkpoints.remote.cache import located
 from keyquery.checkpoints.sources import first_line
 from keyquery.instruments.lineage.fingerprint import fingerprint
 from keyquery.instruments.lineage.index import packed
+from keyquery.instruments.look.fitted import saved_network
 from keyquery.instruments.look.look import look_at_layer, whole_look
 from keyquery.instruments.look.reading import Look
 from keyquery.reading import Reading, provenance

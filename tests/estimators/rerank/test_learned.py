@@ -10,7 +10,6 @@ import torch
 from torch.nn.functional import normalize
 
 import keyquery as kq
-from keyquery.checkpoints.fitted import saved_network
 from keyquery.estimators.inputs.vectors import Asked
 from keyquery.estimators.rerank import base, learned
 from keyquery.estimators.rerank.learned import Lists
@@ -27,6 +26,7 @@ from keyquery.estimators.rerank.network import (
     rerank_loss,
 )
 from keyquery.estimators.rerank.search import search
+from keyquery.instruments.look.fitted import saved_network
 from keyquery.layers.kernels import KERNELS
 from tests.estimators.rerank.groups import curves, mean_precision, others
 

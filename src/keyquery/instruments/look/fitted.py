@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from keyquery.kinds import ESTIMATORS, imported
 from keyquery.support.bounded_json import parse_json
-
-# By name, since estimators import this package.
-KINDS = {
-    "EventModel": "keyquery.estimators.events.model",
-    "InContextClassifier": "keyquery.estimators.in_context.classifier",
-    "NPTClassifier": "keyquery.estimators.npt.estimators",
-    "NPTRegressor": "keyquery.estimators.npt.estimators",
-    "Reranker": "keyquery.estimators.rerank.learned",
-    "SeriesClassifier": "keyquery.estimators.series.classifier",
-    "VisualParser": "keyquery.estimators.vision_language.parser",
-}
 
 
 def saved_network(path: Any) -> nn.Module | None:
-    """The network of a saved estimator; None if the file is anything else.
-
-    Parameters
-    ----------
-    path
-        A file written by an estimator's `save`, or anything else.
-
-    Returns
-    -------
-    Module or None
-        The network.
-
-    Examples
-    --------
-    >>> saved_network("there is none") is None
-    True
-    """
+    """The network of a saved estimator; None if the file is anything else."""
     if not isinstance(path, (str, Path)) or Path(path).suffix != ".safetensors" or not Path(path).is_file():
         return None
     try:
@@ -49,9 +22,10 @@ def saved_network(path: Any) -> nn.Module | None:
     except (SafetensorError, ValueError):
         return None
     kind = str(facts.get("kind")) if isinstance(facts, dict) else ""
-    if kind not in KINDS:
+    if kind not in ESTIMATORS:
         return None
-    network: nn.Module = getattr(import_module(KINDS[kind]), kind).load(path, device="cpu").network_
+    estimator: Any = imported(f"{ESTIMATORS[kind]}:{kind}")
+    network: nn.Module = estimator.load(path, device="cpu").network_
     return network
 
 
