@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 from keyquery.forms.core import eigenvalues as of_any_device
-from keyquery.forms.kernels.tridiagonal import eigenvalues
+from keyquery.forms.eigenvalues_gpu import eigenvalues
 
 
 def test_symmetric_and_skew_matrices_in_one_batch():

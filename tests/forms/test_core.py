@@ -1,28 +1,9 @@
-"""Products by NumPy's BLAS, and the Gram matrix that a form keeps, against dense float64 algebra."""
+"""The Gram matrix that a form keeps, and what is computed from it, against dense float64 algebra."""
 
 import pytest
 import torch
 
 import keyquery as kq
-from keyquery.forms.kernels.blas import square_sums
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("batches", [((), ()), ((2, 3), (2, 3)), ((1, 3), (2, 1)), ((), (3,))])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_lengths_of_columns_are_those_of_the_product(dtype, batches, parts):
-    first, second = torch.randn(*batches[0], 4, 5, dtype=dtype), torch.randn(*batches[1], 5, 7, dtype=dtype)
-    blocks = (first.double() @ second.double()).split(4 // parts, dim=-2)
-    expected = torch.stack([torch.linalg.vector_norm(block, dim=-2) ** 2 for block in blocks], dim=-2)
-    exact = 1e-12 if dtype == torch.float64 else 1e-5
-    torch.testing.assert_close(square_sums(first, second, parts), expected, rtol=exact, atol=exact)
-
-
-def test_views_of_larger_matrices_are_summed_as_they_are():
-    whole = torch.randn(2, 3, 8, 9, dtype=torch.float64)
-    first, second = whole[..., 2:, 1:4].mT, whole[..., 2:, :]
-    expected = (first @ second).square().sum(-2, keepdim=True)
-    torch.testing.assert_close(square_sums(first, second), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
