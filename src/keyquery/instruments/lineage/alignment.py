@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyquery.support.extras import optional
-
 JUMP = 3.0  # standard deviations that a jump between layers must gain: pruned and stacked models jump, others do not
 
 
@@ -44,7 +42,9 @@ def _extended(total: np.ndarray, column: np.ndarray, jump: float) -> np.ndarray:
 
 def matched(similarity: Float[np.ndarray, "ours theirs"]) -> list[int]:
     """Our head for each of their heads: the assignment of the largest total; with more of theirs, some occur twice."""
+    from scipy.optimize import linear_sum_assignment
+
     ours, theirs = similarity.shape
     tiled = np.tile(similarity, (-(-theirs // ours), 1))
-    _, rows = optional("scipy.optimize", "matching heads").linear_sum_assignment(tiled.T, maximize=True)
+    _, rows = linear_sum_assignment(tiled.T, maximize=True)
     return [int(row) % ours for row in rows]
