@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import keyquery as kq
 from keyquery import Reading
-from keyquery.checkpoints.remote.hub import Hub
+from keyquery.checkpoints.hub import Hub
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.data import load_images, load_revisited, load_table, load_ts

@@ -31,9 +31,9 @@ from keyquery.checkpoints.positions.sequence import (
     t5_bias,
     window_of,
 )
-from keyquery.checkpoints.sources import Recorded, Source, first_line
+from keyquery.checkpoints.sources import Recorded, Source
 from keyquery.forms import Form, Rope
-from keyquery.support.printable import NAME, REPR, printable
+from keyquery.support.printable import NAME, REPR, first_line, printable
 
 EMBEDDINGS = (
     "word_embeddings",

@@ -21,7 +21,7 @@ from keyquery.checkpoints.formats.llama2c import open_llama2c
 from keyquery.checkpoints.formats.quantised.source import dequantised
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.heads import Heads
-from keyquery.checkpoints.remote.cache import HUB_NAME, cached, full_names
+from keyquery.checkpoints.hub import HUB_NAME, Hub, cached, full_names
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, bare, load_torch, read_index, read_json
 from keyquery.support.devices import pick_device
 from keyquery.support.extras import optional
@@ -163,8 +163,6 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
         if (folder := cached(source)) is not None:
             return open_path(folder, config, label=source)
         optional("huggingface_hub", "a hub model")  # before any network access
-        from keyquery.checkpoints.remote.hub import Hub
-
         return Hub(source)
     meant = full_names(str(source)) if len(path.parts) == 1 else []
     hint = f"; did you mean {' or '.join(meant[:3])}?" if meant else ""

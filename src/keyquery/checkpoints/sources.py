@@ -221,11 +221,6 @@ def _wrapped(model: nn.Module) -> Any:
     return model.module if parallel else getattr(model, "_orig_mod", None)
 
 
-def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _open(path: Path) -> Any:
     try:
         return safe_open(regular(path), framework="pt")

@@ -12,7 +12,7 @@ import typer
 
 from keyquery import models
 from keyquery.checkpoints import Heads, read
-from keyquery.checkpoints.remote.cache import located
+from keyquery.checkpoints.hub import located
 from keyquery.cli.options import Config, Device, Dtype, HeadCount, Ids, Key, Layout, Output, Query, numbers_of, writes
 from keyquery.instruments.cooccurrence.cooccurrence import WINDOW
 from keyquery.instruments.look.compare import Comparison

@@ -21,8 +21,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from keyquery.checkpoints.sources import first_line
 from keyquery.support.extras import optional
+from keyquery.support.printable import first_line
 from keyquery.survey.worker import Job, perform
 
 PAUSE = 5.0  # seconds without a result after which the backend is checked

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.checkpoints.formats.torch_files import load_pickled
-from keyquery.checkpoints.remote.cache import located
+from keyquery.checkpoints.hub import located
 from keyquery.checkpoints.sources import Live, Source, read_json, read_tensors
 from keyquery.support.files import beside
 from keyquery.support.printable import NAME, printable

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import keyquery as kq
-from keyquery.checkpoints.remote.cache import cache_folder, cached, full_names
+from keyquery.checkpoints.hub import cache_folder, cached, full_names
 from keyquery.listening.inputs.load import load_model
 
 

@@ -1,13 +1,16 @@
-"""A hub model by name: only the header and the byte ranges of the tensors that are read are downloaded."""
+"""Hub models by name: from the local cache, else the header and the byte ranges of the tensors that are read."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import struct
+import time
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from safetensors.torch import load
@@ -15,21 +18,74 @@ from torch import Tensor
 
 from keyquery._version import __version__
 from keyquery.checkpoints.configs.defaults import completed
-from keyquery.checkpoints.remote.download import Get, Response, fetch
-from keyquery.checkpoints.sources import first_line
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.extras import optional
-from keyquery.support.printable import NAME, printable
+from keyquery.support.printable import NAME, first_line, printable
 
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# Current names of models that are known by a bare name, without an owner.
+OWNERS = {
+    "openai-community": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "openai-gpt"),
+    "google-bert": ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"),
+    "distilbert": ("distilbert-base-uncased", "distilbert-base-cased", "distilgpt2", "distilroberta-base"),
+    "FacebookAI": ("roberta-base", "roberta-large", "xlm-roberta-base", "xlm-roberta-large"),
+    "google-t5": ("t5-small", "t5-base", "t5-large", "t5-3b", "t5-11b"),
+    "albert": ("albert-base-v1", "albert-base-v2", "albert-large-v2", "albert-xlarge-v2", "albert-xxlarge-v2"),
+}
 # Limit of the bytes to open a model: JSON takes up to thirty times as much memory. The index and headers
 # of a model of 100,000 tensors have some 25 MB.
 LARGEST, LARGEST_CONFIG = 2**26, 2**22
 LARGEST_TENSOR = 2**34
-AGENT = f"keyquery/{__version__}"
+PATIENCE = 60.0  # seconds per response, plus the time of its bytes
+SLOWEST = 2**18  # least bytes per second
+STALL = 30.0  # seconds without a byte
 LONGEST = 255  # characters of a file name, as file systems have it
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 # Of quantised weights and their scales.
 BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U8": 1, "I8": 1, "I32": 4, "I64": 8}
+
+
+def cache_folder() -> Path:
+    """The cache folder of huggingface_hub: HF_HUB_CACHE, or `hub` in HF_HOME, or in the user's cache."""
+    if own := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(own).expanduser()
+    around = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or Path(around, "huggingface")).expanduser() / "hub"
+
+
+def cached(name: str) -> Path | None:
+    """The folder of a hub model (org/name) in the local cache, if its weights are there, else None.
+
+    That of the branch main, if it has weights, else the newest that has.
+    """
+    folder = cache_folder() / f"models--{name.replace('/', '--')}"
+    main = folder / "refs" / "main"
+    first = main.read_text(encoding="utf-8").strip() if main.is_file() else ""
+    try:
+        found = [path for path in (folder / "snapshots").iterdir() if path.is_dir()]
+    except OSError:
+        return None
+    found.sort(key=lambda path: (path.name == first, path.stat().st_mtime), reverse=True)
+    return next((path for path in found if _has_weights(path)), None)
+
+
+def located(source: str | Path) -> Path:
+    """The path itself, or the folder of a hub model (org/name) in the local cache."""
+    named = isinstance(source, str) and HUB_NAME.fullmatch(source) and not Path(source).exists()
+    return (cached(str(source)) if named else None) or Path(source)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a folder has weights; missing shards are reported when the model is read."""
+    return any(path.suffix in (".safetensors", ".bin", ".pt", ".gguf") and path.exists() for path in folder.iterdir())
+
+
+def full_names(name: str) -> list[str]:
+    """Names on the hub that a bare name may mean: a known one, and those in the local cache."""
+    known = [f"{owner}/{name}" for owner, names in OWNERS.items() if name in names]
+    folders = cache_folder().glob("models--*--*")
+    here = sorted("/".join(folder.name.split("--", 2)[1:]) for folder in folders)
+    return list(dict.fromkeys([*known, *(full for full in here if full.partition("/")[2].lower() == name.lower())]))
 
 
 class Hub:
@@ -37,7 +93,6 @@ class Hub:
 
     def __init__(self, name: str) -> None:
         self.label, self.fetched = name, 0  # bytes so far
-        self._places: dict[str, tuple[str, bool]] = {}  # where files were found, and whether by the hub alone
         self.config: Mapping[str, Any] = completed(self._object("config.json", self._whole("config.json") or b"{}"))
         self._entries = {
             tensor: (file, start, self._checked(file, tensor, entry))
@@ -106,45 +161,41 @@ class Hub:
             raise ValueError(f"{self.label}: {file} names {length} bytes to be read at once; refused")
         if length == 0:
             return b""
-        answer = self._get(file, 206, length, {"Range": f"bytes={start}-{start + length - 1}"})
-        if answer is None:
+        body = self._get(file, 206, length, {"range": f"bytes={start}-{start + length - 1}"})
+        if body is None:
             raise FileNotFoundError(f"{self.label} has no {file} on the hub: only safetensors are read from there")
-        if answer.status != 206:
-            raise ValueError(f"{self.label}: the hub does not serve parts of {file}; download it first")
-        if len(answer.body) != length:
-            raise ValueError(f"{self.label}: {file} ends early: {len(answer.body)} of {length} bytes came")
-        return answer.body
+        if len(body) != length:
+            raise ValueError(f"{self.label}: {file} ends early: {len(body)} of {length} bytes came")
+        return body
 
     def _whole(self, file: str) -> bytes | None:
         """A small file, or None if the model has none of that name."""
-        answer = self._get(file, 200, LARGEST_CONFIG if file == "config.json" else LARGEST - self.fetched)
-        return None if answer is None else answer.body
+        return self._get(file, 200, LARGEST_CONFIG if file == "config.json" else LARGEST - self.fetched, {})
 
-    def _get(self, file: str, status: int, most: int, more: Mapping[str, str] | None = None) -> Response | None:
-        """A response of this status or one that says why not; None if the model has no such file."""
+    def _get(self, file: str, status: int, limit: int, more: Mapping[str, str]) -> bytes | None:
+        """The body of a response of this status; None if the model has no such file.
+
+        The hub's library follows redirects, and drops the token where one leads to another host.
+        """
         hub = self._library
-        url, plain = (
-            hub.hf_hub_url(self.label, file),
-            {"user-agent": AGENT, "accept-encoding": "identity", **(more or {})},
-        )
-        place, trusted = self._places.get(file, (url, True))
+        headers = {"user-agent": f"keyquery/{__version__}", "accept-encoding": "identity", **self._secret(), **more}
+        request = {"url": hub.hf_hub_url(self.label, file), "headers": headers}
         try:
-            answer = fetch(hub.get_session(), Get(place, url, plain, self._secret() if trusted else {}, status, most))
+            with hub.get_session().stream("GET", **request, follow_redirects=True, timeout=STALL) as answer:
+                body = _limited(answer, limit) if answer.status_code == status else b""
         except ValueError as error:
             raise ValueError(f"{self.label}: {file}: {first_line(error)}") from None
         except Exception as error:  # of whatever client the library has
             raise ConnectionError(f"{self.label} could not be had from the hub: {first_line(error)}") from None
-        self.fetched += len(answer.body)
-        if answer.status in (200, 206):
-            self._places[file] = answer.url, answer.trusted
-            return answer
-        if place != url:  # where a redirect leads to is good for a time only
-            del self._places[file]
-            return self._get(file, status, most, more)
+        self.fetched += len(body)
+        if answer.status_code == status:
+            return body
+        if answer.status_code == 200:
+            raise ValueError(f"{self.label}: the hub does not serve parts of {file}; download it first")
         code = answer.headers.get("x-error-code", "")
-        if answer.status == 404 and code == "EntryNotFound":
+        if answer.status_code == 404 and code == "EntryNotFound":
             return None
-        why = f"HTTP status {answer.status} {code}".strip()
+        why = f"HTTP status {answer.status_code} {code}".strip()
         raise ConnectionError(f"{self.label} could not be had from the hub: {file}: {why[:100]}")
 
     def _secret(self) -> dict[str, str]:
@@ -156,6 +207,19 @@ class Hub:
     @cached_property
     def _library(self) -> Any:
         return optional("huggingface_hub", "a hub model")
+
+
+def _limited(answer: Any, limit: int) -> bytes:
+    """The body of a response, at most so many bytes, within a time that depends on them."""
+    seconds = PATIENCE + limit / SLOWEST
+    body, until = bytearray(), time.monotonic() + seconds
+    for chunk in answer.iter_raw():
+        body += chunk
+        if len(body) > limit:
+            raise ValueError(f"more than {limit} bytes came, which is refused")
+        if time.monotonic() > until:
+            raise TimeoutError(f"no whole response within {seconds:.0f} seconds")
+    return bytes(body)
 
 
 def _sizes(said: Any) -> bool:
