@@ -96,7 +96,7 @@ def test_the_covariance_of_queries_and_keys_is_the_gram_of_the_form_on_data():
     heads = kq.read(model)
     moments = joint_moments(model, [data], heads)[1]
     x = activations(model, [data], ["layers.1.self_attn"])["layers.1.self_attn"]
-    on = heads[1].form.on_sample(x)
+    on = heads[1].form.on(torch.cov(x.mT, correction=0))
     torch.testing.assert_close(moments.covariance, on.gram(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
         kq.Form.from_gram(moments.covariance).symmetric_eigenvalues(), on.symmetric_eigenvalues(), rtol=1e-4, atol=1e-4

@@ -199,7 +199,7 @@ def _shipped(output: Output, options: dict[str, Any]) -> Comparison:
 
 
 def _is_saved(source: str) -> bool:
-    return source.endswith((".json", ".json.xz", ".parquet")) and Path(source).is_file()
+    return source.endswith((".json", ".json.xz")) and Path(source).is_file()
 
 
 def _saved_look(source: str) -> Look:

@@ -65,11 +65,9 @@ def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit
     return _soft(start, end)
 
 
-def wasserstein(
-    start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit: int = EXACT
-) -> Float[Tensor, ""]:
-    """W₂ = √(min over π of 1/n Σᵢ ‖startᵢ − end_π(i)‖²), float64; an upper bound above `exact_limit` points."""
-    return match(start, end, exact_limit=exact_limit).cost.sqrt()
+def wasserstein(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    """W₂ = √(min over π of 1/n Σᵢ ‖startᵢ − end_π(i)‖²), float64; an upper bound above EXACT points."""
+    return match(start, end).cost.sqrt()
 
 
 def bures(

@@ -45,7 +45,7 @@ def load_model(
 ) -> tuple[nn.Module, Any]:
     """Load a model from a folder, a weights file or the local hub cache (org/name), with its tokenizer or None.
 
-    Nothing is downloaded, and no code from the folder is run. Needs the extra `hf`, except for keyquery's own models.
+    Nothing is downloaded, and no code from the folder is run. Needs the extra `hf`.
     With `lm_head`, the model has its LM head; a LoRA `adapter` is added to its weights. It is put on `device`, default
     the CPU, in `dtype`, default that of its weights.
     """
