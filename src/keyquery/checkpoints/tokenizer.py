@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from keyquery.support.files import beside, write_text
 
 # Words with the space before them, single digits, runs of signs, runs of blanks.
 PATTERN = r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+"
+RUNS = re.compile(r"\S++|\s++")
+LONGEST = 1_000_000  # characters of a word
 
 
 class Tokenizer:
@@ -70,6 +73,9 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
+        longest = max((run.end() - run.start() for run in RUNS.finditer(text)), default=0) if len(text) > LONGEST else 0
+        if longest > LONGEST:  # the library takes a hundred bytes for each of its characters
+            raise ValueError(f"the text holds a word of {longest} characters; at most {LONGEST} are encoded")
         ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         return ids
 

@@ -61,14 +61,14 @@ def normed_rows(m: Float[Tensor, "... R R"]) -> Float[Tensor, "... R R"]:
     return m / torch.where(sums == 0, 1.0, sums)
 
 
-def log_counts(counts: Float[Tensor, ...], smooth: float = 1.0) -> Float[Tensor, ...]:
+def log_counts(counts: Float[Tensor, "..."], smooth: float = 1.0) -> Float[Tensor, "..."]:
     """log(X + smooth). With 1, pairs that were never seen stay 0; with 0 they are −∞."""
     return (counts + smooth).log() if smooth != 1 else counts.log1p()
 
 
 def ppmi(
-    counts: Float[Tensor, ...], rows: Float[Tensor, ...], columns: Float[Tensor, ...], total: float
-) -> Float[Tensor, ...]:
+    counts: Float[Tensor, "..."], rows: Float[Tensor, "..."], columns: Float[Tensor, "..."], total: float
+) -> Float[Tensor, "..."]:
     """max(0, log(X_ij·ΣX / X_i·X_j)), given for each count the sum of its row and of its column."""
     expected = rows * columns / (total or 1.0)
     return (counts / torch.where(expected > 0, expected, 1.0)).log().clamp(min=0.0)

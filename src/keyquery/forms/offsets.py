@@ -23,10 +23,10 @@ from keyquery.forms.rope import Rope
 class Energies(NamedTuple):
     """Per offset: ‖M(Δ)‖², ‖M(−Δ)‖², tr(M(Δ)²) and ⟨M(Δ), M(−Δ)ᵀ⟩."""
 
-    there: Float[Tensor, offsets * batch]
-    back: Float[Tensor, offsets * batch]
-    contents: Float[Tensor, offsets * batch]
-    exchange: Float[Tensor, offsets * batch]
+    there: Float[Tensor, "offsets *batch"]
+    back: Float[Tensor, "offsets *batch"]
+    contents: Float[Tensor, "offsets *batch"]
+    exchange: Float[Tensor, "offsets *batch"]
 
     def contents_symmetry(self) -> Tensor:
         """tr(M(Δ)²)/‖M(Δ)‖²: 1 if swapping two contents at the same offset leaves the score unchanged."""
@@ -78,7 +78,7 @@ def _in_planes(matrix: Float[Tensor, "*batch r r"], rope: Rope) -> tuple[Tensor,
     return torch.complex((a + d) / 2, (c - b) / 2), torch.complex((a - d) / 2, (c + b) / 2)
 
 
-def _traced(parts: tuple[Tensor, Tensor], phases: list[Tensor]) -> Float[Tensor, offsets * batch]:
+def _traced(parts: tuple[Tensor, Tensor], phases: list[Tensor]) -> Float[Tensor, "offsets *batch"]:
     """Re Σ coefficient·phase of both parts, for every offset."""
     flat = [torch.view_as_real(part.conj().resolve_conj()).flatten(-3) for part in parts]
     turned = [torch.view_as_real(phase.resolve_conj()).flatten(1) for phase in phases]

@@ -49,7 +49,7 @@ class Rope:
     dims: int
     base: float = 10000.0
     interleaved: bool = False
-    frequencies: Float[Tensor, pairs] | None = None
+    frequencies: Float[Tensor, " pairs"] | None = None
     factor: float = 1.0
 
     def __repr__(self) -> str:
