@@ -32,6 +32,7 @@ PACKAGES = [
     "layers",
     "listening",
     "intervene",
+    "proof",
     "training",
     "data",
     "instruments",
@@ -148,12 +149,12 @@ def test_one_table_names_modules_and_reading_names_report():
 def test_few_modules_import_by_text():
     importing = {str(path.relative_to(SOURCE)) for path in modules() if imports_by_text(tree(path))}
     tables = {"kinds.py", "reading.py", "cli/commands.py"}  # of kinds, and of commands
-    assert importing == tables | {"support/extras.py", "testing/proof/models.py"}  # libraries, and transformers' models
+    assert importing == tables | {"support/extras.py", "proof/models.py"}  # libraries, and transformers' models
 
 
 def test_who_starts_processes():
     starting = {str(path.relative_to(SOURCE)) for path in modules() if starts_processes(tree(path))}
-    assert starting == {"survey/executors.py", "testing/proof/sweep.py"}
+    assert starting == {"survey/executors.py"}
 
 
 def test_doors_are_seen():
@@ -258,7 +259,6 @@ WRITERS = {
         "keyquery_studies/transport/cost.py",
         "write_text",
     ),  # to the kernel: forget the peak of memory
-    ("keyquery/testing/proof/sweep.py", "open"),  # lines are only added to the cache of proofs
     ("keyquery/training/tensorboard.py", "SummaryWriter"),  # TensorBoard's own file, to which lines are only added
 }
 WRITING = {"write_text", "write_bytes", "save_file", "tofile", "SummaryWriter", "rename", "replace"}

@@ -89,7 +89,7 @@ def test_towers_are_told_apart_by_the_first_word():
 
 def test_a_composite_model_is_read_tower_by_tower():
     pytest.importorskip("transformers")
-    from keyquery.testing.proof.proof import prove
+    from keyquery.proof.proof import prove
 
     proof = prove("voxtral")
     assert (proof.status, proof.family, len(proof.modules)) == ("exact", "composite", 4), str(proof)

@@ -16,7 +16,7 @@ from keyquery.instruments.causes.masked_prediction import predicted
 from keyquery.layers import LanguageModel
 from keyquery.listening import attention_maps
 from keyquery.listening.inputs.word_pieces import words_of
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 from tests.instruments.causes.sems import random_sem
 
 TEXT = "It was unbelievably cold, and the captain of the ship spoke."

@@ -13,7 +13,7 @@ from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
 from keyquery.listening import activations
 from keyquery.listening.hooks import entry
-from keyquery.testing.families import tiny_inputs, tiny_model
+from keyquery.proof.families import tiny_inputs, tiny_model
 from tests.intervene.tiny import assert_as_it_was, snapshot
 
 KINDS = ("singular", "symmetric", "skew")

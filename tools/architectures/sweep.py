@@ -18,11 +18,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from keyquery.proof.models import model_types
+from keyquery.proof.proof import STATUSES, Proof, prove
 from keyquery.support.extras import optional
 from keyquery.support.files import append_line, regular
-from keyquery.testing.proof.models import model_types
-from keyquery.testing.proof.proof import STATUSES, Proof, prove
 
+ROOT = Path(__file__).parents[2]  # where `tools` is found
 TIMEOUT = 90.0  # seconds per type
 MEMORY = 6 << 30  # bytes of a worker
 TYPES = 50  # after so many, a worker is replaced: what it imports stays in memory
@@ -32,17 +33,16 @@ def sweep(
     types: Iterable[str] | None = None,
     cache: Path | None = None,
     progress: Callable[[Proof], None] | None = None,
-    again: bool = False,
 ) -> list[Proof]:
     """Proofs of config types (default: all that transformers has), one at a time in a worker process.
 
     `cache` is a file of JSON lines: what it holds for this version of transformers and these readers is not proven
-    again, unless `again`.
+    again.
     """
     if cache is not None and cache.exists():
         regular(cache)
     wanted = list(model_types() if types is None else types)
-    known = {} if cache is None or again else cached(cache)
+    known = {} if cache is None else cached(cache)
     found = {name: known[name] for name in wanted if name in known}
     for proof in _proofs([name for name in wanted if name not in found]):
         found[proof.model_type] = proof
@@ -120,7 +120,7 @@ def _end(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _worker() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "keyquery.testing.proof.sweep"]
+    command = [sys.executable, "-m", "tools.architectures.sweep"]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -128,7 +128,7 @@ def _worker() -> subprocess.Popen[bytes]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, env=environment, **pipes)
+    return subprocess.Popen(command, env=environment, cwd=ROOT, **pipes)
 
 
 def _answer(worker: subprocess.Popen[bytes], timeout: float) -> dict[str, Any] | None:

@@ -18,9 +18,9 @@ from keyquery.checkpoints import Heads, Layer
 from keyquery.forms.rope import PlacedRope
 from keyquery.listening.products import Softmax
 from keyquery.listening.softmaxes import Capture
-from keyquery.testing.proof.local_scores import by_pairs
-from keyquery.testing.proof.masks import HIDDEN, mask_error
-from keyquery.testing.proof.tokens import Tokens, entered, own_window, pooled, windows
+from keyquery.proof.local_scores import by_pairs
+from keyquery.proof.masks import HIDDEN, mask_error
+from keyquery.proof.tokens import Tokens, entered, own_window, pooled, windows
 
 QUERY = ("query", "query_down", "query_up", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")

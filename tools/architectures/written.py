@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from keyquery.testing.proof.search import Finding
+from tools.architectures.search import Finding
 
 USUAL = {"heads": "num_attention_heads", "gain_offset": 0.0}
 ORDER = (

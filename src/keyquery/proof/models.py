@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from keyquery.proof.sizes import shrink
 from keyquery.support.extras import optional
-from keyquery.testing.proof.sizes import shrink
 
 FACTORS = (16, 8, 4, 2, 1)
 MOST = 40_000_000  # parameters of a tiny model
@@ -38,7 +38,7 @@ class CannotBuildError(Exception):
 @cache
 def overrides() -> dict[str, dict[str, Any]]:
     """Per config type, what the general rule does not find: `config`, `inputs`, `model`…; see tiny.toml."""
-    text = files("keyquery.testing.proof").joinpath("tiny.toml").read_text(encoding="utf-8")
+    text = files("keyquery.proof").joinpath("tiny.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 

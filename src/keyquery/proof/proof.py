@@ -18,10 +18,10 @@ from torch import nn
 from keyquery.checkpoints.reader import open_path, read_recognised
 from keyquery.checkpoints.sources import read_json
 from keyquery.listening.softmaxes import Capture, captured
+from keyquery.proof.compare import CONTENT, Comparison, Match, memory_names, tied_modules
+from keyquery.proof.inputs import inputs_for
+from keyquery.proof.models import CannotBuildError, brief, build, overrides, sparse, tiny_configs
 from keyquery.support.extras import optional
-from keyquery.testing.proof.compare import CONTENT, Comparison, Match, memory_names, tied_modules
-from keyquery.testing.proof.inputs import inputs_for
-from keyquery.testing.proof.models import CannotBuildError, brief, build, overrides, sparse, tiny_configs
 
 TOLERANCE = 1e-5
 STATUSES = ("exact", "wrong", "missing layers", "refused", "no softmax attention", "cannot be built")

@@ -10,7 +10,7 @@ from typing import Any
 
 from keyquery.listening.products import Softmax
 from keyquery.listening.softmaxes import Capture
-from keyquery.testing.proof.sizes import HEADS
+from keyquery.proof.sizes import HEADS
 
 QUERY_WORDS = {"q", "query", "queries", "wq", "toq", "query1"}
 KEY_WORDS = {"k", "key", "keys", "wk", "tok"}

@@ -19,7 +19,20 @@ from keyquery.checkpoints.layer import Layer
 from keyquery.checkpoints.reader import open_path
 from keyquery.listening.products import Softmax
 from keyquery.listening.softmaxes import Capture
-from keyquery.testing.proof.candidates import (
+from keyquery.proof.compare import (
+    arrangements,
+    content,
+    errors,
+    fitted,
+    informative,
+    memory_names,
+    scores,
+)
+from keyquery.proof.masks import HIDDEN, sliding_window
+from keyquery.proof.proof import Run, save, tiny_run
+from keyquery.proof.tokens import entered, own_window
+from keyquery.proof.tokens import windows as in_windows
+from tools.architectures.candidates import (
     Names,
     Weight,
     head_keys,
@@ -31,19 +44,6 @@ from keyquery.testing.proof.candidates import (
     sections,
     weights,
 )
-from keyquery.testing.proof.compare import (
-    arrangements,
-    content,
-    errors,
-    fitted,
-    informative,
-    memory_names,
-    scores,
-)
-from keyquery.testing.proof.masks import HIDDEN, sliding_window
-from keyquery.testing.proof.proof import Run, save, tiny_run
-from keyquery.testing.proof.tokens import entered, own_window
-from keyquery.testing.proof.tokens import windows as in_windows
 
 ANCHORS = ("fused", "key_down", "query")
 QUERY = ("query", "query_down", "fused")
