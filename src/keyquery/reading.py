@@ -63,8 +63,8 @@ class Reading:
             raise TypeError(f"the kind {kind!r} belongs to {known.__module__}.{known.__qualname__}")
         cls.kind = kind
         CLASSES[kind] = cls
-        own = cls.__dict__.get("__repr__", Reading.__repr__)  # the dataclass's own would print every number
-        cls.__repr__ = lambda self: printable(own(self), REPR)  # type: ignore[method-assign]
+        shown = cls.__dict__.get("__repr__", Reading.__repr__)  # the dataclass's own would print every number
+        cls.__repr__ = lambda self: printable(shown(self), REPR)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         for f in fields(self):

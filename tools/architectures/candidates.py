@@ -45,12 +45,12 @@ class Weight:
 
 def weights(shapes: Mapping[str, tuple[int, ...]], modules: Mapping[str, str]) -> list[Weight]:
     """All tensors on disk as weights of modules in memory."""
-    found = []
+    known = []
     for name, shape in shapes.items():
         ending = next(ending for ending in ENDINGS if name.endswith(ending))
         if name in modules and (not name.endswith(("bias", "_scale")) or name.endswith(".q_bias")):
-            found.append(Weight(name.removesuffix(ending), ending, modules[name], tuple(shape)))
-    return found
+            known.append(Weight(name.removesuffix(ending), ending, modules[name], tuple(shape)))
+    return known
 
 
 def scope(event: Softmax, capture: Capture, known: list[Weight]) -> list[Weight]:
@@ -148,13 +148,13 @@ def _known(facts: dict[str, Any]) -> dict[str, Any]:
 
 def sections(config: Mapping[Any, Any], owner: str, prefix: str = "") -> list[tuple[str, Mapping[Any, Any]]]:
     """The config and its sections, the likeliest for a module first."""
-    found = [(prefix, config)]
+    parts = [(prefix, config)]
     for key, value in config.items():
         if isinstance(value, Mapping) and not key.startswith("rope") and "label" not in key:
-            found += sections(value, owner, f"{prefix}.{key}" if prefix else key)
+            parts += sections(value, owner, f"{prefix}.{key}" if prefix else key)
     if prefix:
-        return found
-    return sorted(found, key=lambda item: -_affinity(item[0], owner))
+        return parts
+    return sorted(parts, key=lambda item: -_affinity(item[0], owner))
 
 
 def _affinity(section: str, owner: str) -> float:
@@ -171,12 +171,12 @@ def _affinity(section: str, owner: str) -> float:
 
 def head_keys(config: Mapping[Any, Any], owner: str) -> list[tuple[str, list[int]]]:
     """Config keys that could be the number of query heads, and their values: several where stages differ."""
-    found = []
+    keys = []
     for key, value in config.items():
         counts = value if isinstance(value, list) else [value]
         numbers = all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in counts)
         if numbers and HEADS.fullmatch(key) and "key_value" not in key and "kv" not in key:
-            found.append((key, counts))
+            keys.append((key, counts))
     usual = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 
     def rank(item: tuple[str, list[int]]) -> tuple[bool, int]:
@@ -184,7 +184,7 @@ def head_keys(config: Mapping[Any, Any], owner: str) -> list[tuple[str, list[int
         fits = word in ("encoder", "decoder") and word in owner.split(".")
         return not fits, usual.index(item[0]) if item[0] in usual else len(usual)
 
-    return sorted(found, key=rank)
+    return sorted(keys, key=rank)
 
 
 def ropes(config: Mapping[Any, Any], normed: bool) -> list[dict[str, Any]]:

@@ -86,15 +86,15 @@ def search(model: Any, runs: list[Run]) -> tuple[list[Finding], list[str]]:
             for event in capture.events:
                 if informative(event.scores) and bool((event.scores > HIDDEN).any()):
                     owners.setdefault(event.owner, []).append((event, capture, positions))
-        found, lost = [], []
+        findings, lost = [], []
         for owner, events in owners.items():
             finding = seeker.find(owner, events)
             if finding is None:
                 lost.append(owner)
             else:
-                found.append(finding)
-        seeker.find_windows(found)
-    return found, lost
+                findings.append(finding)
+        seeker.find_windows(findings)
+    return findings, lost
 
 
 class _Seeker:
@@ -120,18 +120,18 @@ class _Seeker:
                     return self._finished(finding, near, events)
         return None
 
-    def find_windows(self, found: list[Finding]) -> None:
+    def find_windows(self, findings: list[Finding]) -> None:
         """Say which layers of each stack have a sliding window, where the kinds of layers in the config do not."""
         stacks: dict[str, list[Finding]] = {}
-        for finding in found:
+        for finding in findings:
             stacks.setdefault(anchor(finding.names), []).append(finding)
         for stack in stacks.values():
             for option in (None, *WINDOWS):
                 facts = [{**f.facts, **({"window": option} if option else {})} for f in stack]
-                layers = [self._layers(replace(f, facts=own)) for f, own in zip(stack, facts, strict=True)]
-                if all(own and own[0].window == f.window for own, f in zip(layers, stack, strict=True)):
-                    for finding, own in zip(stack, facts, strict=True):
-                        finding.facts = own
+                layers = [self._layers(replace(f, facts=facts_of)) for f, facts_of in zip(stack, facts, strict=True)]
+                if all(facts_of and facts_of[0].window == f.window for facts_of, f in zip(layers, stack, strict=True)):
+                    for finding, facts_of in zip(stack, facts, strict=True):
+                        finding.facts = facts_of
                     break
 
     def _readings(
@@ -145,10 +145,10 @@ class _Seeker:
                     if all(lead % number for number in numbers) or tuple(numbers) in seen:
                         continue
                     seen.add(tuple(numbers))
-                    own: dict[str, Any] = {**shape, "heads": key, **({"config": path} if path else {})}
+                    facts: dict[str, Any] = {**shape, "heads": key, **({"config": path} if path else {})}
                     for norm_names, norm_facts in qk_norms(near):
                         for rope in ropes(config, bool(norm_names)) if exactly else UNREAD:
-                            yield {**names, **norm_names}, {**own, **norm_facts, **rope}
+                            yield {**names, **norm_names}, {**facts, **norm_facts, **rope}
 
     def _try(self, names: Names, facts: dict[str, Any], item: Any, exactly: bool) -> Finding | None:
         patterns, number = generalised(names)
@@ -244,12 +244,12 @@ class _Seeker:
             n = len(seen)
             finding.window = sliding_window(seen)
             if not bool((seen & torch.ones(n, n, dtype=torch.bool).triu(1)).any()):
-                own = self._section(finding.facts.get("config"))
-                finding.facts["causal"] = "always" if own.get("use_bidirectional_attention") is True else True
-        own = self._section(finding.facts.get("config"))
-        if finding.facts.get("config") and own.get("model_type"):
-            finding.facts["of"] = own["model_type"]
-        kinds = own.get("layer_types")
+                section_of = self._section(finding.facts.get("config"))
+                finding.facts["causal"] = "always" if section_of.get("use_bidirectional_attention") is True else True
+        section_of = self._section(finding.facts.get("config"))
+        if finding.facts.get("config") and section_of.get("model_type"):
+            finding.facts["of"] = section_of["model_type"]
+        kinds = section_of.get("layer_types")
         if isinstance(kinds, list) and finding.layer < len(kinds):
             finding.kind = str(kinds[finding.layer])
         self._others(finding, near, capture, event)

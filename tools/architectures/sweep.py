@@ -43,15 +43,15 @@ def sweep(
         regular(cache)
     wanted = list(model_types() if types is None else types)
     known = {} if cache is None else cached(cache)
-    found = {name: known[name] for name in wanted if name in known}
-    for proof in _proofs([name for name in wanted if name not in found]):
-        found[proof.model_type] = proof
+    proofs = {name: known[name] for name in wanted if name in known}
+    for proof in _proofs([name for name in wanted if name not in proofs]):
+        proofs[proof.model_type] = proof
         if cache is not None:
             # After a line end: a killed process may have left a part of a line.
             append_line(cache, "\n" + json.dumps({**asdict(proof), "reader": reader_digest()}))
         if progress is not None:
             progress(proof)
-    return [found[name] for name in wanted if name in found]
+    return [proofs[name] for name in wanted if name in proofs]
 
 
 def cached(file: Path) -> dict[str, Proof]:

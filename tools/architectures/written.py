@@ -59,9 +59,9 @@ def _by_kind(entries: list[dict[str, Any]], members: list[list[Finding]]) -> Non
     """Entries of the same names apply to layers of different kinds."""
     for i, entry in enumerate(entries):
         same = [j for j, other in enumerate(entries) if _anchor_of(other) == _anchor_of(entry)]
-        own = {f.kind for f in members[i]}
-        if len(same) > 1 and not any(own & {f.kind for f in members[j]} for j in same if j != i):
-            entry["kinds"] = sorted(own)
+        kinds = {f.kind for f in members[i]}
+        if len(same) > 1 and not any(kinds & {f.kind for f in members[j]} for j in same if j != i):
+            entry["kinds"] = sorted(kinds)
 
 
 def _anchor_of(entry: dict[str, Any]) -> str:
@@ -150,7 +150,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_literal(own)}" for key, own in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {_literal(item)}" for key, item in value.items()) + " }"
     return _list(value) if isinstance(value, list) else f'"{value}"' if isinstance(value, str) else repr(value)
 
 

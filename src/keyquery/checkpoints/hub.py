@@ -47,8 +47,8 @@ BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U8": 1, "I8": 1, "I32": 4, 
 
 def cache_folder() -> Path:
     """The cache folder of huggingface_hub: HF_HUB_CACHE, or `hub` in HF_HOME, or in the user's cache."""
-    if own := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(own).expanduser()
+    if stated := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(stated).expanduser()
     around = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("HF_HOME") or Path(around, "huggingface")).expanduser() / "hub"
 
@@ -62,11 +62,11 @@ def cached(name: str) -> Path | None:
     main = folder / "refs" / "main"
     first = main.read_text(encoding="utf-8").strip() if main.is_file() else ""
     try:
-        found = [path for path in (folder / "snapshots").iterdir() if path.is_dir()]
+        snapshots = [path for path in (folder / "snapshots").iterdir() if path.is_dir()]
     except OSError:
         return None
-    found.sort(key=lambda path: (path.name == first, path.stat().st_mtime), reverse=True)
-    return next((path for path in found if _has_weights(path)), None)
+    snapshots.sort(key=lambda path: (path.name == first, path.stat().st_mtime), reverse=True)
+    return next((path for path in snapshots if _has_weights(path)), None)
 
 
 def located(source: str | Path) -> Path:
@@ -127,12 +127,12 @@ class Hub:
 
     def _object(self, what: str, text: bytes) -> dict[str, Any]:
         try:
-            found = parse_json(text.decode())
+            parsed = parse_json(text.decode())
         except ValueError as error:
             raise ValueError(f"{self.label}: {what} is not JSON: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(parsed, dict):
             raise ValueError(f"{self.label}: {what} is not a JSON object")
-        return found
+        return parsed
 
     def _checked(self, file: str, tensor: str, entry: Any) -> dict[str, Any]:
         """The header entry of a tensor, whose bytes must match its shape."""

@@ -186,8 +186,8 @@ def core(query: Tensor, key: Tensor, covariance: Tensor | None = None, fits: boo
     parts = zip(*((c.query, c.half, c.lift, c.unit) for c in (fast, slow)), strict=True)
     if not trusted.ndim:
         return Core(*(part.squeeze(0) for _, part in parts))
-    at = (~trusted).flatten().nonzero().squeeze(-1)
-    return Core(*(whole.flatten(0, -3).index_copy(0, at, part).view_as(whole) for whole, part in parts))
+    rows = (~trusted).flatten().nonzero().squeeze(-1)
+    return Core(*(whole.flatten(0, -3).index_copy(0, rows, part).view_as(whole) for whole, part in parts))
 
 
 def widened(tensor: Tensor) -> Tensor:

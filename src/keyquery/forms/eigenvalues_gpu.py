@@ -46,38 +46,38 @@ def _reduce(matrices, signs, beside, scratch, n: tl.constexpr, SIDE: tl.constexp
     matrix = matrices + number * n * n
     products = scratch + number * n
     sign = tl.load(signs + number)
-    at = tl.arange(0, SIDE)
+    columns = tl.arange(0, SIDE)
     for k in range(0, n - 2):
-        inside = (at > k) & (at < n)
-        column = sign * tl.load(matrix + k * n + at, mask=inside, other=0.0)
-        first = tl.sum(tl.where(at == k + 1, column, 0.0))
+        inside = (columns > k) & (columns < n)
+        column = sign * tl.load(matrix + k * n + columns, mask=inside, other=0.0)
+        first = tl.sum(tl.where(columns == k + 1, column, 0.0))
         norm = tl.sqrt(tl.sum(column * column))
         new = tl.where(first > 0, -norm, norm)
-        vector = tl.where(at == k + 1, column - new, column)
+        vector = tl.where(columns == k + 1, column - new, column)
         size = norm * (norm + tl.abs(first))
         beta = tl.where(size > 0, 1.0 / tl.where(size > 0, size, 1.0), 0.0)
         for row in range(0, n, ROWS):
             rows = row + tl.arange(0, ROWS)
-            own = (rows > k) & (rows < n)
+            below = (rows > k) & (rows < n)
             if row + ROWS > k + 1:
-                here = matrix + rows[:, None] * n + at[None, :]
-                tile = tl.load(here, mask=own[:, None] & inside[None, :], other=0.0)
-                tl.store(products + rows, beta * tl.sum(tile * vector[None, :], 1), mask=own)
+                here = matrix + rows[:, None] * n + columns[None, :]
+                tile = tl.load(here, mask=below[:, None] & inside[None, :], other=0.0)
+                tl.store(products + rows, beta * tl.sum(tile * vector[None, :], 1), mask=below)
         tl.debug_barrier()
-        product = tl.load(products + at, mask=inside, other=0.0)
+        product = tl.load(products + columns, mask=inside, other=0.0)
         half = beta / 2 * tl.sum(product * vector)
         other = product - half * vector
         for row in range(0, n, ROWS):
             rows = row + tl.arange(0, ROWS)
-            own = (rows > k) & (rows < n)
+            below = (rows > k) & (rows < n)
             if row + ROWS > k + 1:
-                cut = sign * tl.load(matrix + k * n + rows, mask=own, other=0.0)
+                cut = sign * tl.load(matrix + k * n + rows, mask=below, other=0.0)
                 cut = tl.where(rows == k + 1, cut - new, cut)
-                along = tl.load(products + rows, mask=own, other=0.0) - half * cut
-                here = matrix + rows[:, None] * n + at[None, :]
-                tile = tl.load(here, mask=own[:, None] & inside[None, :], other=0.0)
+                along = tl.load(products + rows, mask=below, other=0.0) - half * cut
+                here = matrix + rows[:, None] * n + columns[None, :]
+                tile = tl.load(here, mask=below[:, None] & inside[None, :], other=0.0)
                 tile -= along[:, None] * vector[None, :] + sign * cut[:, None] * other[None, :]
-                tl.store(here, tile, mask=own[:, None] & inside[None, :])
+                tl.store(here, tile, mask=below[:, None] & inside[None, :])
         tl.debug_barrier()
         tl.store(beside + number * n + k, new)
 

@@ -183,8 +183,8 @@ class Measures(ABC):
         scaled, rows = times(other, exponents), times(core.query if side == "query" else core.key, -exponents)
         if all(torch.linalg.vector_norm(t.detach(), dim=-1).amax() < LARGE for t in (scaled, rows)):
             return factor, scaled.to(factor.dtype)  # a pass over the factor less
-        own = row_exponents(factor)
-        return times(factor, -own), times(other, exponents + own).to(factor.dtype)
+        size = row_exponents(factor)
+        return times(factor, -size), times(other, exponents + size).to(factor.dtype)
 
 
 def column_directionality(

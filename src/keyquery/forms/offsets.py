@@ -49,7 +49,7 @@ def energies(gram: Float[Tensor, "*batch n n"], rope: Rope | None, offsets: Floa
     gram_query, gram_key, cross = gram[..., :rank, :rank], gram[..., rank:, rank:], gram[..., rank:, :rank]
     if rope is None:
         norm, trace = ((left * right.mT).sum((-2, -1)) for left, right in ((gram_query, gram_key), (cross, cross)))
-        return Energies(*(each.expand(len(offsets), *gram.shape[:-2]) for each in (norm, norm, trace, trace)))
+        return Energies(*(value.expand(len(offsets), *gram.shape[:-2]) for value in (norm, norm, trace, trace)))
     (p_query, n_query), (p_key, n_key), (p, n) = (_in_planes(t, rope) for t in (gram_query, gram_key, cross))
     frequencies = nn.functional.pad(rope.angles(gram.new_ones(())), (0, p.shape[-1] - rope.dims // 2))
     # The factor on cosine and sine belongs to queries as well as to keys.
@@ -57,8 +57,8 @@ def energies(gram: Float[Tensor, "*batch n n"], rope: Rope | None, offsets: Floa
     factors[: rope.dims // 2] = rope.factor**2
     alike, apart = frequencies[:, None] - frequencies, frequencies[:, None] + frequencies
     phases = [
-        torch.polar(2 * (factors[:, None] * factors).expand(len(at), -1, -1), at)
-        for at in (offsets.to(gram.device, torch.float64)[:, None, None] * each for each in (alike, apart))
+        torch.polar(2 * (factors[:, None] * factors).expand(len(angle), -1, -1), angle)
+        for angle in (offsets.to(gram.device, torch.float64)[:, None, None] * frequency for frequency in (alike, apart))
     ]
     norms, traces = (p_query.conj() * p_key, n_query.conj() * n_key), (p * p.mT, n * n.conj().mT)
     there, exchange = (_traced(pair, phases) for pair in (norms, traces))

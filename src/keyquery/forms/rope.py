@@ -208,7 +208,7 @@ class PlacedRope(Rope):
             raise ValueError(f"rope rotates {self.dims} dimensions, but the head has {x.shape[-1]}")
         part = replace(self, dims=self.dims // self.parts, frequencies=None, parts=1)
         both = zip(x.chunk(self.parts, -1), angles.chunk(self.parts, -1), strict=True)
-        return torch.cat([part._turned(own, turned) for own, turned in both], -1)
+        return torch.cat([part._turned(tokens, turned) for tokens, turned in both], -1)
 
 
 @dataclass(frozen=True, eq=False)

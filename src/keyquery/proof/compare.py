@@ -46,7 +46,7 @@ def memory_names(model: nn.Module, folder: Path) -> dict[str, str]:
     state = model.state_dict()
     for name, tensor in state.items():
         owners.setdefault(_digest(tensor), name.rpartition(".")[0])
-    found, rows = {}, None
+    names, rows = {}, None
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118
@@ -55,8 +55,8 @@ def memory_names(model: nn.Module, folder: Path) -> dict[str, str]:
                 if owner is None and tensor.ndim == 2:  # split or fused: by its first row
                     rows = _rows(state) if rows is None else rows
                     owner = rows.get(_digest(tensor[0]))
-                found[name] = name.rpartition(".")[0] if owner is None else owner
-    return found
+                names[name] = name.rpartition(".")[0] if owner is None else owner
+    return names
 
 
 def tied_modules(model: nn.Module) -> dict[str, list[str]]:
@@ -69,12 +69,12 @@ def tied_modules(model: nn.Module) -> dict[str, list[str]]:
 
 def _rows(state: dict[str, Tensor]) -> dict[str, str]:
     """Modules by the rows of their matrices."""
-    found: dict[str, str] = {}
+    sizes: dict[str, str] = {}
     for name, tensor in state.items():
         if tensor.ndim == 2 and len(tensor) < 5000:
             for row in tensor:
-                found.setdefault(_digest(row), name.rpartition(".")[0])
-    return found
+                sizes.setdefault(_digest(row), name.rpartition(".")[0])
+    return sizes
 
 
 def _digest(tensor: Tensor) -> str:
@@ -100,8 +100,8 @@ class Comparison:
         for roles in (QUERY, KEY):
             role = next(role for role in roles if role in layer.modules)
             stem = layer.modules[role]
-            own = [name for name in names if name.startswith(stem) and names[name] and _rest(name, stem)]
-            full = min(own, key=lambda name: not name.endswith("weight"), default=None)  # biases may be renamed alone
+            stems = [name for name in names if name.startswith(stem) and names[name] and _rest(name, stem)]
+            full = min(stems, key=lambda name: not name.endswith("weight"), default=None)  # biases may be renamed alone
             both.append(names[full] if full is not None and role != "module" else stem)
         return both[0], both[1]
 
@@ -111,12 +111,12 @@ class Comparison:
             formless = self.heads.family.formless
             if formless and re.search(formless, event.owner):
                 continue
-            found = [self._match(event, *near, capture, positions) for near in self._near(event, capture)]
+            matched = [self._match(event, *near, capture, positions) for near in self._near(event, capture)]
             if not informative(event.scores):  # keys of one token, as of frames before their first layer
-                found = [replace(match, error=match.strict) for match in found if match.strict <= EXACTLY]
-                if not found:
+                matched = [replace(match, error=match.strict) for match in matched if match.strict <= EXACTLY]
+                if not matched:
                     continue
-            best = min(found, key=lambda match: match.error, default=None)
+            best = min(matched, key=lambda match: match.error, default=None)
             if best is None:
                 yield Match(event.owner, None, float("inf"), float("inf"), "not read")
                 continue
@@ -167,11 +167,11 @@ class Comparison:
             both = own_window(event, both)
             if layers[0].position in CONTENT:
                 return content(event, name, both, layers[0], positions)
-            found = closest(event, name, self._finished(layers[0], both, tokens, capture.inputs), layers[0])
+            nearest = closest(event, name, self._finished(layers[0], both, tokens, capture.inputs), layers[0])
             if memory is not None:
-                own = torch.cat((both, to_memory(layers[0], tokens.x, memory, positions)), -1)
-                found = replace(closest(event, name, own, layers[0]), why=found.why)
-            return found
+                both_kinds = torch.cat((both, to_memory(layers[0], tokens.x, memory, positions)), -1)
+                nearest = replace(closest(event, name, both_kinds, layers[0]), why=nearest.why)
+            return nearest
         except (RuntimeError, ValueError) as error:
             return Match(event.owner, name, bad, bad, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
 
@@ -194,8 +194,8 @@ def scores(layer: Layer, tokens: Tokens, positions: Tensor | None, capture: Capt
     rope = layer.rope
     if layer.axial is not None:
         rope = _on_grid(layer, capture)
-        at = torch.arange(windows * n).reshape(windows, 1, 1, n) + tokens.first
-        places = [at % len(rope.table)] * 2  # several images of one size
+        index = torch.arange(windows * n).reshape(windows, 1, 1, n) + tokens.first
+        places = [index % len(rope.table)] * 2  # several images of one size
     else:
         places = [
             positions if positions is not None and len(positions) == count else torch.arange(count) for count in (n, m)
@@ -208,8 +208,8 @@ def scores(layer: Layer, tokens: Tokens, positions: Tensor | None, capture: Capt
 def to_memory(layer: Layer, x: Tensor, memory: Tensor, positions: Tensor | None) -> Tensor:
     """Scaled scores of tokens with those of another sequence, whose keys are not rotated."""
     n, y = x.shape[1], memory.reshape(1, -1, memory.shape[-1])
-    at = positions if positions is not None and len(positions) == n else torch.arange(n)
-    query, key = layer.rotated(x, y, layer.rope, at, torch.zeros(y.shape[1], dtype=torch.long))
+    places_of = positions if positions is not None and len(positions) == n else torch.arange(n)
+    query, key = layer.rotated(x, y, layer.rope, places_of, torch.zeros(y.shape[1], dtype=torch.long))
     return layer.scale * (query @ key.mT).flatten(1, 2)
 
 

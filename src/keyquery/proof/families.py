@@ -123,7 +123,7 @@ def _scores(layer: Layer, x: Tensor, y: Tensor, at_zero: bool) -> Tensor:
     query, key = layer.project(x, y)
     if layer.rope is not None:
         places = [torch.arange(t.shape[-2]) * (0 if at_zero else 1) for t in (query, key)]
-        query, key = (layer.rope.rotate(t, place) for t, place in zip((query, key), places, strict=True))
+        query, key = (layer.rope.rotate(t, index) for t, index in zip((query, key), places, strict=True))
     return layer.scale * (query @ key.mT).flatten(0, 1)
 
 
@@ -143,12 +143,12 @@ def _check_forms(layer: Layer, x: Tensor, y: Tensor, at_zero: bool) -> None:
         form = getattr(layer, view)
         a, b = (torch.nn.functional.pad(t, (0, form.dim - t.shape[-1]), value=1.0) for t in (a, b))
         offsets = range(1 - len(a), len(b))
-        at = {d: form if layer.rope is None else form.at(0 if at_zero else d, layer.rope) for d in offsets}
-        given = torch.stack([at[j - i].scores(a[i], b[j]) for i in range(len(a)) for j in range(len(b))], dim=-1)
-        found, wanted = layer.scale * given.reshape(expected.shape), expected
+        by_offset = {d: form if layer.rope is None else form.at(0 if at_zero else d, layer.rope) for d in offsets}
+        given = torch.stack([by_offset[j - i].scores(a[i], b[j]) for i in range(len(a)) for j in range(len(b))], dim=-1)
+        given_scores, wanted = layer.scale * given.reshape(expected.shape), expected
         if view == "folded" and layer.key_norm is None:
-            found, wanted = (scores - scores[..., :1] for scores in (found, wanted))
-        _close(f"{layer.name}, {view}", found, wanted)
+            given_scores, wanted = (scores - scores[..., :1] for scores in (given_scores, wanted))
+        _close(f"{layer.name}, {view}", given_scores, wanted)
 
 
 def _before_norm(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

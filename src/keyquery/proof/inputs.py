@@ -344,14 +344,14 @@ class _Maker:
 
 def _ids(facts: Mapping[Any, Any]) -> set[int]:
     """All ids of special tokens in a config."""
-    found: set[int] = set()
+    values: set[int] = set()
     for key, value in facts.items():
         if not isinstance(key, str):
             continue
         if isinstance(value, Mapping):
-            found |= _ids(value)
+            values |= _ids(value)
         elif "token" in key and isinstance(value, int) and not isinstance(value, bool):
-            found.add(value)
+            values.add(value)
         elif "token" in key and isinstance(value, (list, tuple)):
-            found |= {v for v in value if isinstance(v, int)}
-    return found
+            values |= {v for v in value if isinstance(v, int)}
+    return values

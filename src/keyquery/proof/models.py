@@ -18,7 +18,7 @@ from keyquery.proof.sizes import shrink
 from keyquery.support.extras import optional
 
 FACTORS = (16, 8, 4, 2, 1)
-MOST = 40_000_000  # parameters of a tiny model
+MAX_PARAMETERS = 40_000_000  # parameters of a tiny model
 DERIVED: tuple[str, ...] = (
     "stage_names",
     "out_features",
@@ -83,7 +83,7 @@ def build(config: Any) -> Any:
             sizes = sum(p.numel() for p in _instance(cls, config).parameters())
     except (RuntimeError, NotImplementedError):  # tensors that need values
         sizes = 0
-    if sizes > MOST:
+    if sizes > MAX_PARAMETERS:
         raise CannotBuildError(f"it has {sizes / 1e6:.0f} million parameters at its smallest")
     torch.manual_seed(0)
     model = _instance(cls, config).eval()
@@ -112,8 +112,8 @@ def model_class(config: Any) -> Any:
     if "model" in known:
         return getattr(transformers, known["model"])
     if type(config) in transformers.MODEL_MAPPING:
-        found = transformers.MODEL_MAPPING[type(config)]
-        return found[0] if isinstance(found, tuple) else found
+        mapped = transformers.MODEL_MAPPING[type(config)]
+        return mapped[0] if isinstance(mapped, tuple) else mapped
     for mapping in ("MODEL_FOR_PRETRAINING_MAPPING", "MODEL_FOR_CAUSAL_LM_MAPPING"):
         if type(config) in getattr(transformers, mapping):
             return getattr(transformers, mapping)[type(config)]

@@ -171,19 +171,19 @@ def _idle(model: Any, runs: list[Run]) -> list[str]:
 
 def _runs(model: Any, dtype: torch.dtype, alone: bool, length: int, spread: int, shift: int) -> list[Run]:
     """Runs of the model, and of those of its sub-models that it does not reach; of other parts if `alone`."""
-    found, failed, reached = [], None, set[str]()
+    finished, failed, reached = [], None, set[str]()
     for name, part in _parts(model, alone):
         lonely = [a for a in attention_modules(part, name) if a not in reached]
         if name and not lonely:
             continue
         try:
-            found.append(_one_run(model, name, dtype, length, spread, shift))
-            reached |= found[-1][0].ran
+            finished.append(_one_run(model, name, dtype, length, spread, shift))
+            reached |= finished[-1][0].ran
         except Exception as error:
             failed = failed or error
-    if not found or (failed is not None and not any(capture.events for capture, _ in found)):
+    if not finished or (failed is not None and not any(capture.events for capture, _ in finished)):
         raise failed if failed is not None else RuntimeError("nothing ran")
-    return found
+    return finished
 
 
 def _parts(model: Any, alone: bool) -> Iterator[tuple[str, Any]]:
@@ -233,15 +233,15 @@ def _one_run(model: Any, name: str, dtype: torch.dtype, length: int, spread: int
 
 def attention_modules(model: nn.Module, prefix: str = "") -> list[str]:
     """Modules that look like attention: by the names of their classes, the outermost of each nest."""
-    found: list[str] = []
+    names: list[str] = []
     for name, module in model.named_modules(prefix=prefix):
         kind = type(module).__name__.lower()
-        inside = any(name.startswith(f"{other}.") for other in found)
+        inside = any(name.startswith(f"{other}.") for other in names)
         looks = ("attention" in kind or "attn" in kind) and "mask" not in kind and "linear" not in kind
         looks = looks and not any(part.endswith(DECAYS) for part in module.state_dict())
         if looks and not inside and sum(p.ndim > 1 for p in module.parameters()) >= 2:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:

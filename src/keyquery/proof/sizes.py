@@ -172,8 +172,8 @@ def _kept_layers(facts: Mapping[Any, Any]) -> tuple[int, list[int]]:
     tables = [v for v in facts.values() if isinstance(v, Mapping) and _by_layer(v)]
     kinds: dict[tuple[str, ...], int] = {}
     for index in range(depth):
-        own = [str(table.get(index, table.get(str(index)))) for table in tables]
-        kinds.setdefault((*own, *(str(v[index]) for v in lists)), index)
+        layer_kinds = [str(table.get(index, table.get(str(index)))) for table in tables]
+        kinds.setdefault((*layer_kinds, *(str(v[index]) for v in lists)), index)
     kept = sorted(kinds.values())
     if len(kept) > 6:  # values of their own in each layer
         kept = [0, 1, depth - 2, depth - 1]

@@ -87,6 +87,6 @@ def own_window(event: Softmax, ours: Tensor) -> Tensor:
         return ours
     theirs = event.scores.reshape(ours.shape[1:]).double()
     theirs = theirs - theirs.mean(-1, keepdim=True)
-    distances = [(theirs - (own - own.mean(-1, keepdim=True))).abs().max() for own in ours.double()]
+    distances = [(theirs - (ours_of - ours_of.mean(-1, keepdim=True))).abs().max() for ours_of in ours.double()]
     best = int(torch.stack(distances).argmin())
     return ours[best : best + 1]
