@@ -191,7 +191,7 @@ class _Seeker:
             heads = Heads(self.source, parse("sought", facts), gaps=True)
             wanted = {role: name.format(layer=finding.layer) for role, name in finding.names.items()}
             anchor = next(role for role in ANCHORS if role in wanted)
-            return [heads[i] for i, (p, _) in enumerate(heads._places) if p.names.get(anchor) == wanted[anchor]]
+            return [heads[i] for i, (p, _) in enumerate(heads._locations) if p.names.get(anchor) == wanted[anchor]]
         except (ValueError, StopIteration, KeyError):
             return []
 

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from keyquery.forms.form import Form
 from keyquery.forms.measures import entropy_rank
-from keyquery.forms.offsets import energies, rotations
 from keyquery.forms.parts import PARTS
-from keyquery.forms.rope import Rope
+from keyquery.forms.rope import Rope, energies, rotations
 
 
 @dataclass(frozen=True)

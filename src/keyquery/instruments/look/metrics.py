@@ -13,7 +13,7 @@ from torch import Tensor
 
 from keyquery.forms import Form, Rope
 from keyquery.forms.measures import column_directionality
-from keyquery.forms.offsets import energies
+from keyquery.forms.rope import energies
 from keyquery.instruments.look.on_data import by_head
 
 OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
