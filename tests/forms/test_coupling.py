@@ -201,5 +201,6 @@ def test_other_arguments_are_told():
 def test_without_pot_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ot.bregman", None)
     x = torch.rand(3, 2)
-    with pytest.raises(ImportError, match=r"optimal transport needs POT: pip install 'keyquery\[transport\]'"):
+    words = r"optimal transport needs POT: pip install 'keyquery\[transport\]'"
+    with pytest.warns(UserWarning, match="coupled by Sinkhorn"), pytest.raises(ImportError, match=words):
         match(x, x.flip(0), exact_limit=0)

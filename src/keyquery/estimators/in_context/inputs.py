@@ -93,14 +93,12 @@ class Preparation:
 
 def _power_of(column: Float32[np.ndarray, "n 1"]) -> Any:
     """A fitted Yeo-Johnson transform; None where it overflows, and the column is taken unchanged."""
-    from scipy.optimize import BracketError
-
     transform = optional("sklearn.preprocessing", "the power transform").PowerTransformer()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             finite = np.isfinite(transform.fit(column).transform(column)[~np.isnan(column)]).all()
-    except (Warning, ValueError, ArithmeticError, BracketError):
+    except (Warning, ValueError, ArithmeticError, RuntimeError):  # of scipy's search for an optimum
         return None
     return transform if finite else None
 
