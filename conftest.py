@@ -11,7 +11,6 @@ from pathlib import Path
 gc.disable()  # until all is imported: what is made meanwhile stays, and is not to be looked at again and again
 
 os.environ.setdefault("MPLBACKEND", "agg")
-os.environ.setdefault("KEYQUERY_NO_PROOFS", "1")  # reading proves nothing by itself, and writes to no user's cache
 # Some virtual machines report AMX and do not allow it: a bfloat16 product would end the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 

@@ -35,8 +35,9 @@ from keyquery.intervene.dial.dial import dial
 from keyquery.intervene.dial.means import Means
 from keyquery.listening import text_batches
 from keyquery.listening.inputs.batches import read_lines
-from keyquery.listening.inputs.load import load_model, pick_device
+from keyquery.listening.inputs.load import load_model
 from keyquery.reading import provenance, short
+from keyquery.support.devices import pick_device
 from keyquery.support.statistics import paired
 
 # The parts that a label keeps; what a query does with positions counts as position, as in `label_head`. Mixed and

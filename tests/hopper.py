@@ -17,7 +17,7 @@ if __name__ == "__main__":  # not where tests are collected
     os.environ["TRITON_INTERPRET"] = "1"  # and CPU tensors are taken all the same
 
 import keyquery as kq
-from keyquery.forms.kernels.tridiagonal import eigenvalues
+from keyquery.forms.eigenvalues_gpu import eigenvalues
 from keyquery.instruments.monitor.statistics import logit_statistics
 from keyquery.intervene.dial.widen import HalfTurn, widen
 from keyquery.layers import blockwise

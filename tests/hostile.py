@@ -1,5 +1,6 @@
 """One call in a process of its own, with bounds on time and memory: a hang or a crash ends only that process."""
 
+import builtins
 import os
 import resource
 import signal

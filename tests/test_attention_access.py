@@ -259,7 +259,7 @@ IDS = torch.randint(3, 60, (4, 12), generator=torch.Generator().manual_seed(0))
 
 def tiny(family, model=None):
     pytest.importorskip("transformers", reason="tiny models need the extra hf")
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     return tiny_model(family, **({} if model is None else {"model": model}))
 

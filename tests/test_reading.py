@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.reading import KINDS, Reading
+from keyquery.reading import CLASSES, Reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,4 +181,4 @@ def test_a_reading_of_many_fields_or_of_long_texts_is_still_a_line_or_two():
         assert said.endswith("x', a='" + "a" * 50 + "', b='" + "b" * 50 + "', … 2 more)")
         assert len(said) <= 240
     finally:
-        del KINDS["wide"]
+        del CLASSES["wide"]

@@ -6,7 +6,7 @@ import torch
 
 import keyquery as kq
 from keyquery.checkpoints.layer import Norm
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 LONG = "start\x1b]0;owned\x07" + "x" * 5000
 

@@ -27,7 +27,7 @@ of those layers say so. Terms that need the inputs of a model, such as the boxes
 
 Of the {bearing} types with attention that can be built here, {exact} ({share:.0f} %) are exact and {content} content
 exact; the others are refused with the reason that stands below. A file of a type that is in no row is labelled
-"unproven", without positions, until it is proven: `keyquery prove TYPE`. Regenerate: `keyquery prove --all --cache
+"unproven", without positions; `keyquery prove TYPE` tests it. Regenerate: `python -m tools.architectures prove --cache
 proofs.jsonl`, then `python docs/site/architectures.py proofs.jsonl`.
 
 | model type | status | attention modules | architecture | note |

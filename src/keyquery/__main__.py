@@ -9,7 +9,7 @@ import sys
 
 def set_environment() -> None:
     """Settings of NumPy that are read when it is imported."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see forms.kernels.blas
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its idle threads wait busily, beside those of torch
 
 
 def main() -> None:

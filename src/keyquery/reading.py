@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import math
 import platform
 from collections.abc import Iterator, Mapping
@@ -18,47 +19,17 @@ import torch
 from torch import Tensor
 
 from keyquery._version import __version__
+from keyquery.kinds import kinds
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.extras import optional
 from keyquery.support.field_checks import check_fields
 from keyquery.support.files import read_text, write_all, write_text
-from keyquery.support.packed_json import packed, suffix_of, unpacked
-from keyquery.support.plugins import plugins
 from keyquery.support.printable import REPR, brief, printable
 
-KINDS: dict[str, type[Reading]] = {}  # kinds whose module has been imported
+CLASSES: dict[str, type[Reading]] = {}  # kinds whose module has been imported
 FORMER_KINDS = {"foretelling": "event evaluation", "leaning": "npt explanation", "turned": "dial effect"}  # schema 1
-# The module of each kind's class, so that opening a file imports nothing else; plug-ins add theirs.
-MODULES = {
-    "ablation": "keyquery.instruments.ablation.ablate",
-    "attribution": "keyquery.instruments.attribution.attribution",
-    "causes": "keyquery.instruments.causes.causes",
-    "comparison": "keyquery.instruments.look.compare",
-    "depth": "keyquery.instruments.depth.depth",
-    "dial effect": "keyquery.instruments.ablation.dialled",
-    "discovery": "keyquery.instruments.discover.discover",
-    "distillation": "keyquery.intervene.distill",
-    "event evaluation": "keyquery.estimators.events.evaluation",
-    "explanation": "keyquery.instruments.causes.explain",
-    "flow": "keyquery.instruments.flow.flow",
-    "importance": "keyquery.estimators.series.importance",
-    "in-context explanation": "keyquery.estimators.in_context.explanation",
-    "interactions": "keyquery.estimators.events.interactions",
-    "lineage": "keyquery.instruments.lineage.lineage",
-    "lineage search": "keyquery.instruments.lineage.index",
-    "look": "keyquery.instruments.look.reading",
-    "monitor": "keyquery.instruments.monitor.reading",
-    "npt explanation": "keyquery.estimators.npt.explanation",
-    "primal": "keyquery.layers.primal.spectrum",
-    "projection": "keyquery.instruments.cooccurrence.cooccurrence",
-    "ranking scores": "keyquery.instruments.rankings.rankings",
-    "reranking": "keyquery.estimators.rerank.reading",
-    "roles": "keyquery.instruments.roles.roles",
-    "survey": "keyquery.survey.reading",
-    "time kernel": "keyquery.layers.time.reading",
-    "transport": "keyquery.instruments.transport.transport",
-    "wiring": "keyquery.instruments.attribution.wiring",
-}
+FORMER_SUFFIXES = (".parquet", ".safetensors")
+PRESET = 3  # of xz: higher ones take much longer for a few per cent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +58,13 @@ class Reading:
 
     def __init_subclass__(cls, kind: str, **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        known = KINDS.get(kind, cls)
+        known = CLASSES.get(kind, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"the kind {kind!r} belongs to {known.__module__}.{known.__qualname__}")
         cls.kind = kind
-        KINDS[kind] = cls
-        own = cls.__dict__.get("__repr__", Reading.__repr__)  # the dataclass's own would print every number
-        cls.__repr__ = lambda self: printable(own(self), REPR)  # type: ignore[method-assign]
+        CLASSES[kind] = cls
+        shown = cls.__dict__.get("__repr__", Reading.__repr__)  # the dataclass's own would print every number
+        cls.__repr__ = lambda self: printable(shown(self), REPR)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -135,15 +106,12 @@ class Reading:
         return text
 
     def save(self, path: str | Path) -> None:
-        """Write the reading to a file by its suffix: .json, .json.xz, .safetensors or .parquet (needs pyarrow).
-
-        All are exact, and `load` reads them. Of a look at 144 heads, .json.xz and .safetensors take about half of what
-        .json takes. A Parquet file shows `records()` to other programs.
+        """Write the reading to a file: JSON, compressed if the name ends in .json.xz, to about a third.
 
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
-        ...     kq.Reading(provenance={"seed": 0}).save(f"{folder}/a.safetensors")
-        ...     kq.Reading.load(f"{folder}/a.safetensors")
+        ...     kq.Reading(provenance={"seed": 0}).save(f"{folder}/a.json.xz")
+        ...     kq.Reading.load(f"{folder}/a.json.xz")
         Reading(provenance={'seed': 0})
         """
         write_all({path: self.content(path)})
@@ -154,8 +122,11 @@ class Reading:
         >>> kq.Reading().content("a.json")[:13]
         b'{"schema": 2,'
         """
-        suffix = suffix_of(path)
-        return packed(self.to_json(), self.records() if suffix == ".parquet" else [], suffix)
+        suffix = Path(path).suffix.lower()
+        if suffix in FORMER_SUFFIXES:
+            raise ValueError(f"a reading is written as .json or .json.xz, not {suffix}")
+        text = self.to_json().encode() + b"\n"
+        return lzma.compress(text, preset=PRESET) if suffix == ".xz" else text
 
     @staticmethod
     def load(source: str | Path) -> Reading:
@@ -165,11 +136,9 @@ class Reading:
         Reading(provenance={'seed': 0})
         """
         is_text = isinstance(source, str) and source.lstrip()[:1] in ("{", "[")
-        suffix = ".json" if is_text else suffix_of(source)
-        plain_text = suffix in (".json", ".json.xz")
-        text = str(source) if is_text else read_text(source) if plain_text else ""
+        text = str(source) if is_text else read_text(source)
         try:
-            data = parse_json(text, finite=True) if plain_text else unpacked(source, suffix)
+            data = parse_json(text, finite=True)
         except json.JSONDecodeError as error:
             raise ValueError(f"not a reading: invalid JSON at line {error.lineno}, column {error.colno}") from None
         except ValueError as error:
@@ -294,13 +263,13 @@ def _not_json(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 def _class_of(kind: str) -> type[Reading]:
     if kind == Reading.kind:
         return Reading
-    if kind not in KINDS:
-        known = {**MODULES, **{name: module for plugin in plugins() for name, module in plugin.KINDS.items()}}
+    if kind not in CLASSES:
+        known = kinds()
         if kind not in known:
-            every = ", ".join(sorted({*known, *KINDS}))
+            every = ", ".join(sorted({*known, *CLASSES}))
             raise ValueError(f"unknown kind of reading {kind!r:.60}; known kinds: {every}")
-        import_module(known[kind])
-    return KINDS[kind]
+        import_module(known[kind].module)
+    return CLASSES[kind]
 
 
 def _report() -> ModuleType:

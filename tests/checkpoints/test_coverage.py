@@ -18,8 +18,8 @@ pytest.importorskip("transformers", reason="needs the extra hf")
     ],
 )
 def test_layers_without_a_form_are_named(model_type, note, tmp_path):
-    from keyquery.testing.proof.models import build, tiny_configs
-    from keyquery.testing.proof.proof import save
+    from keyquery.proof.models import build, tiny_configs
+    from keyquery.proof.proof import save
 
     save(build(next(iter(tiny_configs(model_type)))), str(tmp_path))
     heads = kq.read(tmp_path)

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import keyquery as kq
 from keyquery.checkpoints.configs.defaults import completed, defaults, lines
 from keyquery.checkpoints.configs.towers import towers
+from keyquery.checkpoints.family import families_of
 
 
 def test_what_is_stated_stays():
@@ -87,7 +89,17 @@ def test_towers_are_told_apart_by_the_first_word():
 
 def test_a_composite_model_is_read_tower_by_tower():
     pytest.importorskip("transformers")
-    from keyquery.testing.proof.proof import prove
+    from keyquery.proof.proof import prove
 
     proof = prove("voxtral")
     assert (proof.status, proof.family, len(proof.modules)) == ("exact", "composite", 4), str(proof)
+
+
+def test_every_exact_type_of_the_page_is_named_by_its_architecture():
+    page = Path(__file__).parent.parent.parent / "docs" / "architectures.md"
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in page.read_text().splitlines() if "exact |" in line
+    ]
+    exact = [(row[0], row[3]) for row in rows if len(row) == 5]
+    assert len(exact) > 600
+    assert [name for name, family in exact if family not in [known.name for known in families_of(name)]] == []

@@ -10,8 +10,8 @@ pytest.importorskip("transformers", reason="the spy needs the extra hf")
 from keyquery.checkpoints.family import families, recognise
 from keyquery.checkpoints.positions.sequence import t5_bias
 from keyquery.checkpoints.reader import _refused
+from keyquery.proof.families import tiny_model
 from keyquery.testing import check_family
-from keyquery.testing.families import tiny_model
 
 PROVEN = [name for name, family in families().items() if family.tiny]
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 
 def test_a_constant_of_all_keys_is_in_no_folded_figure():

@@ -10,7 +10,7 @@ from keyquery.report.kit import terminal
 pytest.importorskip("transformers", reason="tiny models need the extra hf")
 
 from keyquery.instruments.ablation.ablate import Ablation
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 STACKS = ["encoder 0", "encoder 1", "decoder 0", "decoder 1", "cross 0", "cross 1"]
 LABELS = {

@@ -1,4 +1,4 @@
-"""Our reader of byte-level BPE against the library that wrote the file."""
+"""Byte-level BPE from the known parts of a file against the library's own reading of the whole file."""
 
 import json
 

@@ -10,7 +10,7 @@ import keyquery as kq
 
 pytest.importorskip("transformers", reason="the models need the extra hf")
 
-from keyquery.testing.families import _recorded, _spied, tiny_model
+from keyquery.proof.families import _recorded, _spied, tiny_model
 
 TEXT = {
     "hidden_size": 32,

@@ -12,7 +12,7 @@ import transformers
 import keyquery as kq
 from keyquery.forms.shares import Visible, shares
 from keyquery.listening import joint_moments
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 LENGTH = 14
 WINDOWED = {

@@ -128,9 +128,9 @@ import sys
 sys.modules["sklearn"] = None
 import keyquery as kq, keyquery.cli
 from importlib import import_module
-from keyquery.reading import MODULES
-for module in MODULES.values():
-    import_module(module)
+from keyquery.kinds import KINDS
+for kind in KINDS.values():
+    import_module(kind.module)
 for name in ("SeriesClassifier", "AffinityReranker"):
     try:
         getattr(kq, name)

@@ -57,13 +57,6 @@ def test_on_data_is_the_form_between_square_roots_of_the_covariance(form, data):
     check_form(on.symmetric)
 
 
-def test_on_sample_centres_and_averages():
-    form = kq.Form(*torch.randn(2, 3, 12, dtype=torch.float64))
-    x = torch.randn(40, 12, dtype=torch.float64) + 5
-    covariance = torch.cov(x.mT, correction=0)
-    torch.testing.assert_close(form.on_sample(x).symmetric_eigenvalues(), form.on(covariance).symmetric_eigenvalues())
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(data=st.data())
 def test_scores(dtype, data):

@@ -76,10 +76,6 @@ VALUE_ERRORS = {
         lambda: psd().on(torch.eye(4) - 0.5),
         "covariance must be positive semi-definite, got one with an eigenvalue of -1",
     ),
-    "a sample of one": (
-        lambda: psd().on_sample(torch.ones(1, 4)),
-        "x must hold at least two tokens to have a covariance, got 1",
-    ),
     "mean of another width": (
         lambda: psd().shares(torch.eye(4), torch.ones(3)),
         "mean must have shape (d,) with d = 4, got (3,)",

@@ -177,7 +177,7 @@ def test_on_few_tokens_the_form_is_that_of_the_tokens():
     x = torch.randn(10, 64, dtype=torch.float64)
     centred = x - x.mean(0)
     small = form.change_basis(centred.mT) / 10
-    on, count = form.on_sample(x), 10
+    on, count = form.on(centred.mT @ centred / 10), 10
     top = small.singular_values()[0]
     for name in ("symmetric_eigenvalues", "skew_values"):
         given, expected = getattr(on, name)(), getattr(small, name)()

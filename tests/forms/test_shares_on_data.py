@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery.forms.offsets import energies, rotations
 from keyquery.forms.parts import PARTS
+from keyquery.forms.rope import energies, rotations
 from keyquery.forms.shares import Visible, part_ranks, shares
 
 NAMES = PARTS

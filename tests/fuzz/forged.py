@@ -165,14 +165,14 @@ def reading(chance, data):
     """A reading of any kind whose fields hold anything; or a real one with some of its numbers and texts forged."""
     from dataclasses import fields
 
-    from keyquery.reading import KINDS
+    from keyquery.reading import CLASSES
 
     roll = chance.random()
     if roll < 0.05:
         inner = chance.choice([b"[[]],", b"{},", b"[{}],", b'{"a":1},']) * chance.choice([100, 100_000, 300_000])
         return b'{"kind": "reading", "schema": 1, "provenance": {"a": [' + inner + b"1]}}"
     if roll < 0.5:
-        cls = KINDS[chance.choice(sorted(KINDS))]
+        cls = CLASSES[chance.choice(sorted(CLASSES))]
         made = {f.name: value(chance) for f in fields(cls) if chance.random() < 0.95}
         return json.dumps({"kind": cls.kind, "schema": 1, **made}).encode("utf-8", "surrogatepass")
     node = json.loads(data)

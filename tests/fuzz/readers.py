@@ -20,20 +20,19 @@ from safetensors.torch import save_file
 
 import keyquery as kq
 from keyquery import Reading
-from keyquery.checkpoints.fitted import saved_network
-from keyquery.checkpoints.remote.hub import Hub
+from keyquery.checkpoints.hub import Hub
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.data import load_images, load_revisited, load_table, load_ts
 from keyquery.data.text import read_column, read_corpus
 from keyquery.instruments.cooccurrence.tally import Tally, read_into
+from keyquery.instruments.look.fitted import saved_network
 from keyquery.intervene.swap.swap import FORMAT, _read_saved
+from keyquery.kinds import kinds
 from keyquery.layers import LanguageModel, Shape
 from keyquery.listening.inputs.batches import read_lines, text_batches
-from keyquery.reading import MODULES
 from keyquery.report.kit import terminal
 from keyquery.support.files import read_text
-from keyquery.support.plugins import plugins
 from keyquery.training import Recipe, train
 from tests.fuzz import forged
 from tests.fuzz import mutations as m
@@ -41,8 +40,8 @@ from tests.fuzz import quantised as q
 from tests.fuzz.guard import Broken
 
 # Every kind of reading is attacked, and nothing is imported while a file is read.
-for module in (*MODULES.values(), *(name for plugin in plugins() for name in plugin.KINDS.values())):
-    import_module(module)
+for kind in kinds().values():
+    import_module(kind.module)
 
 TOKENS = Tokenizer.load(kq.models.DECODER)
 

@@ -18,7 +18,6 @@ import traceback
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["KEYQUERY_NO_PROOFS"] = "1"  # a model type of a changed config would start a process, and write to a cache
 
 from tests.fuzz.guard import Broken, watched
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import keyquery as kq
 from keyquery.intervene.swap.build import FAMILIES
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 SPECIAL = {"mistral": {"sliding_window": None}}
 TEXT = [name for name in FAMILIES if name not in ("clip", "dinov2", "vit")]

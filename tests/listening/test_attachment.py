@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import keyquery as kq
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 from tests.listening.models import (
     GPT,
     CausalSelfAttention,

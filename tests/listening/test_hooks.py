@@ -96,7 +96,7 @@ def test_the_covariance_of_queries_and_keys_is_the_gram_of_the_form_on_data():
     heads = kq.read(model)
     moments = joint_moments(model, [data], heads)[1]
     x = activations(model, [data], ["layers.1.self_attn"])["layers.1.self_attn"]
-    on = heads[1].form.on_sample(x)
+    on = heads[1].form.on(torch.cov(x.mT, correction=0))
     torch.testing.assert_close(moments.covariance, on.gram(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
         kq.Form.from_gram(moments.covariance).symmetric_eigenvalues(), on.symmetric_eigenvalues(), rtol=1e-4, atol=1e-4
@@ -136,7 +136,7 @@ def test_sequence_first_attention_is_turned_round():
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_attention_maps_switch_eager_on_and_back(name):
     pytest.importorskip("transformers")
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     model = tiny_model(name)
     model.set_attn_implementation("sdpa")
@@ -197,7 +197,7 @@ def test_the_typical_length_is_that_of_the_sequence_of_a_token():
 
 def test_a_batch_that_a_model_cannot_take_is_named():
     pytest.importorskip("transformers")
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     model = tiny_model("bert", max_position_embeddings=8)
     with (

@@ -8,7 +8,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import keyquery as kq
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 from tests.listening.models import (
     REPLACEMENTS,
     assert_as_before,

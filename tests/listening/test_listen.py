@@ -12,7 +12,7 @@ from torch import nn
 
 import keyquery as kq
 from keyquery.checkpoints.family import families
-from keyquery.testing.families import tiny_inputs, tiny_model
+from keyquery.proof.families import tiny_inputs, tiny_model
 from tests.listening.models import (
     full_precision,
 )

@@ -9,7 +9,7 @@ from keyquery.listening import attention_maps
 from keyquery.listening.attachment import attached
 from keyquery.listening.maps import last_queries, layers_of, maps_by_head, run_with
 from keyquery.listening.transformers_attention import configs_of
-from keyquery.testing.families import tiny_inputs, tiny_model
+from keyquery.proof.families import tiny_inputs, tiny_model
 from tests import vision
 from tests.instruments.plain import GPT, ViT
 from tests.intervene.tiny import assert_as_it_was, snapshot

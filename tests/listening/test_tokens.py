@@ -11,7 +11,7 @@ from transformers import StaticCache
 
 import keyquery as kq
 from keyquery.listening.tokens import Bound, Run, mask_for, masks_of
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 from tests.listening.models import GPT, randomised
 
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0]])

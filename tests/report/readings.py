@@ -22,7 +22,7 @@ RAW = {"symmetry": 0.1, "column_directionality": 0.2, "column_directionality_nor
 
 def tiny(family, sample=8, **options):
     """A tiny model of a family, one batch, and the look at it."""
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     model = tiny_model(family)
     ids = torch.randint(3, 60, (3, 9), generator=torch.Generator().manual_seed(1))

@@ -147,8 +147,7 @@ def test_the_scheduler_is_restarted(how, tmp_path, machines, monkeypatch):
 @pytest.mark.slow
 def test_a_scheduler_that_stays_away_is_reported(tmp_path, machines, monkeypatch):
     monkeypatch.setattr(crews, "PAUSE", 1.0)
-    real = crews.Cluster.__init__
-    monkeypatch.setattr(crews.Cluster, "__init__", lambda self, address: real(self, address, patience=2.0))
+    monkeypatch.setattr(crews, "PATIENCE", 2.0)
     models = [llama(tmp_path / "models" / f"m{i}", layers=4, seed=i) for i in range(2)]
     scheduler = machines.scheduler()
     machines.workers(1)
@@ -171,7 +170,7 @@ def test_a_scheduler_that_stays_away_is_reported(tmp_path, machines, monkeypatch
 def test_no_scheduler_is_one_sentence(monkeypatch):
     monkeypatch.setattr(crews, "ANSWER", 1)
     with pytest.raises(ConnectionError, match="no answer from a Dask scheduler at 'tcp://127"):
-        crews.Cluster("tcp://127.0.0.1:9", patience=0.0).open()
+        crews.Cluster("tcp://127.0.0.1:9").open()
 
 
 def test_a_port_where_nothing_is_said_is_one_sentence(monkeypatch):
@@ -180,7 +179,7 @@ def test_a_port_where_nothing_is_said_is_one_sentence(monkeypatch):
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         with pytest.raises(ConnectionError, match="no answer from a Dask scheduler at 'tcp://127"):
-            crews.Cluster(f"tcp://127.0.0.1:{silent.getsockname()[1]}", patience=0.0).open()
+            crews.Cluster(f"tcp://127.0.0.1:{silent.getsockname()[1]}").open()
 
 
 ADDRESSES = [

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from keyquery.checkpoints.family import Place, natural
+from keyquery.checkpoints.family import Location, natural
 from keyquery.support.printable import NAME, printable
 
 QUERIES = {
@@ -54,7 +54,7 @@ SHOWN = 4
 
 def uncovered(
     shapes: Mapping[str, Any],
-    places: Iterable[Place],
+    locations: Iterable[Location],
     config: Mapping[str, Any] | None = None,
     formless: str | None = None,
 ) -> list[str]:
@@ -74,8 +74,8 @@ def uncovered(
         linear = linear or (formless is not None and re.search(formless, name) is not None)
         if weight and not linear and len(shapes[name]) == 2:  # shapes of other tensors may be unknown
             leaves.setdefault(module, set()).add(leaf)
-    shown = {module for module, own in leaves.items() if (own & QUERIES and own & KEYS) or own & FUSED}
-    read = {name for place in places for name in place.names.values()}
+    shown = {module for module, parts in leaves.items() if (parts & QUERIES and parts & KEYS) or parts & FUSED}
+    read = {name for location in locations for name in location.names.values()}
     covered = {module for module in shown if any(f"{name}.".startswith(f"{module}.") for name in read)}
     left = (
         m
@@ -85,23 +85,23 @@ def uncovered(
     return sorted(left, key=natural)
 
 
-def formless(tensors: Iterable[str], places: Iterable[Place]) -> tuple[str, ...]:
+def formless(tensors: Iterable[str], locations: Iterable[Location]) -> tuple[str, ...]:
     """Notes on the layers of each stack that have no QK form, such as those of a Mamba hybrid."""
     stacks: dict[str, set[int]] = {}
-    for place in places:
-        for name in place.names.values():
-            before, number, _ = name.partition(f".{place.layer}.")
+    for location in locations:
+        for name in location.names.values():
+            before, number, _ = name.partition(f".{location.layer}.")
             nested = sum(part.isdecimal() for part in name.split(".")) > 1  # stages of blocks, as in Swin
             if number and not nested:
-                stacks.setdefault(f"{before}.", set()).add(place.layer)
+                stacks.setdefault(f"{before}.", set()).add(location.layer)
     notes = []
-    for stack, own in stacks.items():
+    for stack, numbers in stacks.items():
         layers: dict[int, list[str]] = {}
         for tensor in tensors:
             number, _, rest = tensor.removeprefix(stack).partition(".")
             if tensor.startswith(stack) and number.isdecimal():
                 layers.setdefault(int(number), []).append(rest)
-        kinds = Counter(_formless_kind(names) for layer, names in layers.items() if layer not in own)
+        kinds = Counter(_formless_kind(names) for layer, names in layers.items() if layer not in numbers)
         if set(kinds) - {"MLP", "attention of another kind"}:  # those alone may be layers that were swapped
             verb = "have" if kinds.total() > 1 else "has"
             words = [kind if len(kinds) == 1 else f"{count} {kind}" for kind, count in kinds.most_common()]
@@ -120,7 +120,7 @@ def listed(modules: list[str]) -> str:
     for module in modules:
         kinds.setdefault(re.sub(r"\d+", "…", module), []).append(module)
     names = [
-        found[0] + (f" and {len(found) - 1} more of its kind" if len(found) > 1 else "") for found in kinds.values()
+        alike[0] + (f" and {len(alike) - 1} more of its kind" if len(alike) > 1 else "") for alike in kinds.values()
     ]
     more = f", … ({len(names)} kinds in all)" if len(names) > SHOWN else ""
     return ", ".join(printable(name, NAME) for name in names[:SHOWN]) + more

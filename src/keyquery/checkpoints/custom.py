@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from keyquery.checkpoints.family import Attention, Family, Place, places
+from keyquery.checkpoints.family import Attention, Family, Location, locations
 from keyquery.checkpoints.heads import EMBEDDED
 from keyquery.checkpoints.layouts import count_heads
 from keyquery.checkpoints.sources import Source
@@ -53,19 +53,19 @@ def custom_family(source: Source, query: str | None, key: str | None, layout: st
     names: dict[str, str | list[str]] = {"fused": query} if fused else {"query": query, "key": key}
     facts = LAYOUTS[layout or "linear"][1]
     family = Family("custom", [], [Attention([names], weight=suffix, **facts)])
-    for place in places(family, source.shapes, source.config):
-        _check(place, source, layout, heads)
+    for location in locations(family, source.shapes, source.config):
+        _check(location, source, layout, heads)
     return family
 
 
-def _check(place: Place, source: Source, layout: str | None, heads: int | None) -> None:
+def _check(location: Location, source: Source, layout: str | None, heads: int | None) -> None:
     """Raise if tensors do not have the dimensions of the layout or the width of the model."""
-    attention = place.attention
+    attention = location.attention
     dims = 3 if attention.order == "heads" else 2
     for role in ("query", "key", "fused"):
-        if role not in place.names:
+        if role not in location.names:
             continue
-        name = place.names[role] + attention.weight
+        name = location.names[role] + attention.weight
         shape = tuple(source.shapes[name])
         if len(shape) != dims:
             raise ValueError(f"{name} has the shape {shape}, which is not {_stated(layout)}; {_others(len(shape))}")
@@ -76,18 +76,18 @@ def _check(place: Place, source: Source, layout: str | None, heads: int | None) 
                 f"{name} of shape {shape} would be {width} wide as {_stated(layout)}, but {where} is {known}; "
                 f"{_others(dims)}"
             )
-    _check_rank(place, source, count_heads(place, source, source.config, heads))
+    _check_rank(location, source, count_heads(location, source, source.config, heads))
 
 
-def _check_rank(place: Place, source: Source, heads: int) -> None:
+def _check_rank(location: Location, source: Source, heads: int) -> None:
     """Compare the head dimension with that of the config."""
-    said, role = source.config.get("head_dim"), next(role for role in ("query", "fused") if role in place.names)
+    said, role = source.config.get("head_dim"), next(role for role in ("query", "fused") if role in location.names)
     if not isinstance(said, int) or role == "fused":  # which is cut by that width
         return
-    name = place.names[role] + place.attention.weight
+    name = location.names[role] + location.attention.weight
     shape = tuple(source.shapes[name])
-    rows = shape[-1] if place.attention.transposed else shape[-2]
-    rows *= heads if place.attention.order == "heads" else 1
+    rows = shape[-1] if location.attention.transposed else shape[-2]
+    rows *= heads if location.attention.order == "heads" else 1
     if rows != heads * said:
         raise ValueError(
             f"{name} of shape {shape} has {rows} rows for {heads} heads, but the config's head_dim is {said}"

@@ -147,7 +147,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """The location of one attention layer in a file: the full module name of every role present."""
 
     attention: Attention
@@ -191,8 +191,8 @@ def composite() -> Family:
 @cache
 def _texts() -> dict[str, str]:
     """The TOML files of all architectures by name."""
-    found = sorted(files("keyquery.checkpoints").joinpath("families").iterdir(), key=lambda file: file.name)
-    tables = [file for file in found if file.name.endswith(".toml")]
+    entries = sorted(files("keyquery.checkpoints").joinpath("families").iterdir(), key=lambda file: file.name)
+    tables = [file for file in entries if file.name.endswith(".toml")]
     return {file.name.removesuffix(".toml"): file.read_text(encoding="utf-8") for file in tables}
 
 
@@ -211,47 +211,47 @@ def parse(name: str, facts: Mapping[str, Any]) -> Family:
     return Family(name=name, attention=attention, **rest)
 
 
-def places(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> list[Place]:
+def locations(family: Family, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> list[Location]:
     """Every attention layer in a file's tensor names: by kind, stack and layer."""
-    found: dict[str, Place] = {}
-    for attention, own in _entries(family, tensors, config):
+    located: dict[str, Location] = {}
+    for attention, tower in _entries(family, tensors, config):
         own_config = section(config, attention.config)
         if any(own_config.get(key, value) != value for key, value in attention.only_if.items()):
             continue
         kinds = own_config.get("layer_types") if attention.kinds else None
         crossed = replace(attention, kind="cross")
-        for place in _with_shared_keys(list(_places_of(attention, own)), own_config, crossed):
-            if "reduction" in place.names:  # keys of fewer tokens than there are queries
-                place = replace(place, attention=crossed)
-            if isinstance(kinds, list) and place.layer < len(kinds) and kinds[place.layer] not in attention.kinds:
+        for location in _with_shared_keys(list(_locations_of(attention, tower)), own_config, crossed):
+            if "reduction" in location.names:  # keys of fewer tokens than there are queries
+                location = replace(location, attention=crossed)
+            if isinstance(kinds, list) and location.layer < len(kinds) and kinds[location.layer] not in attention.kinds:
                 continue
             # Of two entries for the same tensors, the later one wins.
-            found[next(place.names[role] for role in ANCHORS if role in place.names)] = place
-    return list(found.values())
+            located[next(location.names[role] for role in ANCHORS if role in location.names)] = location
+    return list(located.values())
 
 
-def _with_shared_keys(found: list[Place], config: Mapping[str, Any], crossed: Attention) -> list[Place]:
+def _with_shared_keys(stack: list[Location], config: Mapping[str, Any], crossed: Attention) -> list[Location]:
     """The layers of a stack, the last of which use keys of earlier ones where the config says so, as in Gemma 3n.
 
     Their queries and keys come from different residual streams, as those of cross-attention do. A file may hold key
     weights of theirs, which the model does not use.
     """
     shared, kinds = config.get("num_kv_shared_layers"), config.get("layer_types")
-    if not found or not shared or not isinstance(kinds, list) or found[0].attention.kind != "self":
-        return found
+    if not stack or not shared or not isinstance(kinds, list) or stack[0].attention.kind != "self":
+        return stack
     first = len(kinds) - int(shared)
-    by_layer = {(place.prefix, place.layer): place for place in found}
+    by_layer = {(location.prefix, location.layer): location for location in stack}
     changed = []
-    for place in found:
-        alike = [i for i in range(first) if place.layer >= first and kinds[i] == kinds[place.layer]]
-        source = by_layer.get((place.prefix, alike[-1])) if alike else None
+    for location in stack:
+        alike = [i for i in range(first) if location.layer >= first and kinds[i] == kinds[location.layer]]
+        source = by_layer.get((location.prefix, alike[-1])) if alike else None
         if source is not None:
-            names = {role: name for role, name in place.names.items() if role not in ("key", "value", "key_norm")}
+            names = {role: name for role, name in location.names.items() if role not in ("key", "value", "key_norm")}
             names |= {role: source.names[role] for role in ("key", "value", "key_norm") if role in source.names}
             names |= {"memory_norm": source.names["norm"]} if "norm" in source.names else {}
-            names["module"] = place.names["query"].rpartition(".")[0]
-            place = replace(place, attention=crossed, names=names)
-        changed.append(place)
+            names["module"] = location.names["query"].rpartition(".")[0]
+            location = replace(location, attention=crossed, names=names)
+        changed.append(location)
     return changed
 
 
@@ -271,53 +271,55 @@ def _entries(
         elif path not in replaced:
             replaced.add(path)
             sight = "text" not in path and "decoder" not in path
-            own = {n: t for n, t in tensors.items() if sight == any(word in n for word in OTHER_TOWERS)}
+            tower = {n: t for n, t in tensors.items() if sight == any(word in n for word in OTHER_TOWERS)}
             for other in (other for family in families_of(actual) for other in family.attention):
-                yield replace(other, config=".".join(part for part in (path, other.config) if part)), own
+                yield replace(other, config=".".join(part for part in (path, other.config) if part)), tower
 
 
 def _composed(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[Attention, Mapping[str, Any]]]:
     """The attentions of each section of a config, by its model type, and the tensors of its tower."""
-    for path, own in towers(tensors, config).items():
+    for path, tower in towers(tensors, config).items():
         inner = config[path]
         known = families_of(inner["model_type"])
-        family = next((family for family in known if places(family, own, inner)), composite())
-        for attention, found in _entries(family, own, inner):
+        family = next((family for family in known if locations(family, tower, inner)), composite())
+        for attention, inside in _entries(family, tower, inner):
             full = ".".join(part for part in (path, attention.config) if part)
-            yield replace(attention, config=full, gaps=attention.gaps or family.gaps), found
+            yield replace(attention, config=full, gaps=attention.gaps or family.gaps), inside
 
 
 def section(config: Mapping[str, Any], path: str | None) -> Mapping[str, Any]:
     """A section of a config, as far as the config has it."""
-    found: Any = config
+    part_of: Any = config
     for part in path.split(".") if path else ():
-        found = found.get(part) or found
-    return found if isinstance(found, Mapping) else config
+        part_of = part_of.get(part) or part_of
+    return part_of if isinstance(part_of, Mapping) else config
 
 
-def _places_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Place]:
+def _locations_of(attention: Attention, tensors: Mapping[str, Any]) -> Iterator[Location]:
     for names in attention.names:
         anchor = next(role for role in ANCHORS if role in names)
         pattern = _pattern(str(names[anchor]), attention.weight)
-        found = [match for match in map(pattern.fullmatch, tensors) if match]
+        matches = [match for match in map(pattern.fullmatch, tensors) if match]
         stacks: dict[str, list[int]] = {}
-        for match in found:
+        for match in matches:
             stacks.setdefault(match["prefix"], []).append(_number(match))
         for prefix in sorted(stacks, key=natural):
             for layer in sorted(stacks[prefix]):
                 numbers = {"layer": layer, "previous": layer - 1, "last": max(stacks[prefix])}
-                yield _place(names, prefix, numbers, attention, tensors)
-        if found:
+                yield _location(names, prefix, numbers, attention, tensors)
+        if matches:
             return
 
 
-def gap(found: list[Place], tensors: Mapping[str, Any]) -> str | None:
+def gap(stacked: list[Location], tensors: Mapping[str, Any]) -> str | None:
     """A missing tensor: of a layer between two others, or the query of a key."""
-    stacks: dict[tuple[int, str], list[Place]] = {}
-    for place in found:
-        stacks.setdefault((id(place.attention.names), place.prefix), []).append(place)  # also where kinds differ
+    stacks: dict[tuple[int, str], list[Location]] = {}
+    for location in stacked:
+        stacks.setdefault((id(location.attention.names), location.prefix), []).append(
+            location
+        )  # also where kinds differ
     for stack in (stack for stack in stacks.values() if not stack[0].attention.gaps):
-        layers = {place.layer for place in stack}
+        layers = {location.layer for location in stack}
         one = stack[0]
         anchor = next(role for role in ANCHORS if role in one.wanted)
         names = next(names for names in one.attention.names if anchor in names and _stands(one, str(names[anchor])))
@@ -328,25 +330,27 @@ def gap(found: list[Place], tensors: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _stands(place: Place, pattern: str) -> bool:
-    return place.prefix + pattern.format(layer=place.layer) + place.attention.weight in place.wanted.values()
+def _stands(location: Location, pattern: str) -> bool:
+    return (
+        location.prefix + pattern.format(layer=location.layer) + location.attention.weight in location.wanted.values()
+    )
 
 
-def _keyed(one: Place, key: str | list[str] | None, tensors: Mapping[str, Any]) -> set[int]:
+def _keyed(one: Location, key: str | list[str] | None, tensors: Mapping[str, Any]) -> set[int]:
     """The layers that have a key, in the stack of a place."""
     if not isinstance(key, str) or "{layer}" not in key:
         return set()
-    found = map(_pattern(key, one.attention.weight).fullmatch, tensors)
-    return {_number(match) for match in found if match and match["prefix"] == one.prefix}
+    matches = map(_pattern(key, one.attention.weight).fullmatch, tensors)
+    return {_number(match) for match in matches if match and match["prefix"] == one.prefix}
 
 
-def _place(
+def _location(
     names: Mapping[str, str | list[str]],
     prefix: str,
     numbers: Mapping[str, int],
     attention: Attention,
     tensors: Mapping[str, Any],
-) -> Place:
+) -> Location:
     """Full names of the roles whose tensors are present; `module` needs none."""
     filled: dict[str, str] = {}
     wanted: dict[str, str] = {}
@@ -357,7 +361,7 @@ def _place(
             wanted.setdefault(role, name + ending)
             if role == "module" or name + ending in tensors:
                 filled.setdefault(role, name.removesuffix(".") if role == "module" else name)
-    return Place(attention, filled, numbers["layer"], prefix, wanted)
+    return Location(attention, filled, numbers["layer"], prefix, wanted)
 
 
 def recognise(tensors: Mapping[str, Any]) -> Family | None:
@@ -367,23 +371,23 @@ def recognise(tensors: Mapping[str, Any]) -> Family | None:
     for family in families().values():
         if not family.by_names or not all(any(mark in name for name in tensors) for mark in family.marks):
             continue
-        found = [place for place in places(family, tensors, {}) if _in_ratio(place, tensors)]
-        there = {id(place.attention) for place in found}
+        located = [location for location in locations(family, tensors, {}) if _in_ratio(location, tensors)]
+        there = {id(location.attention) for location in located}
         wanted = [a for a in family.attention if id(a) in there or not (a.optional or a.only_if)]
-        roles = {(id(place.attention), role) for place in found for role in place.names}
+        roles = {(id(location.attention), role) for location in located for role in location.names}
         expected = {(id(a), role) for a in wanted for role in a.names[0] if role not in SOMETIMES}
         score = (len(roles & expected) / max(len(expected), 1), len(family.marks), len(roles))
-        if found and len(there) == len(wanted) and score > best:
+        if located and len(there) == len(wanted) and score > best:
             best, chosen = score, family
     return chosen
 
 
-def _in_ratio(place: Place, tensors: Mapping[str, Any]) -> bool:
+def _in_ratio(location: Location, tensors: Mapping[str, Any]) -> bool:
     """Whether the fused tensor has the stated ratio; True if none is stated or known."""
-    shape = tensors[place.names["fused"] + place.attention.weight] if place.attention.ratio else None
+    shape = tensors[location.names["fused"] + location.attention.weight] if location.attention.ratio else None
     if not isinstance(shape, tuple) or len(shape) != 2:
         return True
-    rows, columns = place.attention.ratio
+    rows, columns = location.attention.ratio
     return bool(shape[0] * columns == shape[1] * rows)
 
 

@@ -122,16 +122,16 @@ class MixedHeads(Heads):
 
     def __init__(self, said: FormedHeads, others: Heads) -> None:
         self.source, self.family = others.source, others.family
-        found = [(layer.name, heads, layer.index) for heads in (said, others) for layer in heads]
-        self._order = [(heads, index) for _, heads, index in sorted(found, key=lambda row: natural(row[0]))]
+        layers = [(layer.name, heads, layer.index) for heads in (said, others) for layer in heads]
+        self._order = [(heads, index) for _, heads, index in sorted(layers, key=lambda row: natural(row[0]))]
         self._both = (said, others)
 
     def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
         """Digests of both."""
-        found = {} if into is None else into
+        digests = {} if into is None else into
         for heads in self._both:
-            heads.recorded(found)
-        return found
+            heads.recorded(digests)
+        return digests
 
     def __len__(self) -> int:
         return len(self._order)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.checkpoints.family import Family, Place, gap, places, section
+from keyquery.checkpoints.family import Family, Location, gap, locations, section
 from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Projections, moved
@@ -31,9 +31,9 @@ from keyquery.checkpoints.positions.sequence import (
     t5_bias,
     window_of,
 )
-from keyquery.checkpoints.sources import Recorded, Source, first_line
+from keyquery.checkpoints.sources import Recorded, Source
 from keyquery.forms import Form, Rope
-from keyquery.support.printable import NAME, REPR, printable
+from keyquery.support.printable import NAME, REPR, first_line, printable
 
 EMBEDDINGS = (
     "word_embeddings",
@@ -82,21 +82,21 @@ class Heads:
     ) -> None:
         self.source, self.family, self._given, self._notes = source, family, heads, notes
         self._positions = positions
-        found = places(family, source.shapes, source.config)
-        if not found:
+        located = locations(family, source.shapes, source.config)
+        if not located:
             raise ValueError(f"{source.label} has no attention layer of family {family.name}")
-        missing = [name for place in found if (name := place.lacks())]
-        missing += [name] if not gaps and (name := gap(found, source.shapes)) else []
+        missing = [name for location in located if (name := location.lacks())]
+        missing += [name] if not gaps and (name := gap(located, source.shapes)) else []
         if missing:
             raise ValueError(f"{source.label} lacks {printable(missing[0], NAME)}")
-        self._places = list(_kernels(found, source.config))
+        self._locations = list(_kernels(located, source.config))
 
     def __repr__(self) -> str:
         count = f"{len(self)} layer{'s' if len(self) != 1 else ''}"
         return printable(f"Heads({self.model['name']}: {count}, family {self.family.name})", REPR)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def __getitem__(self, index: Any) -> Any:
         """Layer `index`, read now; a slice gives a list of layers."""
@@ -119,9 +119,9 @@ class Heads:
         >>> list(found)
         ['in_proj_weight[0:16]', 'in_proj_bias[0:16]']
         """
-        found = {} if into is None else into
-        self.source = Recorded(self.source, found)
-        return found
+        digests = {} if into is None else into
+        self.source = Recorded(self.source, digests)
+        return digests
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -148,7 +148,7 @@ class Heads:
 
     def _named(self) -> list[tuple[str, str]]:
         """Name and kind of every layer."""
-        return [(_name(place, part), place.attention.kind) for place, part in self._places]
+        return [(_name(location, part), location.attention.kind) for location, part in self._locations]
 
     @property
     def output(self) -> Iterator[Form]:
@@ -184,13 +184,13 @@ class Heads:
         >>> kq.read(kq.models.DECODER).depth()
         4
         """
-        names = {module_name(place) for place, _ in self._places}
+        names = {module_name(location) for location, _ in self._locations}
         stacks = {re.sub(r"\d+", "…", name) for name in names}
         if len(stacks) > 1:
             raise ValueError(
                 f"{self.source.label} has attention in {' and in '.join(sorted(stacks))}, not in one stack"
             )
-        if any(place.attention.shared for place, _ in self._places):
+        if any(location.attention.shared for location, _ in self._locations):
             return int(self.config.get("num_hidden_layers", len(names)))
         return len(names)
 
@@ -208,7 +208,7 @@ class Heads:
     def pair_bias(self, layer: Layer, queries: Tensor, keys: Tensor) -> Float[Tensor, "heads n m"] | None:
         """The position bias of the scaled score, whatever the tokens at these positions are, if any."""
         if layer.position in TABLES:
-            return table_bias(layer, self.source, self._config_of(self._places[layer.index][0]), queries, keys)
+            return table_bias(layer, self.source, self._config_of(self._locations[layer.index][0]), queries, keys)
         bias = self.position_bias(layer, (keys - queries[:, None]).flatten())
         return None if bias is None else bias.reshape(-1, len(queries), len(keys))
 
@@ -216,7 +216,7 @@ class Heads:
         """Terms of the scaled score that depend on one token's content, and on the positions of both."""
         if layer.position not in VECTORS:
             return []
-        return relatives(layer, self.source, self._config_of(self._places[layer.index][0]), queries, keys)
+        return relatives(layer, self.source, self._config_of(self._locations[layer.index][0]), queries, keys)
 
     def given_term(
         self, layer: Layer, tokens: Float[Tensor, "batch n d"], inputs: Mapping[str, Any]
@@ -227,7 +227,7 @@ class Heads:
         """
         if layer.position not in GIVEN:
             return None
-        return given_term(layer, self.source, self._config_of(self._places[layer.index][0]), tokens, inputs)
+        return given_term(layer, self.source, self._config_of(self._locations[layer.index][0]), tokens, inputs)
 
     def _read(self, index: int) -> Layer:
         try:
@@ -236,34 +236,34 @@ class Heads:
             raise
         except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
             # Configs and shapes of untrusted files may be anything.
-            name = module_name(self._places[index][0])
+            name = module_name(self._locations[index][0])
             raise ValueError(
                 f"{self.source.label}: {name} cannot be read as {self.family.name}: "
                 f"{type(error).__name__}: {first_line(error)}"
             ) from error
 
     def _layer(self, index: int) -> Layer:
-        place, part = self._places[index]
-        attention, config = place.attention, self._config_of(place)
-        count = count_heads(place, self.source, config, self._given)
+        location, part = self._locations[index]
+        attention, config = location.attention, self._config_of(location)
+        count = count_heads(location, self.source, config, self._given)
         kernel = None
         if attention.order == "latent":
-            kernel = latent(place, self.source, config, count, part)
+            kernel = latent(location, self.source, config, count, part)
             weights, width = kernel.weights, int(config["qk_nope_head_dim"]) + int(config["qk_rope_head_dim"])
         elif attention.order == "query latent":
-            kernel = query_latent(place, self.source, count)
+            kernel = query_latent(location, self.source, count)
             weights, width = kernel.weights, kernel.weights.query.shape[2]
         else:
             asked = config.get(attention.head_dim)
-            weights = projections(place, self.source, count, asked if isinstance(asked, int) else None)
-            _check_stated(place, self.source, config, weights)
-            weights = _with_content_bias(place, self.source, weights)
-            if "query_norm" not in place.names:
-                weights = _with_dim_scale(weights, dim_scale(place, self.source))
+            weights = projections(location, self.source, count, asked if isinstance(asked, int) else None)
+            _check_stated(location, self.source, config, weights)
+            weights = _with_content_bias(location, self.source, weights)
+            if "query_norm" not in location.names:
+                weights = _with_dim_scale(weights, dim_scale(location, self.source))
             width = weights.query.shape[2]
-        norms = read_norms(place, self.source, config, weights)
+        norms = read_norms(location, self.source, config, weights)
         shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
-        name = _name(place, part)
+        name = _name(location, part)
         for role in ("query", "key", "query_bias", "key_bias"):
             require_finite(name, getattr(weights, role), f"{role.replace('_', ' ')} weights")
         facts: dict[str, Any] = {
@@ -273,14 +273,14 @@ class Heads:
             "kind": attention.kind,
             "causal": is_causal(attention, config),
             "weights": weights,
-            "scale": scale_of(attention, config, place.layer, width, count),
-            "window": window_of(attention, config, place.layer),
+            "scale": scale_of(attention, config, location.layer, width, count),
+            "window": window_of(attention, config, location.layer),
             ("early_rope" if attention.norm_after_rope else "rope"): None
             if part == "nope" or not self._positions
-            else self._rope(place, config, weights.query.shape[2]),
-            "axial": axial_of(place, self.source, config, width) if self._positions else None,
-            "position": position_of(place, config) if self._positions else "none",
-            "modules": place.names,
+            else self._rope(location, config, weights.query.shape[2]),
+            "axial": axial_of(location, self.source, config, width) if self._positions else None,
+            "position": position_of(location, config) if self._positions else "none",
+            "modules": location.names,
             "pool": attention.pool,
             "learned": attention.order == "learned",
             "softcap": float(config[attention.softcap])
@@ -288,8 +288,8 @@ class Heads:
             else None,
             "notes": (
                 *self._notes,
-                *layer_notes(place, self.source, config, part, shifted),
-                *precision_notes(self.source, place),
+                *layer_notes(location, self.source, config, part, shifted),
+                *precision_notes(self.source, location),
             ),
             **norms,
         }
@@ -300,15 +300,15 @@ class Heads:
         layer = LatentLayer(**facts, eps=attention.latent_eps or epsilon(attention, config))
         return layer.rolled(layer.rope.dims) if attention.rope_last and layer.rope else layer
 
-    def _rope(self, place: Place, config: Mapping[str, Any], width: int) -> Rope | None:
+    def _rope(self, location: Location, config: Mapping[str, Any], width: int) -> Rope | None:
         """The rotation of a layer: as the config says, or by the frequencies that the file holds."""
-        if "frequencies" not in place.names:
-            return rope_of(place.attention, config, place.layer, width)
-        frequencies = read_rows(self.source, place.names["frequencies"])
-        return Rope(2 * len(frequencies), interleaved=place.attention.rope == "interleaved", frequencies=frequencies)
+        if "frequencies" not in location.names:
+            return rope_of(location.attention, config, location.layer, width)
+        frequencies = read_rows(self.source, location.names["frequencies"])
+        return Rope(2 * len(frequencies), interleaved=location.attention.rope == "interleaved", frequencies=frequencies)
 
-    def _config_of(self, place: Place) -> Mapping[str, Any]:
-        return section(self.config, place.attention.config)
+    def _config_of(self, location: Location) -> Mapping[str, Any]:
+        return section(self.config, location.attention.config)
 
     def values(self, index: int) -> Values:
         """Value and output weights of layer `index`, with biases.
@@ -316,11 +316,11 @@ class Heads:
         >>> kq.read(torch.nn.MultiheadAttention(8, 2)).values(0).value.shape
         torch.Size([2, 1, 4, 8])
         """
-        place, _ = self._places[index]
-        if "output" not in place.names or place.attention.order in ("latent", "query latent"):
-            raise ValueError(f"{module_name(place)}: its output map is not read")
-        found: Values = self._placed(values(place, self.source, *self._read(index).weights.query.shape[:3]))
-        return found
+        location, _ = self._locations[index]
+        if "output" not in location.names or location.attention.order in ("latent", "query latent"):
+            raise ValueError(f"{module_name(location)}: its output map is not read")
+        moved: Values = self._placed(values(location, self.source, *self._read(index).weights.query.shape[:3]))
+        return moved
 
     def _read_output(self, index: int) -> Form:
         carried = self.values(index)
@@ -328,41 +328,43 @@ class Heads:
         return Projections(carried.output, carried.value).form()
 
 
-def _name(place: Place, part: str) -> str:
-    return module_name(place) + (f" ({part})" if part else "")
+def _name(location: Location, part: str) -> str:
+    return module_name(location) + (f" ({part})" if part else "")
 
 
-def module_name(place: Place) -> str:
+def module_name(location: Location) -> str:
     """The name of the attention module: the common prefix of its roles."""
-    if "module" in place.names:
-        return place.names["module"] or "attention"
-    roles = [place.names[role].split(".") for role in ("query", "key", "fused", "key_down") if role in place.names]
+    if "module" in location.names:
+        return location.names["module"] or "attention"
+    roles = [
+        location.names[role].split(".") for role in ("query", "key", "fused", "key_down") if role in location.names
+    ]
     alike = [parts[0] for parts in zip(*roles, strict=False) if len(set(parts)) == 1]
     return ".".join(alike if len(roles) > 1 else alike[:-1]) or "attention"
 
 
-def _kernels(found: list[Place], config: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+def _kernels(located: list[Location], config: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     """Each layer once; an MLA layer twice, for its two kernels, or for one if no dimension is rotated."""
-    for place in found:
-        latent = place.attention.order == "latent"
-        rotated = section(config, place.attention.config).get("qk_rope_head_dim") != 0
-        for part in ("nope", *(["rope"] if rotated else [])) if latent else (place.attention.part,):
-            yield place, part
+    for location in located:
+        latent = location.attention.order == "latent"
+        rotated = section(config, location.attention.config).get("qk_rope_head_dim") != 0
+        for part in ("nope", *(["rope"] if rotated else [])) if latent else (location.attention.part,):
+            yield location, part
 
 
-def _check_stated(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> None:
+def _check_stated(location: Location, source: Source, config: Mapping[str, Any], weights: Projections) -> None:
     """Raise if the first layer has another head width, or another number of key heads, than the config says.
 
     Later layers may differ, as the global ones of Gemma 4 do.
     """
-    if place.attention.order != "apart" or place.attention.kind != "self" or place.layer:
+    if location.attention.order != "apart" or location.attention.kind != "self" or location.layer:
         return
     groups, shared, rank, _ = weights.query.shape
     for role, key, count, size in (
-        ("query", place.attention.head_dim, groups * shared, rank),
+        ("query", location.attention.head_dim, groups * shared, rank),
         ("key", "num_key_value_heads", groups, groups),
     ):
-        stated, name = config.get(key), place.names[role] + place.attention.weight
+        stated, name = config.get(key), location.names[role] + location.attention.weight
         if type(stated) is int and stated != size:
             raise ValueError(
                 f"{name} of shape {tuple(source.shapes[name])} holds {count} heads of width {rank}, but the config's "
@@ -378,9 +380,9 @@ def _with_dim_scale(weights: Projections, factors: Tensor | float) -> Projection
     return replace(weights, query=weights.query * factors[:, None], query_bias=bias)
 
 
-def _with_content_bias(place: Place, source: Source, weights: Projections) -> Projections:
+def _with_content_bias(location: Location, source: Source, weights: Projections) -> Projections:
     """With the bias that Transformer-XL adds to queries where they meet keys."""
-    if "content_bias" not in place.names:
+    if "content_bias" not in location.names:
         return weights
-    bias = read_rows(source, place.names["content_bias"]).reshape(weights.query.shape[:3])
+    bias = read_rows(source, location.names["content_bias"]).reshape(weights.query.shape[:3])
     return replace(weights, query_bias=bias if weights.query_bias is None else weights.query_bias + bias)

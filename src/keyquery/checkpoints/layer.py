@@ -219,8 +219,8 @@ class Layer:
         ones = torch.ones(1, 1, self.weights.query.shape[2])
         norms = (replace(norm, gain=ones.to(norm.gain)) for norm in (self.query_norm, self.key_norm))
         query, key = (
-            self.early_rope.rotate(_normed(t, norm), at)
-            for t, norm, at in zip(self.weights.apply(x, y), norms, (queries, keys), strict=True)
+            self.early_rope.rotate(_normed(t, norm), positions)
+            for t, norm, positions in zip(self.weights.apply(x, y), norms, (queries, keys), strict=True)
         )
         gains = (norm.gain.unsqueeze(-2).to(x.dtype) for norm in (self.query_norm, self.key_norm))
         return query * next(gains), key * next(gains)
@@ -300,7 +300,7 @@ def moved(value: Any, device: torch.device) -> Any:
         return value.to(device)
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    held = {each.name: getattr(value, each.name) for each in fields(value)}
+    held = {entry.name: getattr(value, entry.name) for entry in fields(value)}
     new = {name: moved(part, device) for name, part in held.items()}
     changed = {name: part for name, part in new.items() if part is not held[name]}
     return replace(value, **changed) if changed else value
@@ -333,16 +333,16 @@ def _gain(weight: Tensor, bias: Tensor | None, norm: Norm | None) -> tuple[Tenso
     return weight * gain.unsqueeze(-1), None if bias is None else bias * gain
 
 
-def _fold(weight: Tensor, bias: Tensor | None, norm: Norm | None, own: slice) -> tuple[Tensor, Tensor | None]:
+def _fold(weight: Tensor, bias: Tensor | None, norm: Norm | None, columns: slice) -> tuple[Tensor, Tensor | None]:
     """W·diag(γ), and W·β in the bias; `own` are the dimensions of the tokens that are normed."""
     if norm is None:
         return weight, bias
     wide, bias = torch.promote_types(weight.dtype, torch.float32), None if bias is None else _wide(bias)
     if norm.shift is not None:
-        shifted = (weight[..., own].double() @ norm.shift.double()).to(wide)
+        shifted = (weight[..., columns].double() @ norm.shift.double()).to(wide)
         bias = shifted if bias is None else bias + shifted
     folded = weight.to(wide, copy=True)
-    folded[..., own].mul_(norm.gain.to(wide))  # in place: fresh memory costs more than sums
+    folded[..., columns].mul_(norm.gain.to(wide))  # in place: fresh memory costs more than sums
     return folded, bias
 
 

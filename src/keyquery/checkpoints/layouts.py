@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, block_diag
 from torch.nn.functional import pad
 
-from keyquery.checkpoints.family import ANCHORS, Attention, Place
+from keyquery.checkpoints.family import ANCHORS, Attention, Location
 from keyquery.checkpoints.layer import Projections
 from keyquery.checkpoints.sources import Source
 from keyquery.support.checks import check_count
@@ -21,27 +21,27 @@ from keyquery.support.checks import check_count
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 
 
-def count_heads(place: Place, source: Source, config: Mapping[str, Any], given: int | None) -> int:
+def count_heads(location: Location, source: Source, config: Mapping[str, Any], given: int | None) -> int:
     """The number of query heads: as the tensor, the live module or the config says; as given where none does."""
-    own = place.attention.heads
-    named = [own] if isinstance(own, str) else list(HEADS) if own is None else []
-    said: dict[str, Any] = {"the architecture": own if isinstance(own, int) else None}
-    if place.attention.order == "heads":
-        name = place.names["query"] + place.attention.weight
+    stated = location.attention.heads
+    named = [stated] if isinstance(stated, str) else list(HEADS) if stated is None else []
+    said: dict[str, Any] = {"the architecture": stated if isinstance(stated, int) else None}
+    if location.attention.order == "heads":
+        name = location.names["query"] + location.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][0]
-    if place.attention.order == "stacked":
-        name = place.names["fused"] + place.attention.weight
+    if location.attention.order == "stacked":
+        name = location.names["fused"] + location.attention.weight
         said[f"{name} of shape {source.shapes[name]}"] = source.shapes[name][1]
-    said["the module"] = _heads_of_module(place, source)
+    said["the module"] = _heads_of_module(location, source)
     blocks = config.get("blocks_per_stage")
-    said |= {f"the config's {name}": _of_stage(_stated(name, config), place, blocks) for name in named}
-    where, found = next(((where, number) for where, number in said.items() if number is not None), ("", given))
-    if found is None:
+    said |= {f"the config's {name}": _of_stage(_stated(name, config), location, blocks) for name in named}
+    where, count = next(((where, number) for where, number in said.items() if number is not None), ("", given))
+    if count is None:
         raise ValueError(f"{source.label} does not say how many heads it has: give heads")
-    check_count(where or "heads", found)
-    if given is not None and given != found:
-        raise ValueError(f"heads is {given}, but {where} says {found}")
-    return int(found)
+    check_count(where or "heads", count)
+    if given is not None and given != count:
+        raise ValueError(f"heads is {given}, but {where} says {count}")
+    return int(count)
 
 
 def _stated(name: str, config: Mapping[str, Any]) -> Any:
@@ -52,7 +52,7 @@ def _stated(name: str, config: Mapping[str, Any]) -> Any:
     return max(1, int(whole) // int(part)) if whole and part else None
 
 
-def _of_stage(number: Any, place: Place, blocks: Any = None) -> Any:
+def _of_stage(number: Any, location: Location, blocks: Any = None) -> Any:
     """A number of the config; of a list, that of the layer's stage, the number before its own, or of the layer.
 
     `blocks` are the numbers of layers of each stage, where layers are counted through all stages.
@@ -60,43 +60,47 @@ def _of_stage(number: Any, place: Place, blocks: Any = None) -> Any:
     if not isinstance(number, (list, tuple)):
         return number
     if isinstance(blocks, (list, tuple)) and len(blocks) == len(number):
-        return next((own for own, end in zip(number, accumulate(blocks), strict=True) if place.layer < end), None)
-    anchor = next(place.names[role] for role in ANCHORS if role in place.names)
+        return next(
+            (value for value, end in zip(number, accumulate(blocks), strict=True) if location.layer < end), None
+        )
+    anchor = next(location.names[role] for role in ANCHORS if role in location.names)
     stages = [int(part) for part in anchor.split(".") if part.isdecimal()]
-    index = stages[-2] if len(stages) > 1 else place.layer
+    index = stages[-2] if len(stages) > 1 else location.layer
     return number[index] if index < len(number) else None
 
 
-def _heads_of_module(place: Place, source: Source) -> int | None:
+def _heads_of_module(location: Location, source: Source) -> int | None:
     asked = getattr(source, "heads", None)
-    return asked(place.names["module"]) if asked and "module" in place.names else None
+    return asked(location.names["module"]) if asked and "module" in location.names else None
 
 
-def projections(place: Place, source: Source, heads: int, head_dim: int | None) -> Projections:
+def projections(location: Location, source: Source, heads: int, head_dim: int | None) -> Projections:
     """Read query and key of one layer and cut them into heads."""
-    if place.attention.order in ("apart", "heads", "columns"):
-        return _apart(place, source, heads)
-    if place.attention.order == "stacked":
-        return _stacked(place, source)
-    if place.attention.order == "learned":
-        return _learned(place, source, heads)
-    return _fused(place, source, heads, head_dim)
+    if location.attention.order in ("apart", "heads", "columns"):
+        return _apart(location, source, heads)
+    if location.attention.order == "stacked":
+        return _stacked(location, source)
+    if location.attention.order == "learned":
+        return _learned(location, source, heads)
+    return _fused(location, source, heads, head_dim)
 
 
-def _stacked(place: Place, source: Source) -> Projections:
-    name = place.names["fused"] + place.attention.weight
+def _stacked(location: Location, source: Source) -> Projections:
+    name = location.names["fused"] + location.attention.weight
     if len(source.shapes[name]) != 4 or source.shapes[name][0] != 3:
         raise ValueError(f"{name} has the shape {tuple(source.shapes[name])}, expected (3, heads, r, d)")
     query, key = read_rows(source, name, 0, 2)
     return Projections(query.unsqueeze(1), key.unsqueeze(1))
 
 
-def _learned(place: Place, source: Source, heads: int) -> Projections:
+def _learned(location: Location, source: Source, heads: int) -> Projections:
     """Tokens that are queries as they are, and keys of others: the query's weight is the identity, cut into heads."""
-    key = read_weight(source, place.names["key"] + place.attention.weight, place.attention)
-    rank = _divide(len(key), heads, f"{place.names['key']}: {len(key)} rows are not {heads} heads of equal width")
+    key = read_weight(source, location.names["key"] + location.attention.weight, location.attention)
+    rank = _divide(len(key), heads, f"{location.names['key']}: {len(key)} rows are not {heads} heads of equal width")
     identity = torch.eye(len(key), dtype=key.dtype).reshape(heads, 1, rank, -1)
-    return Projections(identity, key.reshape(heads, 1, rank, -1), None, _bias(source, place, "key", (heads, 1, rank)))
+    return Projections(
+        identity, key.reshape(heads, 1, rank, -1), None, _bias(source, location, "key", (heads, 1, rank))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,37 +113,37 @@ class Values:
     output_bias: Float[Tensor, " width"] | None = None
 
 
-def values(place: Place, source: Source, groups: int, shared: int, rank: int) -> Values:
+def values(location: Location, source: Source, groups: int, shared: int, rank: int) -> Values:
     """Read value and output of one layer; rows of W_Oᵀ are a head's own outputs."""
-    attention, names = place.attention, place.names
+    attention, names = location.attention, location.names
     carrier = "value" if "value" in names else "fused"
-    value = _last(read_weight(source, names[carrier] + attention.weight, attention), place, groups, shared, rank)
-    bias = names["packed_bias"] + attention.bias if "packed_bias" in names else place.bias(carrier)
-    out_bias = place.bias("output")
+    value = _last(read_weight(source, names[carrier] + attention.weight, attention), location, groups, shared, rank)
+    bias = names["packed_bias"] + attention.bias if "packed_bias" in names else location.bias(carrier)
+    out_bias = location.bias("output")
     return Values(
         value,
-        _output(place, source).reshape(groups, shared, rank, -1),
-        _last(read_rows(source, bias).flatten(), place, groups, shared, rank) if bias in source.shapes else None,
+        _output(location, source).reshape(groups, shared, rank, -1),
+        _last(read_rows(source, bias).flatten(), location, groups, shared, rank) if bias in source.shapes else None,
         read_rows(source, out_bias) if out_bias in source.shapes else None,
     )
 
 
-def _output(place: Place, source: Source) -> Tensor:
+def _output(location: Location, source: Source) -> Tensor:
     """W_Oᵀ, (heads·r, width)."""
-    name = place.names["output"] + place.attention.output_weight
-    if place.attention.order == "columns":  # (width, heads, r)
+    name = location.names["output"] + location.attention.output_weight
+    if location.attention.order == "columns":  # (width, heads, r)
         return read_rows(source, name).flatten(1).mT
-    if place.attention.order == "heads":  # (heads, r, width)
+    if location.attention.order == "heads":  # (heads, r, width)
         return read_rows(source, name).flatten(0, 1)
-    return read_weight(source, name, place.attention).mT
+    return read_weight(source, name, location.attention).mT
 
 
-def _last(packed: Tensor, place: Place, groups: int, shared: int, rank: int) -> Tensor:
+def _last(packed: Tensor, location: Location, groups: int, shared: int, rank: int) -> Tensor:
     """The values among rows: they stand behind queries and keys, of all heads or of each group."""
     rest = packed.shape[1:]
-    if place.attention.order == "groups":
+    if location.attention.order == "groups":
         packed = packed.reshape(groups, shared + 2, rank, *rest)[:, -1].flatten(0, 1)
-    elif place.attention.order == "quarters":
+    elif location.attention.order == "quarters":
         packed = packed.reshape(4, 3, -1, *rest)[:, 1].flatten(0, 1)
     return packed[-groups * rank :].reshape(groups, 1, rank, *rest)
 
@@ -183,16 +187,16 @@ def _by_groups(rows: Tensor) -> Tensor:
     return block_diag(*rows.chunk(_divide(len(rows), rows.shape[1], f"{len(rows)} channels are not in equal groups")))
 
 
-def _apart(place: Place, source: Source, heads: int) -> Projections:
-    attention = place.attention
-    query, key = (read_weight(source, place.names[role] + attention.weight, attention) for role in ("query", "key"))
-    name = place.names["query"]
+def _apart(location: Location, source: Source, heads: int) -> Projections:
+    attention = location.attention
+    query, key = (read_weight(source, location.names[role] + attention.weight, attention) for role in ("query", "key"))
+    name = location.names["query"]
     if attention.gated:
         query = _ungated(query, heads, name)
     if attention.values_behind:
         key = key[: len(key) // 2]
-    if "second" in place.names:
-        return _twice(query, key, place, source, heads)
+    if "second" in location.names:
+        return _twice(query, key, location, source, heads)
     widths = query.shape[-1], key.shape[-1]
     if widths[0] != widths[1]:
         if attention.kind != "cross":
@@ -200,19 +204,19 @@ def _apart(place: Place, source: Source, heads: int) -> Projections:
         # Forms act on the sum of both spaces, which share no dimension.
         query, key = pad(query, (0, widths[1])), pad(key, (widths[0], 0))
     rank = _divide(len(query), heads, f"{name}: {len(query)} rows are not {heads} heads of equal width")
-    groups = _divide(len(key), rank, f"{place.names['key']}: {len(key)} rows are not heads of width {rank}")
+    groups = _divide(len(key), rank, f"{location.names['key']}: {len(key)} rows are not heads of width {rank}")
     shared = _divide(heads, groups, f"{name}: {heads} query heads cannot share {groups} key heads")
     return Projections(
         query.reshape(groups, shared, rank, -1),
         key.reshape(groups, 1, rank, -1),
-        _bias(source, place, "query", (groups, shared, rank)),
-        _bias(source, place, "key", (groups, 1, rank)),
+        _bias(source, location, "query", (groups, shared, rank)),
+        _bias(source, location, "key", (groups, 1, rank)),
     )
 
 
-def _twice(query: Tensor, key: Tensor, place: Place, source: Source, heads: int) -> Projections:
+def _twice(query: Tensor, key: Tensor, location: Location, source: Source, heads: int) -> Projections:
     """Queries and keys that are projected once more, by the weight of nn.MultiheadAttention."""
-    name = place.names["second"]
+    name = location.names["second"]
     packed, width = read_rows(source, name), len(query)
     if packed.shape != (3 * width, width):
         raise ValueError(f"{name} has the shape {tuple(packed.shape)}, expected {(3 * width, width)}")
@@ -230,23 +234,23 @@ def _ungated(query: Tensor, heads: int, name: str) -> Tensor:
     return query.reshape(heads, 2, rank, *query.shape[1:])[:, 0].flatten(0, 1)
 
 
-def _bias(source: Source, place: Place, role: str, shape: tuple[int, ...]) -> Tensor | None:
-    bias = _own_bias(source, place, role, shape)
-    if role != "query" or "query_shift" not in place.names:
+def _bias(source: Source, location: Location, role: str, shape: tuple[int, ...]) -> Tensor | None:
+    bias = _own_bias(source, location, role, shape)
+    if role != "query" or "query_shift" not in location.names:
         return bias
-    shift = _shaped(read_rows(source, place.names["query_shift"]), shape, place.names["query_shift"])
+    shift = _shaped(read_rows(source, location.names["query_shift"]), shape, location.names["query_shift"])
     return shift if bias is None else bias + shift
 
 
-def _own_bias(source: Source, place: Place, role: str, shape: tuple[int, ...]) -> Tensor | None:
-    name, count = place.bias(role), math.prod(shape)
-    if "packed_bias" in place.names:  # of q, k and v one after the other, though their weights are apart
-        first, name = 0 if role == "query" else count, place.names["packed_bias"] + place.attention.bias
+def _own_bias(source: Source, location: Location, role: str, shape: tuple[int, ...]) -> Tensor | None:
+    name, count = location.bias(role), math.prod(shape)
+    if "packed_bias" in location.names:  # of q, k and v one after the other, though their weights are apart
+        first, name = 0 if role == "query" else count, location.names["packed_bias"] + location.attention.bias
         return _shaped(read_rows(source, name, first, first + count), shape, name)
     if name not in source.shapes:
         return None
     rows = read_rows(source, name)
-    if place.attention.gated and role == "query":
+    if location.attention.gated and role == "query":
         rows = _ungated(rows, shape[0] * shape[1], name)
     return _shaped(rows, shape, name)
 
@@ -257,8 +261,8 @@ def _shaped(bias: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     return bias.reshape(shape)
 
 
-def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Projections:
-    attention, name = place.attention, place.names["fused"]
+def _fused(location: Location, source: Source, heads: int, head_dim: int | None) -> Projections:
+    attention, name = location.attention, location.names["fused"]
     shape = source.shapes[name + attention.weight]
     rows, width = shape[::-1] if attention.transposed else shape
     width = rows // 3 if attention.pool else width  # stages of different widths
@@ -275,9 +279,9 @@ def _fused(place: Place, source: Source, heads: int, head_dim: int | None) -> Pr
     stop = start + (heads + groups) * rank if attention.order == "blocks" else None
     weight = read_weight(source, name + attention.weight, attention, start, stop)
     query, key = _unfuse(weight, attention.order, groups, shared, rank)
-    if "query_bias" in place.names:  # DeBERTa's keys have none
-        own = place.names["query_bias"]
-        return Projections(query, key, _shaped(read_rows(source, own), (groups, shared, rank), own))
+    if "query_bias" in location.names:  # DeBERTa's keys have none
+        bias_name = location.names["query_bias"]
+        return Projections(query, key, _shaped(read_rows(source, bias_name), (groups, shared, rank), bias_name))
     bias = name + attention.bias
     if bias not in source.shapes:
         return Projections(query, key)
@@ -313,22 +317,22 @@ class Latent:
     key_down_bias: Tensor | None = None
 
 
-def latent(place: Place, source: Source, config: Mapping[str, Any], heads: int, part: str) -> Latent:
+def latent(location: Location, source: Source, config: Mapping[str, Any], heads: int, part: str) -> Latent:
     """Compose down- and up-projections, W_up·W_down: of the kernel without positions ("nope"), or the rotary one."""
 
     def weight(role: str) -> Tensor | None:
-        return read_rows(source, place.names[role] + ".weight") if role in place.names else None
+        return read_rows(source, location.names[role] + ".weight") if role in location.names else None
 
     for role in ("query", "query_up", "key_up"):
-        if _latent_bias(place, source, role) is not None:
-            raise ValueError(f"{place.bias(role)}: biases behind the latents are not read")
+        if _latent_bias(location, source, role) is not None:
+            raise ValueError(f"{location.bias(role)}: biases behind the latents are not read")
     nope, rope, rank = (int(config[k]) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
     here = slice(0, nope) if part == "nope" else slice(nope, nope + rope)
     query_up, query_down, query_gain = weight("query_up"), weight("query_down"), weight("query_latent_norm")
     key_down, key_up, key_gain = weight("key_down"), weight("key_up"), weight("key_latent_norm")
     assert key_down is not None
     assert key_up is not None
-    query_shift, key_shift = (_latent_bias(place, source, role) for role in ("query_down", "key_down"))
+    query_shift, key_shift = (_latent_bias(location, source, role) for role in ("query_down", "key_down"))
     lower_shift = None if key_shift is None else key_shift[:rank]
     both = []
     for gained in (False, True):
@@ -345,9 +349,9 @@ def latent(place: Place, source: Source, config: Mapping[str, Any], heads: int, 
             query, key = query.transpose(0, 1), key_down[rank:].reshape(1, 1, rope, -1)
             shift = None if shift is None else shift.transpose(0, 1)
             shifts = shift, None if key_shift is None else key_shift[rank:].reshape(1, 1, rope)
-        if place.attention.latent_scales:  # each latent is multiplied by the root of how much narrower it is
+        if location.attention.latent_scales:  # each latent is multiplied by the root of how much narrower it is
             if any(shift is not None for shift in shifts):
-                raise ValueError(f"{place.names['key_down']}: biases of latents that are scaled are not read")
+                raise ValueError(f"{location.names['key_down']}: biases of latents that are scaled are not read")
             query = query * (query.shape[-1] / (query.shape[-1] if query_down is None else len(query_down))) ** 0.5
             key = key * (key.shape[-1] / rank) ** 0.5 if part == "nope" else key
         both.append(Projections(query, key, *shifts))
@@ -356,17 +360,17 @@ def latent(place: Place, source: Source, config: Mapping[str, Any], heads: int, 
     return Latent(raw, normed, query_down, *lower)
 
 
-def query_latent(place: Place, source: Source, heads: int) -> Latent:
+def query_latent(location: Location, source: Source, heads: int) -> Latent:
     """Queries composed of down- and up-projections, and keys that pass by no latent."""
     up, down, gain = (
-        read_rows(source, place.names[role] + ".weight") for role in ("query_up", "query_down", "query_latent_norm")
+        read_rows(source, location.names[role] + ".weight") for role in ("query_up", "query_down", "query_latent_norm")
     )
-    rank = _divide(len(up), heads, f"{place.names['query_up']}: {len(up)} rows are not {heads} heads of equal width")
-    key = read_rows(source, place.names["key"] + ".weight")
-    groups = _divide(len(key), rank, f"{place.names['key']}: {len(key)} rows are not heads of width {rank}")
-    shift, both = _latent_bias(place, source, "query_down"), []
-    for own in (None, gain):
-        query, after = _compose(up, down, own), _shift(up, shift, own, heads)
+    rank = _divide(len(up), heads, f"{location.names['query_up']}: {len(up)} rows are not {heads} heads of equal width")
+    key = read_rows(source, location.names["key"] + ".weight")
+    groups = _divide(len(key), rank, f"{location.names['key']}: {len(key)} rows are not heads of width {rank}")
+    shift, both = _latent_bias(location, source, "query_down"), []
+    for norm in (None, gain):
+        query, after = _compose(up, down, norm), _shift(up, shift, norm, heads)
         after = None if after is None else after.reshape(groups, -1, rank)
         both.append(
             Projections(query.reshape(groups, -1, rank, down.shape[-1]), key.reshape(groups, 1, rank, -1), after)
@@ -379,9 +383,9 @@ def _compose(up: Tensor, down: Tensor | None, gain: Tensor | None) -> Tensor:
     return (up if gain is None else up * gain.to(up.dtype)) @ down
 
 
-def _latent_bias(place: Place, source: Source, role: str) -> Tensor | None:
-    there = role in place.names and place.bias(role) in source.shapes
-    return read_rows(source, place.bias(role)) if there else None
+def _latent_bias(location: Location, source: Source, role: str) -> Tensor | None:
+    there = role in location.names and location.bias(role) in source.shapes
+    return read_rows(source, location.bias(role)) if there else None
 
 
 def _shift(up: Tensor | None, bias: Tensor | None, gain: Tensor | None, heads: int) -> Tensor | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from keyquery.checkpoints.family import Attention, Place
+from keyquery.checkpoints.family import Attention, Location
 from keyquery.checkpoints.layer import Norm, Projections
 from keyquery.checkpoints.layouts import read_rows
 from keyquery.checkpoints.sources import Source
@@ -19,14 +19,14 @@ from keyquery.checkpoints.sources import Source
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
 
 
-def read_norms(place: Place, source: Source, config: Mapping[str, Any], weights: Projections) -> dict[str, Norm]:
+def read_norms(location: Location, source: Source, config: Mapping[str, Any], weights: Projections) -> dict[str, Norm]:
     """The norms of a layer, by the fields of Layer that hold them."""
-    attention, names = place.attention, place.names
+    attention, names = location.attention, location.names
     feeding = "norm" if "norm" in names else "first_norm"
     groups, shared, rank, width = weights.query.shape
     norms = {}
     for role, called, fed in ((feeding, "norm", "query"), ("memory_norm", "memory_norm", "key")):
-        size = token_width(place, source, fed, width)
+        size = token_width(location, source, fed, width)
         projected = (
             role == "first_norm" and role in names and source.shapes[names[role] + attention.norm_weight] != (size,)
         )
@@ -41,7 +41,7 @@ def read_norms(place: Place, source: Source, config: Mapping[str, Any], weights:
             norm = norm if attention.qk_norm_eps is None else replace(norm, eps=attention.qk_norm_eps)
             shape = (1, 1, rank) if norm.gain.numel() == rank else (*heads, rank)
             shift = None if norm.shift is None else norm.shift.reshape(shape)
-            gain = norm.gain.reshape(shape) * (dim_scale(place, source) if role == "query_norm" else 1.0)
+            gain = norm.gain.reshape(shape) * (dim_scale(location, source) if role == "query_norm" else 1.0)
             norms[role] = Norm(norm.kind, gain, shift, norm.eps, attention.qk_norm_by_head)
         elif attention.unit_norm:
             gain = weights.query.new_full((1, 1, rank), 1.0 if attention.unit_norm == "rms" else rank**-0.5)
@@ -60,19 +60,19 @@ def _joined(norms: list[Norm]) -> Norm:
     return replace(norms[0], gain=gain, shift=shift)
 
 
-def dim_scale(place: Place, source: Source) -> Tensor | float:
+def dim_scale(location: Location, source: Source) -> Tensor | float:
     """Learned factors of a query's dimensions, which are 1 where the stored values are 0."""
-    if "dim_scale" not in place.names:
+    if "dim_scale" not in location.names:
         return 1.0
-    return softplus(read_rows(source, place.names["dim_scale"]).double()).float() / math.log(2)
+    return softplus(read_rows(source, location.names["dim_scale"]).double()).float() / math.log(2)
 
 
-def token_width(place: Place, source: Source, role: str, width: int) -> int:
+def token_width(location: Location, source: Source, role: str, width: int) -> int:
     """The width of the tokens that queries or keys are made of, which differ in some cross-attention."""
-    attention = place.attention
+    attention = location.attention
     if attention.kind != "cross" or attention.order != "apart":
         return width
-    return int(source.shapes[place.names[role] + attention.weight][0 if attention.transposed else -1])
+    return int(source.shapes[location.names[role] + attention.weight][0 if attention.transposed else -1])
 
 
 def _norm(

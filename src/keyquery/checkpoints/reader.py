@@ -15,14 +15,13 @@ from torch import nn
 from keyquery.checkpoints.configs.defaults import completed
 from keyquery.checkpoints.coverage import formless, listed, uncovered
 from keyquery.checkpoints.custom import custom_family, example, likely_pair, meant, shown
-from keyquery.checkpoints.family import Family, composite, families_of, places, recognise
+from keyquery.checkpoints.family import Family, composite, families_of, locations, recognise
 from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
 from keyquery.checkpoints.formats.llama2c import open_llama2c
 from keyquery.checkpoints.formats.quantised.source import dequantised
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.heads import Heads
-from keyquery.checkpoints.proven import proof_of
-from keyquery.checkpoints.remote.cache import HUB_NAME, cached, full_names
+from keyquery.checkpoints.hub import HUB_NAME, Hub, cached, full_names
 from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, bare, load_torch, read_index, read_json
 from keyquery.support.devices import pick_device
 from keyquery.support.extras import optional
@@ -92,10 +91,10 @@ def read(
     >>> len(heads), heads.family.name
     (1, 'torch')
     """
-    place = None if device is None else torch.device(pick_device(device))
-    found = _heads(source, heads, query, key, config, layout, adapter, partial)
-    found.device = place
-    return found
+    target = None if device is None else torch.device(pick_device(device))
+    opened = _heads(source, heads, query, key, config, layout, adapter, partial)
+    opened.device = target
+    return opened
 
 
 def _heads(
@@ -115,11 +114,11 @@ def _heads(
     if isinstance(source, nn.Module) and not query and not key and (own_layers := formed(source)):
         rest = Live(source, without=own_layers)
         family = _family_by_type(rest) or recognise(rest.shapes)
-        own = FormedHeads(opened, source)
-        return own if family is None else MixedHeads(own, Heads(rest, family, heads, gaps=True))
+        formed_heads = FormedHeads(opened, source)
+        return formed_heads if family is None else MixedHeads(formed_heads, Heads(rest, family, heads, gaps=True))
     if query or key:
         family = custom_family(opened, query, key, layout, heads)
-        if not places(family, opened.shapes, opened.config):
+        if not locations(family, opened.shapes, opened.config):
             raise ValueError(f"{opened.label} has no tensor {query!r}; it holds {shown(opened)}{meant(opened, query)}")
         return Heads(opened, family, heads, (NAMED,), gaps=True)
     if layout is not None:
@@ -134,7 +133,7 @@ def read_recognised(opened: Source, heads: int | None = None, partial: bool = Fa
     tower, notes = (opened, ()) if _composite(opened) else _language_tower(opened)
     family = _family_of(tower)
     unproven = () if trusted else _unproven(tower, family)
-    lacking = formless(tower.shapes, places(family, tower.shapes, tower.config))
+    lacking = formless(tower.shapes, locations(family, tower.shapes, tower.config))
     notes = (*unproven, *notes, *_partial(opened, tower, family, partial), *lacking)
     gaps = bool(unproven) or trusted or partial or family.gaps
     return Heads(tower, family, heads, notes, gaps=gaps, positions=not unproven)
@@ -164,8 +163,6 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
         if (folder := cached(source)) is not None:
             return open_path(folder, config, label=source)
         optional("huggingface_hub", "a hub model")  # before any network access
-        from keyquery.checkpoints.remote.hub import Hub
-
         return Hub(source)
     meant = full_names(str(source)) if len(path.parts) == 1 else []
     hint = f"; did you mean {' or '.join(meant[:3])}?" if meant else ""
@@ -239,11 +236,11 @@ def _config(config: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 def _language_tower(source: Source) -> tuple[Source, tuple[str, ...]]:
     """The language tower of a multimodal model whose towers no architecture names, with a note."""
     model_type, text = source.config.get("model_type"), source.config.get("text_config")
-    own = families_of(model_type)
-    sectioned = any(family.composite or any(entry.config for entry in family.attention) for family in own)
+    known = families_of(model_type)
+    sectioned = any(family.composite or any(entry.config for entry in family.attention) for family in known)
     if not isinstance(text, Mapping) or sectioned:
         return source, ()
-    if own:  # the only tower with attention
+    if known:  # the only tower with attention
         return Tower(source, text), ()
     return Tower(source, text), ("the language tower only",)
 
@@ -253,7 +250,7 @@ def _composite(source: Source) -> Family | None:
     family = composite()
     if _family_by_type(source) is not None or isinstance(source, Live):
         return None
-    covering = places(family, source.shapes, source.config)
+    covering = locations(family, source.shapes, source.config)
     return family if covering and not uncovered(source.shapes, covering) else None
 
 
@@ -262,17 +259,7 @@ def _unproven(source: Source, family: Family) -> tuple[str, ...]:
     model_type = source.config.get("model_type")
     if model_type is None or family.goes_by(model_type):
         return ()
-    known = bool(families_of(model_type))
-    proof = None if known else proof_of(model_type)
-    if proof is not None and proof.family == family.name:
-        if proof.status == "exact":
-            return ()
-        if proof.status in ("wrong", "missing layers"):
-            raise ValueError(
-                f"{source.label}: the model type {_quoted(model_type)} is not supported: read as {family.name} by its "
-                f"tensor names, its scores differ from the model's ({proof.status}; keyquery prove {model_type})"
-            )
-    why = "does not fit its tensors" if known else "is not known"
+    why = "does not fit its tensors" if families_of(model_type) else "is not known"
     return (
         f"unproven: model type {_quoted(model_type)} {why}: read as {family.name} by its tensor names; scale and norms "
         "may differ, and positions are left out",
@@ -283,7 +270,7 @@ def _partial(whole: Source, source: Source, family: Family, allowed: bool) -> tu
     """A note if attention modules of a file are not read, which must be allowed."""
     if isinstance(whole, Live):
         return ()
-    left = uncovered(whole.shapes, places(family, source.shapes, source.config), source.config, family.formless)
+    left = uncovered(whole.shapes, locations(family, source.shapes, source.config), source.config, family.formless)
     if not left:
         return ()
     count = f"{len(left)} attention module{'s are' if len(left) > 1 else ' is'} not read"
@@ -296,14 +283,14 @@ def _partial(whole: Source, source: Source, family: Family, allowed: bool) -> tu
 
 def _family_by_type(source: Source) -> Family | None:
     model_type = source.config.get("model_type")
-    return next((family for family in families_of(model_type) if places(family, source.shapes, source.config)), None)
+    return next((family for family in families_of(model_type) if locations(family, source.shapes, source.config)), None)
 
 
 @cache
 def _refused() -> dict[str, str]:
     """Model types that are known not to be read, and why."""
-    found: dict[str, str] = tomllib.loads(files("keyquery.checkpoints").joinpath("refused.toml").read_text("utf-8"))
-    return found
+    reasons: dict[str, str] = tomllib.loads(files("keyquery.checkpoints").joinpath("refused.toml").read_text("utf-8"))
+    return reasons
 
 
 def _check_supported(source: Source) -> None:

@@ -79,7 +79,7 @@ class Loaded:
 
 
 class Tower:
-    """The language tower of a model that also sees or hears: its own config, and no other tower's tensors."""
+    """The language tower of a model of images or audio too: its own config, and no other tower's tensors."""
 
     def __init__(self, whole: Source, config: Mapping[str, Any]) -> None:
         self.label, self.config, self._whole = whole.label, config, whole
@@ -137,11 +137,11 @@ class Recorded:
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows of a tensor, as the source reads them."""
-        found = self._source.rows(name, start, stop)
+        tensor = self._source.rows(name, start, stop)
         said = name if start == 0 and stop is None else f"{name}[{start}:{'' if stop is None else stop}]"
         if said not in self.digests:
-            self.digests[said] = digest(found)
-        return found
+            self.digests[said] = digest(tensor)
+        return tensor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -161,8 +161,8 @@ def load_torch(paths: Iterable[Path], label: str, config: Mapping[str, Any]) -> 
     tensors: dict[str, Tensor] = {}
     said: dict[str, Any] = {}
     for path in paths:
-        found, dims = _torch_file(path)
-        tensors |= found
+        named, dims = _torch_file(path)
+        tensors |= named
         said |= dims
     return Loaded(tensors, label, config or said)
 
@@ -171,7 +171,7 @@ def _torch_file(path: Path) -> tuple[Mapping[str, Tensor], dict[str, int]]:
     """Tensors by name, and the sizes that the file states under `dims` (Whisper) or `model_args` (nanoGPT)."""
     data = load_pickled(path, mapped=True)
     stated = (data.get(key) for key in ("dims", "model_args")) if isinstance(data, Mapping) else ()
-    dims = next((found for found in stated if isinstance(found, Mapping)), {})
+    dims = next((sizes_of for sizes_of in stated if isinstance(sizes_of, Mapping)), {})
     sizes = {name: size for name, size in dims.items() if isinstance(name, str) and type(size) is int}
     for key in ("state_dict", "model_state_dict", "model", "module"):
         if isinstance(data, Mapping) and isinstance(data.get(key), Mapping):
@@ -219,11 +219,6 @@ def bare(model: nn.Module) -> nn.Module:
 def _wrapped(model: nn.Module) -> Any:
     parallel = isinstance(model, (nn.DataParallel, DistributedDataParallel))
     return model.module if parallel else getattr(model, "_orig_mod", None)
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _open(path: Path) -> Any:

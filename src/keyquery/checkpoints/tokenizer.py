@@ -1,31 +1,28 @@
-"""Byte-level pair encoding out of a tokenizer.json, without the library that wrote it."""
+"""Byte-level pair encoding out of a tokenizer.json, by the library that wrote it, from the parts that are known."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from functools import cache, lru_cache
-from heapq import heappop, heappush
-from itertools import chain
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from keyquery.checkpoints.sources import read_json
+from keyquery.support.extras import optional
 from keyquery.support.files import beside, write_text
 
-# Words with the space before them, single digits, runs of signs, runs of blanks; read alike by Python and by Rust.
+# Words with the space before them, single digits, runs of signs, runs of blanks.
 PATTERN = r" ?[^\W\d_]+| ?\d| ?(?:[^\w\s]|_)+|\s+"
-WORDS = re.compile(PATTERN.replace("+", "++"))  # the same words, without a note of each letter to come back to
-LONGEST = 1_000_000  # bytes of a word
-KEPT = 64  # symbols of a word whose pieces are kept for the next time
+RUNS = re.compile(r"\S++|\s++")
+LONGEST = 1_000_000  # characters of a word
 
 
 class Tokenizer:
     """Text to token ids and back, for files whose model is BPE over bytes and whose words one pattern finds.
 
-    That is what the models that ship use, so that they run without the `tokenizers` library. Called like a tokenizer
-    of transformers; texts are data, no special token is ever read out of them.
+    That is what the models that ship use. Called like a tokenizer of transformers; texts are data, no special token is
+    ever read out of them. Needs the extra `hf`.
     """
 
     is_fast = False
@@ -35,7 +32,6 @@ class Tokenizer:
             self._take(facts)
         except (AttributeError, IndexError, KeyError, TypeError) as error:
             raise ValueError(f"this tokenizer.json is not whole: {type(error).__name__}: {error}") from None
-        self._pieces = lru_cache(maxsize=50_000)(self._merge)
 
     def _take(self, facts: dict[str, Any]) -> None:
         model, steps = facts["model"], (facts.get("pre_tokenizer") or {}).get("pretokenizers") or []
@@ -45,15 +41,15 @@ class Tokenizer:
             raise ValueError("this tokenizer.json is not byte-level BPE with keyquery's pattern; it needs transformers")
         self.facts = facts
         self.vocabulary: dict[str, int] = dict(model["vocab"])
-        if not all(isinstance(number, int) and number >= 0 for number in self.vocabulary.values()):
+        if not all(isinstance(number, int) and 0 <= number < 2**32 for number in self.vocabulary.values()):
             raise ValueError("this tokenizer.json is not whole: ids must be numbers from 0")
         absent = [symbol for symbol in symbols() if symbol not in self.vocabulary]
         if absent:
             raise ValueError(f"this tokenizer.json is not whole: it has no token {absent[0]!r}, which is a byte")
-        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        pairs = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
         # A merge whose result is no token would make pieces without an id.
-        known = ((str(one), str(other)) for one, other in pairs if str(one) + str(other) in self.vocabulary)
-        self._ranks = {pair: rank for rank, pair in enumerate(known)}
+        known = [(one, other) for one, other in pairs if {one, other, one + other} <= self.vocabulary.keys()]
+        self._library = byte_level(self.vocabulary, known)
         special = {token["content"]: token["id"] for token in facts.get("added_tokens", [])}
         self.pad_token_id, self.mask_token_id = special.get("[PAD]"), special.get("[MASK]")
         self._texts = {number: text for text, number in self.vocabulary.items()}
@@ -65,7 +61,7 @@ class Tokenizer:
         return cls(read_json(beside(path, "tokenizer.json") if path.is_dir() else path))
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json, as the `tokenizers` library reads it too."""
+        """Write tokenizer.json."""
         write_text(Path(folder) / "tokenizer.json", json.dumps(self.facts, ensure_ascii=False))
 
     def __len__(self) -> int:
@@ -77,65 +73,30 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
-        return [
-            self.vocabulary[piece]
-            for word in self._cut(text)
-            for piece in (self._pieces(word) if len(word) <= KEPT else self._merge(word))
-        ]
+        longest = max((run.end() - run.start() for run in RUNS.finditer(text)), default=0) if len(text) > LONGEST else 0
+        if longest > LONGEST:  # the library takes a hundred bytes for each of its characters
+            raise ValueError(f"the text holds a word of {longest} characters; at most {LONGEST} are encoded")
+        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        return ids
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids; what is no whole character becomes a replacement sign."""
-        symbols = "".join(
-            self._texts[number] for number in ids if number not in (self.pad_token_id, self.mask_token_id)
-        )
-        return bytes(from_symbols()[symbol] for symbol in symbols).decode("utf-8", errors="replace")
+        return str(self._library.decode([n for n in ids if n not in (self.pad_token_id, self.mask_token_id)]))
 
     def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
         """Each token as it is stored."""
         return [self._texts[number] for number in ids]
 
-    def _cut(self, text: str) -> Iterator[str]:
-        """Words as strings of byte symbols; what the pattern leaves between words is a word too."""
-        table, end = symbols(), 0
-        spans = chain((found.span() for found in WORDS.finditer(text)), [(len(text), len(text))])
-        for start, stop in spans:
-            for word in (text[end:start], text[start:stop]):
-                data = word.encode()
-                if len(data) > LONGEST:
-                    raise ValueError(f"the text holds a word of {len(data)} bytes; at most {LONGEST} are encoded")
-                if data:
-                    yield "".join(table[byte] for byte in data)
-            end = stop
 
-    def _merge(self, word: str) -> tuple[str, ...]:
-        """The pieces of a word: of all neighbouring pairs, the one learned first is joined first, from the left.
-
-        Pairs wait in a heap, so that a long word takes n log n steps; one whose pieces were joined otherwise is passed.
-        """
-        pieces: list[str | None] = list(word)
-        before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
-        waiting: list[tuple[int, int, tuple[str, str]]] = []
-
-        def wait(at: int) -> None:
-            if at >= 0 and after[at] < len(pieces):
-                pair: Any = (pieces[at], pieces[after[at]])
-                if (rank := self._ranks.get(pair)) is not None:
-                    heappush(waiting, (rank, at, pair))
-
-        for at in range(len(pieces)):
-            wait(at)
-        while waiting:
-            _, at, pair = heappop(waiting)
-            gone = after[at]
-            if gone >= len(pieces) or (pieces[at], pieces[gone]) != pair:
-                continue
-            pieces[at], pieces[gone] = "".join(pair), None
-            after[at] = after[gone]
-            if after[at] < len(pieces):
-                before[after[at]] = at
-            wait(before[at])
-            wait(at)
-        return tuple(piece for piece in pieces if piece is not None)
+def byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Any:
+    """The library's tokenizer of a vocabulary and merges; nothing else of a file reaches it."""
+    library = optional("tokenizers", "a tokenizer")
+    tokenizer = library.Tokenizer(library.models.BPE(vocabulary, merges))
+    steps = library.pre_tokenizers
+    words = steps.Split(library.Regex(PATTERN), "isolated")
+    tokenizer.pre_tokenizer = steps.Sequence([words, steps.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = library.decoders.ByteLevel()
+    return tokenizer
 
 
 @cache

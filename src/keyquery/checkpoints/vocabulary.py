@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from keyquery.checkpoints.formats import gguf
-from keyquery.checkpoints.remote.cache import located
+from keyquery.checkpoints.hub import located
 from keyquery.checkpoints.sources import read_json
 from keyquery.checkpoints.tokenizer import from_symbols
 from keyquery.support.files import beside, read_text

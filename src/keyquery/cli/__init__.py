@@ -14,10 +14,9 @@ from typing import Annotated, TextIO
 import typer
 
 from keyquery import __version__
-from keyquery.checkpoints.sources import first_line
 from keyquery.cli.commands import Commands
 from keyquery.support.checks import environment_count
-from keyquery.support.printable import message, printable, spell_out
+from keyquery.support.printable import first_line, message, printable, spell_out
 
 app = typer.Typer(
     name="keyquery",

@@ -12,12 +12,12 @@ import typer
 
 from keyquery import models
 from keyquery.checkpoints import Heads, read
-from keyquery.checkpoints.fitted import saved_network
-from keyquery.checkpoints.remote.cache import located
+from keyquery.checkpoints.hub import located
 from keyquery.cli.options import Config, Device, Dtype, HeadCount, Ids, Key, Layout, Output, Query, numbers_of, writes
 from keyquery.instruments.cooccurrence.cooccurrence import WINDOW
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.compare import compare as side_by_side
+from keyquery.instruments.look.fitted import saved_network
 from keyquery.instruments.look.look import look as look_at
 from keyquery.instruments.look.on_data import PAIRS
 from keyquery.instruments.look.reading import Look
@@ -199,7 +199,7 @@ def _shipped(output: Output, options: dict[str, Any]) -> Comparison:
 
 
 def _is_saved(source: str) -> bool:
-    return source.endswith((".json", ".json.xz", ".parquet")) and Path(source).is_file()
+    return source.endswith((".json", ".json.xz")) and Path(source).is_file()
 
 
 def _saved_look(source: str) -> Look:

@@ -23,9 +23,7 @@ from keyquery.support.files import check_target, csv_text, write_all
 from keyquery.support.printable import printable
 from keyquery.support.progress import Progress
 
-Json = Annotated[
-    Path | None, typer.Option(help="Write all results to this .json, .json.xz, .safetensors or .parquet file.")
-]
+Json = Annotated[Path | None, typer.Option(help="Write all results to this .json or .json.xz file.")]
 Csv = Annotated[Path | None, typer.Option(help="Write the results as a table to this CSV file.")]
 Html = Annotated[Path | None, typer.Option(help="Write a self-contained page to this HTML file; it opens offline.")]
 Picture = Annotated[Path | None, typer.Option(help="Write the figure to this .svg, .png or .pdf file.")]

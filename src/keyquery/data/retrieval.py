@@ -16,7 +16,6 @@ from jaxtyping import Float, Int64
 from keyquery.support.arrays import ARRAYS, read_array, read_arrays
 from keyquery.support.bounded_pickle import Pickle, Stateful, UnknownName, latin1
 from keyquery.support.checks import check_choice
-from keyquery.support.extras import optional
 from keyquery.support.files import decompressed_limit, read_bytes, regular
 
 SETUPS = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}  # groups that count as relevant
@@ -86,8 +85,7 @@ def load_revisited(truth: str | Path, features: str | Path) -> Revisited:
         query. It is parsed as data, arrays of numbers and plain containers; no code in the pickle is executed.
     features
         An .npz or .mat file with descriptors Q of the queries and X of the database, or a folder with Q.npy and
-        X.npy. Vectors are rows or, as in the published .mat files, columns. A .mat file needs scipy (the extra
-        `estimators`).
+        X.npy. Vectors are rows or, as in the published .mat files, columns.
 
     Returns
     -------
@@ -251,7 +249,8 @@ def _arrays(path: Path) -> Mapping[str, np.ndarray]:
 
 
 def _matlab(path: Path) -> Mapping[str, np.ndarray]:
-    reader = optional("scipy.io", "a .mat file")
+    from scipy import io as reader
+
     try:
         _check_matlab(reader.whosmat(path), decompressed_limit(path.stat().st_size, ARRAYS))
         arrays = reader.loadmat(path, variable_names=["Q", "X"])

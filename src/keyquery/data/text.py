@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from keyquery.checkpoints.tokenizer import PATTERN, Tokenizer
+from keyquery.checkpoints.tokenizer import Tokenizer, byte_level
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 from keyquery.support.files import LONGEST, read_text
@@ -127,12 +127,8 @@ def train_tokenizer(text: str, size: int) -> Tokenizer:
         Without the extra `hf`.
     """
     library = optional("tokenizers", "a new tokenizer")
-    trained = library.Tokenizer(library.models.BPE())
-    before = library.pre_tokenizers
-    cut = before.Split(library.Regex(PATTERN), "isolated")
-    trained.pre_tokenizer = before.Sequence([cut, before.ByteLevel(add_prefix_space=False, use_regex=False)])
-    trained.decoder = library.decoders.ByteLevel()
-    alphabet = before.ByteLevel.alphabet()
+    trained = byte_level({}, [])
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
     trainer = library.trainers.BpeTrainer(
         vocab_size=size, special_tokens=["[PAD]", "[MASK]"], initial_alphabet=alphabet, show_progress=False
     )

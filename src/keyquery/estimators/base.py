@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from keyquery.estimators.inputs.tables import target_of
 from keyquery.estimators.inputs.targets import labels_of
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import plain
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.checks import check_count, check_number
+from keyquery.support.devices import pick_device
 from keyquery.support.extras import optional
 from keyquery.support.files import write_all
 

@@ -27,8 +27,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from keyquery.forms.derivatives import differentiated, first_order
-from keyquery.forms.kernels import blas
-from keyquery.forms.kernels.products import inner, symmetric_product
 from keyquery.support.checks import broadcast
 
 # Largest norm of the inverse Cholesky factor at which the Gram matrix is trusted: eleven digits are left. Where N is
@@ -188,8 +186,8 @@ def core(query: Tensor, key: Tensor, covariance: Tensor | None = None, fits: boo
     parts = zip(*((c.query, c.half, c.lift, c.unit) for c in (fast, slow)), strict=True)
     if not trusted.ndim:
         return Core(*(part.squeeze(0) for _, part in parts))
-    at = (~trusted).flatten().nonzero().squeeze(-1)
-    return Core(*(whole.flatten(0, -3).index_copy(0, at, part).view_as(whole) for whole, part in parts))
+    rows = (~trusted).flatten().nonzero().squeeze(-1)
+    return Core(*(whole.flatten(0, -3).index_copy(0, rows, part).view_as(whole) for whole, part in parts))
 
 
 def widened(tensor: Tensor) -> Tensor:
@@ -217,7 +215,7 @@ def singular_values(matrix: Tensor) -> Tensor:
     The eigenvalues of MMᵀ are σ², with an error of 1e-16·σ₁²: σ itself is then off by 1e-16·σ₁²/2σ, which is below
     1e-11·σ₁ unless σ < 1e-5·σ₁. Where one is, an SVD is taken.
     """
-    squares = eigenvalues(symmetric_product(matrix)).flip(-1)[..., : min(matrix.shape[-2:])]
+    squares = eigenvalues(matrix @ matrix.mT).flip(-1)[..., : min(matrix.shape[-2:])]
     safe = squares[..., -1] > 1e-10 * squares[..., 0]
     if safe.all():
         return squares.sqrt()
@@ -231,8 +229,8 @@ def eigenvalues(matrix: Tensor, sign: Tensor | None = None) -> Tensor:
     On a GPU, where `sign` is −1, those of −i times a skew matrix.
     """
     if not _many_on_gpu(matrix):
-        return blas.eigenvalues(matrix)
-    from keyquery.forms.kernels.tridiagonal import eigenvalues as fast  # imports triton, an optional dependency
+        return torch.linalg.eigvalsh(matrix)
+    from keyquery.forms.eigenvalues_gpu import eigenvalues as fast  # imports triton, an optional dependency
 
     signs = None if sign is None else sign.expand(matrix.shape[:-2]).reshape(-1)
     return fast(matrix.flatten(0, -3), signs).reshape(matrix.shape[:-1])
@@ -321,6 +319,14 @@ def _probes(size: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((size, 8))
 
 
+def inner(query: Float[Tensor, "*#batch r d"], key: Float[Tensor, "*#batch n d"]) -> Float[Tensor, "*out r n"]:
+    """query @ keyᵀ; under GQA queries are multiplied as one tall matrix, since matmul would copy the key."""
+    if query.ndim > 2 and query.ndim == key.ndim and key.shape[-3] == 1:
+        tall = query.flatten(-3, -2) @ key.squeeze(-3).mT
+        return tall.unflatten(-2, query.shape[-3:-1])
+    return query @ key.mT
+
+
 def _gram(query: Tensor, key: Tensor, covariance: Tensor | None) -> Tensor:
     """XΣXᵀ of X = [Q; K], (..., 2r, 2r)."""
     on_query = query if covariance is None else query @ covariance.double()
@@ -329,8 +335,8 @@ def _gram(query: Tensor, key: Tensor, covariance: Tensor | None) -> Tensor:
     rank = query.shape[-2]
     cross = inner(on_query, key)
     gram = query.new_empty(*batch, 2 * rank, 2 * rank)
-    gram[..., :rank, :rank] = symmetric_product(query, None if covariance is None else on_query)
-    gram[..., rank:, rank:] = symmetric_product(key, None if covariance is None else on_key)
+    gram[..., :rank, :rank] = on_query @ query.mT
+    gram[..., rank:, rank:] = on_key @ key.mT
     gram[..., :rank, rank:], gram[..., rank:, :rank] = cross, cross.mT
     return gram
 

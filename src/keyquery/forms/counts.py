@@ -61,20 +61,14 @@ def normed_rows(m: Float[Tensor, "... R R"]) -> Float[Tensor, "... R R"]:
     return m / torch.where(sums == 0, 1.0, sums)
 
 
-def attention_of(scores: Float[Tensor, "... R R"]) -> Float[Tensor, "... R R"]:
-    """Row-wise softmax, 0 for a row of −∞. The softmax of log X is exactly `normed_rows` of X."""
-    blind = scores.isneginf().all(-1, keepdim=True)
-    return torch.where(blind, 0.0, torch.where(blind, 0.0, scores).softmax(-1))
-
-
-def log_counts(counts: Float[Tensor, ...], smooth: float = 1.0) -> Float[Tensor, ...]:
+def log_counts(counts: Float[Tensor, "..."], smooth: float = 1.0) -> Float[Tensor, "..."]:
     """log(X + smooth). With 1, pairs that were never seen stay 0; with 0 they are −∞."""
     return (counts + smooth).log() if smooth != 1 else counts.log1p()
 
 
 def ppmi(
-    counts: Float[Tensor, ...], rows: Float[Tensor, ...], columns: Float[Tensor, ...], total: float
-) -> Float[Tensor, ...]:
+    counts: Float[Tensor, "..."], rows: Float[Tensor, "..."], columns: Float[Tensor, "..."], total: float
+) -> Float[Tensor, "..."]:
     """max(0, log(X_ij·ΣX / X_i·X_j)), given for each count the sum of its row and of its column."""
     expected = rows * columns / (total or 1.0)
     return (counts / torch.where(expected > 0, expected, 1.0)).log().clamp(min=0.0)
@@ -104,12 +98,6 @@ def dealt(matrix: Float[Tensor, "n n"], heads: int, rank: int | None = None) -> 
     root = values[:count].sqrt()
     query, key = ((part * root).mT.unflatten(0, (-1, heads)).transpose(0, 1) for part in (u[:, :count], v[:count].mT))
     return Form(query.to(matrix.dtype).contiguous(), key.to(matrix.dtype).contiguous())
-
-
-def symmetry_of(matrix: Float[Tensor, "n n"]) -> float:
-    """tr(X²)/‖X‖², as of a form: 1 symmetric, −1 skew; 0 for a zero matrix."""
-    energy = matrix.double().square().sum()
-    return float((matrix.double() * matrix.double().mT).sum() / torch.where(energy > 0, energy, 1.0))
 
 
 def count_pairs(

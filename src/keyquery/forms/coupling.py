@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -65,11 +65,9 @@ def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit
     return _soft(start, end)
 
 
-def wasserstein(
-    start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit: int = EXACT
-) -> Float[Tensor, ""]:
-    """W₂ = √(min over π of 1/n Σᵢ ‖startᵢ − end_π(i)‖²), float64; an upper bound above `exact_limit` points."""
-    return match(start, end, exact_limit=exact_limit).cost.sqrt()
+def wasserstein(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    """W₂ = √(min over π of 1/n Σᵢ ‖startᵢ − end_π(i)‖²), float64; an upper bound above EXACT points."""
+    return match(start, end).cost.sqrt()
 
 
 def bures(
@@ -160,8 +158,10 @@ def monge_gap(
 
 def _assign(start: Tensor, end: Tensor) -> Tensor:
     """The exact optimum: the permutation with the largest sum of inner products."""
+    from scipy.optimize import linear_sum_assignment
+
     products = _centred(start) @ _centred(end).mT
-    _, partner = _library("scipy.optimize").linear_sum_assignment(products.cpu().numpy(), maximize=True)
+    _, partner = linear_sum_assignment(products.cpu().numpy(), maximize=True)
     return torch.from_numpy(partner).long().to(start.device)
 
 
@@ -195,7 +195,7 @@ def _sinkhorn(cost: Tensor, epsilon: float, stop: float, rounds: int) -> tuple[T
     now = max(epsilon, EPSILON * float(cost.mean()))
     error = 0.0
     while True:
-        _, log = _library("ot.bregman").sinkhorn_log(
+        _, log = optional("ot.bregman", "optimal transport").sinkhorn_log(
             mass, mass, cost, now, rounds, stop / math.sqrt(n), log=True, warn=False, warmstart=(f / now, g / now)
         )
         f = now * log["log_u"]
@@ -253,10 +253,5 @@ def _double(cloud: Tensor) -> Tensor:
 
 def check_installed(points: int) -> None:
     """Raise early if a package that is needed to couple so many points is missing."""
-    _library("scipy.optimize")
     if points > EXACT:
-        _library("ot.bregman")
-
-
-def _library(name: str) -> Any:
-    return optional(name, "optimal transport", package="ot")  # its extra also installs scipy
+        optional("ot.bregman", "optimal transport")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from keyquery.forms.form import Form
 
 
-FEW = 6  # largest tensor that is printed in full
+PRINTED = 6  # largest tensor that is printed in full
 
 
 def brief(result: Any) -> str:
@@ -24,7 +24,7 @@ def brief(result: Any) -> str:
 def _short(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
-    if value.numel() > FEW or value.is_meta or value.ndim > 1:
+    if value.numel() > PRINTED or value.is_meta or value.ndim > 1:
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     numbers = [f"{number:.4g}" for number in value.detach().flatten().tolist()]
     return f"[{', '.join(numbers)}]" if value.ndim else numbers[0]

@@ -171,19 +171,6 @@ class Form(Matrix, Directions):
         query, key = (self._query, self._key) if self._covariance is None else (self.query, self.key)
         return Form._trusted(query, key, covariance.to(self.device))
 
-    def on_sample(self, x: Float[Tensor, "n d"]) -> Form:
-        """`on` the centred covariance (x − x̄)ᵀ(x − x̄)/n of tokens x (n, d).
-
-        >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0], [0.0, -3.0]])
-        >>> kq.Form(torch.eye(2), torch.eye(2)).on_sample(x).symmetric_eigenvalues()
-        tensor([4.5000, 0.5000], dtype=torch.float64)
-        """
-        check_float("x", x, "n d", d=self.dim)
-        if len(x) < 2:
-            raise ValueError(f"x must hold at least two tokens to have a covariance, got {len(x)}")
-        centred = x.double() - x.double().mean(0)
-        return self.on(centred.mT @ centred / len(x))
-
     def shares(
         self,
         covariance: Float[Tensor, "d d"],

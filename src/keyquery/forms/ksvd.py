@@ -39,7 +39,7 @@ class Ksvd:
     """K ≈ left · diag(values) · rightᵀ with K = Φ_qΦ_kᵀ: K·right = left·Σ and Kᵀ·left = right·Σ."""
 
     left: Float[Tensor, "n s"]  # left singular vectors, as columns
-    values: Float[Tensor, s]  # singular values, descending
+    values: Float[Tensor, " s"]  # singular values, descending
     right: Float[Tensor, "m s"]  # right singular vectors, as columns
     phi_query: Float[Tensor, "n p"]  # features of the queries
     phi_key: Float[Tensor, "m p"]  # features of the keys

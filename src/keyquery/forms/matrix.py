@@ -93,12 +93,12 @@ class Matrix(Factors):
         missing = self.ndim - sum(map(_axes, entries))
         if len(dots) > 1 or missing < 0:
             raise IndexError(refusal)
-        at = dots[0] if dots else len(entries)
-        filled: list[Any] = [*entries[:at], *[slice(None)] * missing, *entries[at + 1 :]]
+        gap = dots[0] if dots else len(entries)
+        filled: list[Any] = [*entries[:gap], *[slice(None)] * missing, *entries[gap + 1 :]]
         if len(filled) < 2:  # a mask over rows and columns at once
             raise IndexError(f"{refusal}: rows and columns are indexed each on its own")
         batch, row, column = filled[:-2], _number(filled[-2]), _number(filled[-1])
-        row, column = (_forwards(each, size) for each, size in ((row, self.dim), (column, self.key_dim)))
+        row, column = (_forwards(indices, size) for indices, size in ((row, self.dim), (column, self.key_dim)))
         try:
             if sum(map(_axes, batch)) != len(self.batch):
                 raise IndexError("batch, rows and columns are indexed each on its own, a new axis before them")

@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
-from keyquery.forms.core import Core, balanced, restored, row_exponents, span, times
+from keyquery.forms.core import Core, balanced, inner, restored, row_exponents, span, times
 from keyquery.forms.derivatives import differentiated, refuse_nan
 from keyquery.forms.display import brief
-from keyquery.forms.kernels.blas import square_sums
 from keyquery.support.checks import broadcast, check_choice
 
 # Zero tolerances: of a form relative to its factors, of an eigenvalue relative to its form.
@@ -184,8 +183,8 @@ class Measures(ABC):
         scaled, rows = times(other, exponents), times(core.query if side == "query" else core.key, -exponents)
         if all(torch.linalg.vector_norm(t.detach(), dim=-1).amax() < LARGE for t in (scaled, rows)):
             return factor, scaled.to(factor.dtype)  # a pass over the factor less
-        own = row_exponents(factor)
-        return times(factor, -own), times(other, exponents + own).to(factor.dtype)
+        size = row_exponents(factor)
+        return times(factor, -size), times(other, exponents + size).to(factor.dtype)
 
 
 def column_directionality(
@@ -232,10 +231,7 @@ def _column_lengths(factor: Tensor, other: Tensor) -> Tensor:
     for start in range(0, other.shape[-1], BLOCK):
         first = start if lower else 0  # above it a triangular block is zero
         rows, block = factor[..., first:, :], other[..., first:, start : start + BLOCK].mT
-        if shared:
-            squares += square_sums(block.flatten(-3, -2), rows.squeeze(-3), block.shape[-3])
-        else:
-            squares += square_sums(block, rows).squeeze(-2)
+        squares += inner(block, rows.mT).square().sum(-2, dtype=torch.float64)
     return squares.sqrt_()
 
 

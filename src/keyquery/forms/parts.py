@@ -82,14 +82,14 @@ def score_parts(
     position.
     """
     positions = torch.arange(query.shape[-2], device=query.device) if positions is None else positions
-    at = Rotated.of(query, key, query_mean, key_mean, positions, rope)
-    pairs = at.query @ at.key.mT
-    swapped = at.swapped()
-    position = at.query_mean @ at.key_mean.mT
+    rotated = Rotated.of(query, key, query_mean, key_mean, positions, rope)
+    pairs = rotated.query @ rotated.key.mT
+    swapped = rotated.swapped()
+    position = rotated.query_mean @ rotated.key_mean.mT
     return Parts(
         symmetric=(pairs + swapped) / 2,
         skew=(pairs - swapped) / 2,
-        popularity=at.query_mean @ at.key.mT,
-        query_only=at.query @ at.key_mean.mT,
+        popularity=rotated.query_mean @ rotated.key.mT,
+        query_only=rotated.query @ rotated.key_mean.mT,
         position=position if bias is None else position + bias,
     )

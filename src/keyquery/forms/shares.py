@@ -17,9 +17,8 @@ from torch import Tensor
 
 from keyquery.forms.form import Form
 from keyquery.forms.measures import entropy_rank
-from keyquery.forms.offsets import energies, rotations
 from keyquery.forms.parts import PARTS
-from keyquery.forms.rope import Rope
+from keyquery.forms.rope import Rope, energies, rotations
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ class Visible:
 
     def seen(self, device: Any = None) -> Float[Tensor, "length offsets"]:
         """Which offsets each query sees, 0 or 1."""
-        at = torch.arange(self.length, device=device)[:, None] + self.offsets(device)
-        return ((at >= 0) & (at < self.length)).double()
+        keys = torch.arange(self.length, device=device)[:, None] + self.offsets(device)
+        return ((keys >= 0) & (keys < self.length)).double()
 
 
 def shares(
@@ -61,9 +60,9 @@ def shares(
     # A query sees m keys, and their mean score is subtracted: 1 − 1/m of the variance of a content term remains.
     weight = ((1 - 1 / seen.sum(1)) @ seen) / seen.sum()
     turns = rotations(rope, offsets, rank)
-    at = energies(covariance, rope, offsets.double())
+    energy = energies(covariance, rope, offsets.double())
     # ‖½(M ± Mᵀ)‖² at each offset: contents are swapped, the offset stays.
-    symmetric, skew = (torch.einsum("o,oh->h", weight, (at.there + sign * at.contents) / 2) for sign in (1, -1))
+    symmetric, skew = (torch.einsum("o,oh->h", weight, (energy.there + sign * energy.contents) / 2) for sign in (1, -1))
     pulled = torch.einsum("hr,ors->ohs", query_mean, turns)
     popularity = torch.einsum("o,ohr,hrs,ohs->h", weight, pulled, of_key, pulled)
     content = torch.stack((symmetric, skew, popularity)).clamp(min=0)

@@ -117,9 +117,9 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "*batch n dim"],
-        mask: Bool[Tensor, ...] | None = None,
+        mask: Bool[Tensor, "..."] | None = None,
         is_causal: bool = False,
-        positions: Shaped[Tensor, ...] | None = None,
+        positions: Shaped[Tensor, "..."] | None = None,
         cache: Cache | None = None,
         offsets: Int[Tensor, " ends"] | None = None,
     ) -> Float[Tensor, "*batch n out"]:
@@ -200,9 +200,9 @@ class Attention(nn.Module):
     def maps(
         self,
         x: Float[Tensor, "batch n dim"],
-        mask: Bool[Tensor, ...] | None = None,
+        mask: Bool[Tensor, "..."] | None = None,
         is_causal: bool = False,
-        positions: Shaped[Tensor, ...] | None = None,
+        positions: Shaped[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "batch heads n n"]:
         """Attention weights on x, row i of query i; arguments as in `forward`.
 
@@ -214,9 +214,9 @@ class Attention(nn.Module):
     def each_map(
         self,
         x: Float[Tensor, "batch n dim"],
-        mask: Bool[Tensor, ...] | None = None,
+        mask: Bool[Tensor, "..."] | None = None,
         is_causal: bool = False,
-        positions: Shaped[Tensor, ...] | None = None,
+        positions: Shaped[Tensor, "..."] | None = None,
     ) -> Iterator[Float[Tensor, "batch 1 n n"]]:
         """`maps`, one head at a time, to save memory.
 

@@ -103,11 +103,11 @@ class CooccurrenceAttention(Attention):
             self.output.weight.copy_(carried.key.flatten(0, 1).mT)
         self.requires_grad_(not frozen)
 
-    def forward(self, x: Shaped[Tensor, ...], *arguments: Any, **options: Any) -> Float[Tensor, "*batch n words"]:
+    def forward(self, x: Shaped[Tensor, "..."], *arguments: Any, **options: Any) -> Float[Tensor, "*batch n words"]:
         """Attend within each sequence of token ids (batch, n) or vectors; arguments as in `kq.Attention`."""
         return super().forward(self.select(x), *arguments, **options)
 
-    def maps(self, x: Shaped[Tensor, ...], *arguments: Any, **options: Any) -> Float[Tensor, "batch heads n n"]:
+    def maps(self, x: Shaped[Tensor, "..."], *arguments: Any, **options: Any) -> Float[Tensor, "batch heads n n"]:
         """Attention weights on token ids (batch, n) or vectors, as `kq.Attention.maps`.
 
         >>> layer = kq.CooccurrenceAttention(kq.Cooccurrence(torch.ones(3, 3)))
@@ -117,7 +117,7 @@ class CooccurrenceAttention(Attention):
         return super().maps(self.select(x), *arguments, **options)
 
     def select(
-        self, words: Shaped[Tensor, ...], positions: Float[Tensor, "n words"] | None = None
+        self, words: Shaped[Tensor, "..."], positions: Float[Tensor, "n words"] | None = None
     ) -> Float[Tensor, "*batch n words"]:
         """One-hot rows Q of token ids, plus `positions` if not None; vectors are returned unchanged.
 
@@ -128,7 +128,7 @@ class CooccurrenceAttention(Attention):
             words = self._one_hot(words)
         return words if positions is None else words + positions.to(words)
 
-    def _one_hot(self, words: Int[Tensor, ...]) -> Float[Tensor, "*batch n words"]:
+    def _one_hot(self, words: Int[Tensor, "..."]) -> Float[Tensor, "*batch n words"]:
         if words.numel() and not (int(words.min()) >= 0 and int(words.max()) < self.dim):
             wrong = int(words.min()) if int(words.min()) < 0 else int(words.max())
             raise ValueError(f"token ids must be from 0 to {self.dim - 1}, the vocabulary, got {wrong}")

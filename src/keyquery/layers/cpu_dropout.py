@@ -35,7 +35,7 @@ def _drop(x: Tensor, share: float) -> Tensor:
     return x.mul(_kept(x.shape, share)).mul_(1 / (1 - share))
 
 
-def _kept(shape: Any, share: float, generator: torch.Generator | None = None) -> Bool[Tensor, ...]:
+def _kept(shape: Any, share: float, generator: torch.Generator | None = None) -> Bool[Tensor, "..."]:
     """The mask of kept entries, with probability 1 − share up to 2⁻¹⁶."""
     count = torch.Size(shape).numel()
     drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)

@@ -27,13 +27,7 @@ def attend(
     dropout: float = 0.0,
 ) -> tuple[
     Float[Tensor, "batch heads n v"],
-    Bool[
-        Tensor,
-        (
-            batch  # heads n 1
-        ),
-    ]
-    | None,
+    Bool[Tensor, "batch #heads n 1"] | None,
 ]:
     """softmax(scale·(q·k + Σ terms)) v over the keys that are real and visible, and which queries see any.
 

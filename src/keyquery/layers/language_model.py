@@ -12,11 +12,12 @@ from jaxtyping import Float, Int
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from keyquery.checkpoints.sources import first_line, read_json, read_tensors
+from keyquery.checkpoints.sources import read_json, read_tensors
 from keyquery.forms import Rope
 from keyquery.layers.blocks import Decoder, Encoder
 from keyquery.layers.cache import Cache
 from keyquery.support.files import beside, write_all
+from keyquery.support.printable import first_line
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.checkpoints.sources import bare, first_line
+from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import Change, hold, temporarily
 from keyquery.listening.tokens import Bound, context_of, mask_for, masks_of
 from keyquery.listening.tokens import has_two_sides as has_two_sides
+from keyquery.support.printable import first_line
 
 Batch = Mapping[str, Tensor]
 

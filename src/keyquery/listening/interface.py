@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyquery.checkpoints.sources import first_line
 from keyquery.layers.fused import as_wide
 from keyquery.listening.attachment import Facts, emit
 from keyquery.listening.exclusive import hold
 from keyquery.listening.tokens import Bound
 from keyquery.listening.transformers_attention import TABLE, Ungrouped, unwrapped
 from keyquery.support.extras import optional
+from keyquery.support.printable import first_line
 
 SUMMED = ("sdpa_attention_forward", "eager_attention_forward")  # take queries wider than values as they are
 

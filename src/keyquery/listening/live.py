@@ -24,12 +24,13 @@ from keyquery.checkpoints.family import Family
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.layer import Layer, Projections
 from keyquery.checkpoints.layouts import Values
-from keyquery.checkpoints.sources import Live, bare, first_line
+from keyquery.checkpoints.sources import Live, bare
 from keyquery.forms import Rope
 from keyquery.listening.attachment import add_listener, no_attention, warn_unseen
 from keyquery.listening.call import Call
 from keyquery.listening.hooks import Batch, watch
 from keyquery.reading import digests
+from keyquery.support.printable import first_line
 
 FAMILY = Family("observed", [], [])
 TOLERANCE = 1e-5  # largest error of a query or key, relative to the largest, that counts as rounding

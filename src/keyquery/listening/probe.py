@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from keyquery.checkpoints.sources import bare, first_line
+from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import evaluating
 from keyquery.listening.tokens import has_two_sides, mask_for, masks_of
+from keyquery.support.printable import first_line
 
 KINDS = ("all", "first", "last", "mean")
 

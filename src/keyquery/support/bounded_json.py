@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 DEEPEST = 100  # levels of lists and objects
-FEW, LETTERS = 100_000, 8  # limit on lists and objects: FEW, plus one per LETTERS characters of the text
+CONTAINERS, LETTERS = 100_000, 8  # limit on lists and objects: CONTAINERS, plus one per LETTERS characters of the text
 CHUNK = 2**20  # characters that are counted at a time
 # String literals, including an unterminated one, so that none is scanned twice.
 TEXTS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
@@ -21,7 +21,7 @@ DIGITS = 100  # in a row: with an exponent of two digits still far within the ra
 def parse_json(text: str, finite: bool = False) -> Any:
     """Parse a JSON text; with `finite`, NaN, infinities and numbers too large for a float are refused."""
     bare = TEXTS.sub("", text)
-    _check_brackets(bare, FEW + len(text) // LETTERS)
+    _check_brackets(bare, CONTAINERS + len(text) // LETTERS)
     try:
         if not finite:
             return json.loads(text)

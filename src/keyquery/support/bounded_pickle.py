@@ -14,7 +14,7 @@ from keyquery.support.printable import printable
 
 DEEPEST = 100  # levels of containers
 STEPS = 3_000_000  # opcodes, and items that calls copy: limits time and objects; a tensor takes about 40
-SHARED, FEW = 8, 10_000  # limit on items with all shared containers expanded: SHARED per step, plus FEW
+SHARED, ITEMS = 8, 10_000  # limit on items with all shared containers expanded: SHARED per step, plus ITEMS
 COPIED, SOME = 2, 2**20  # limit on bytes that calls copy: COPIED per byte of the file, plus SOME
 WIDEST = 2**127  # limit of integers; torch writes one of 80 bits at the start of a file
 
@@ -54,7 +54,7 @@ class Pickle:
                 raise ValueError(f"it holds the opcode {opcode.name}, which is not supported")
             step(self, argument)
         value = self.stack.pop()
-        check_sharing(value, SHARED * self.steps + FEW)
+        check_sharing(value, SHARED * self.steps + ITEMS)
         return value
 
     def _number(self, number: int) -> None:

@@ -14,10 +14,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def pick_device(device: Any) -> str:
     """Resolve a device: "auto" is a GPU if available; under torchrun each process has its own."""
-    own = f":{environment_count('LOCAL_RANK', 0)}" if os.environ.get("LOCAL_RANK") else ""
+    rank = f":{environment_count('LOCAL_RANK', 0)}" if os.environ.get("LOCAL_RANK") else ""
     try:
-        auto = f"cuda{own}" if torch.cuda.is_available() else "cpu"
-        resolved = torch.device({"auto": auto, "cuda": f"cuda{own}"}.get(str(device), device))
+        auto = f"cuda{rank}" if torch.cuda.is_available() else "cpu"
+        resolved = torch.device({"auto": auto, "cuda": f"cuda{rank}"}.get(str(device), device))
         known = resolved.type in ("cpu", "cuda")
     except (RuntimeError, TypeError):
         known = False

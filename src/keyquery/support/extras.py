@@ -17,7 +17,6 @@ EXTRAS = {
     "ot": ("POT", "transport"),
     "pandas": ("pandas", "frames"),
     "pyarrow": ("pyarrow", "survey"),
-    "scipy": ("scipy", "estimators"),
     "sklearn": ("scikit-learn", "estimators"),
     "threadpoolctl": ("threadpoolctl", "estimators"),
     "tokenizers": ("tokenizers", "hf"),
@@ -27,13 +26,13 @@ EXTRAS = {
 }
 
 
-def optional(module: str, what: str, package: str | None = None) -> Any:
+def optional(module: str, what: str) -> Any:
     """Import a module of an optional package."""
     try:
         return import_module(module)
     except ImportError as error:
         root = module.partition(".")[0]
-        distribution, extra = EXTRAS.get(module) or EXTRAS.get(package or root, (root, ""))
+        distribution, extra = EXTRAS.get(module) or EXTRAS.get(root, (root, ""))
         missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
         if missing in (root, distribution):
             target = f"'keyquery[{extra}]'" if extra else distribution

@@ -45,12 +45,12 @@ def message(text: str) -> str:
     return printable(" ".join(printable(word, WORD) for word in text.split()), MESSAGE)
 
 
-def brief(value: Any, most: int = BRIEF) -> str:
+def brief(value: Any) -> str:
     """The repr of a value on one line; of a long list or mapping, the number of items."""
     text = " ".join(repr(value).split())
-    if len(text) > most and isinstance(value, (list, tuple, dict)):
+    if len(text) > BRIEF and isinstance(value, (list, tuple, dict)):
         return f"{{… {len(value)}}}" if isinstance(value, dict) else f"[… {len(value)}]"
-    return printable(text, most)
+    return printable(text, BRIEF)
 
 
 def printable_data(value: Any, most: int | None = None) -> Any:
@@ -93,3 +93,8 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
         raise error
     signs = error.object[error.start : error.end]
     return "".join(ASCII.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in signs), error.end
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -21,8 +21,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from keyquery.checkpoints.sources import first_line
 from keyquery.support.extras import optional
+from keyquery.support.printable import first_line
 from keyquery.survey.worker import Job, perform
 
 PAUSE = 5.0  # seconds without a result after which the backend is checked
@@ -101,9 +101,9 @@ class Cluster:
 
     ahead, alone = 2000, False  # jobs are small, but a scheduler should not hold millions of them
 
-    def __init__(self, address: str, patience: float = PATIENCE) -> None:
+    def __init__(self, address: str) -> None:
         self._distributed = optional("distributed", "a scheduler")
-        self.address, self.patience = address, patience
+        self.address = address
         closed = (
             optional("distributed.client", "a scheduler").ClosedClientError,
             optional("distributed.comm", "a scheduler").CommClosedError,
@@ -123,7 +123,7 @@ class Cluster:
         return executor
 
     def _connect(self, again: bool) -> None:
-        until = time.monotonic() + (self.patience if again else 0)
+        until = time.monotonic() + (PATIENCE if again else 0)
         while True:
             try:
                 self._check_address()
@@ -135,7 +135,7 @@ class Cluster:
                 if time.monotonic() < until:
                     time.sleep(0.5)
                     continue
-                since = f" for {self.patience:.0f} seconds" if again else ""
+                since = f" for {PATIENCE:.0f} seconds" if again else ""
                 kept = "; recorded results are kept, and the same command resumes" if again else ""
                 problem = f"no answer from a Dask scheduler at {self.address!r}{since}{kept}"
                 if isinstance(error, OSError):

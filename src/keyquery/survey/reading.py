@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from keyquery.reading import Reading
-from keyquery.support.rank_correlation import spearman
+from keyquery.support.statistics import spearman
 
 FIGURES = ("symmetry", "symmetry_folded", "symmetry_together", "column_directionality", "rank_used")
 NUMBERS = {  # numeric fields of each summary, except those that may be None

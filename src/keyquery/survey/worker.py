@@ -21,16 +21,16 @@ from typing import Any
 import torch
 
 from keyquery.checkpoints import Heads, read
-from keyquery.checkpoints.fitted import saved_network
+from keyquery.checkpoints.hub import located
 from keyquery.checkpoints.labels import family_of
-from keyquery.checkpoints.remote.cache import located
-from keyquery.checkpoints.sources import first_line
 from keyquery.instruments.lineage.fingerprint import fingerprint
 from keyquery.instruments.lineage.index import packed
+from keyquery.instruments.look.fitted import saved_network
 from keyquery.instruments.look.look import look_at_layer, whole_look
 from keyquery.instruments.look.reading import Look
 from keyquery.reading import Reading, provenance
 from keyquery.support.files import read_bytes, write_all
+from keyquery.support.printable import first_line
 from keyquery.survey.find_models import WEIGHTS, Entry
 
 # Columns of the table of heads: scalar metrics of a head in each view, and its place in the model.

@@ -1,8 +1,8 @@
 """Conformance tests for your own forms, layers and architectures."""
 
-from keyquery.testing.families import check_family
+from keyquery.proof import Proof, prove
+from keyquery.proof.families import check_family
 from keyquery.testing.forms import check_form
 from keyquery.testing.kernels import check_kernel
-from keyquery.testing.proof import Proof, prove
 
 __all__ = ["Proof", "check_family", "check_form", "check_kernel", "prove"]

@@ -210,8 +210,8 @@ def scores(layer: Any, x: Tensor, positions: Tensor | None = None) -> Tensor:
     """Every score (batch, heads, n, n), before the scale, by its formula; −½‖q − k‖² for rbf."""
     query, key = layer.queries_and_keys(x)
     if layer.rope is not None:
-        at = torch.arange(x.shape[1], device=x.device) if positions is None else positions
-        query, key = layer.rope.rotate(query, at), layer.rope.rotate(key, at)
+        times = torch.arange(x.shape[1], device=x.device) if positions is None else positions
+        query, key = layer.rope.rotate(query, times), layer.rope.rotate(key, times)
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     if layer.kernel == "rbf":
         return -(query.unsqueeze(-2) - key.unsqueeze(-3)).square().sum(-1) / 2
@@ -232,16 +232,16 @@ def reference(layer: Any, x: Tensor, real: Tensor | None, is_causal: bool) -> Te
 def _structure(layer: Any, when: str) -> None:
     x = _tokens(layer)[:1]
     with torch.no_grad():
-        found = scores(layer, x)[0]
+        matrix = scores(layer, x)[0]
         form = layer.form()
-    size = found.abs().max()
+    size = matrix.abs().max()
     if layer.kernel in ("symmetric", "psd", "rbf"):
-        _close(found, found.mT, 1e-6 * size, f"not symmetric {when}")
+        _close(matrix, matrix.mT, 1e-6 * size, f"not symmetric {when}")
     if layer.kernel == "skew":
-        _close(found, -found.mT, 1e-6 * size, f"not skew {when}")
+        _close(matrix, -matrix.mT, 1e-6 * size, f"not skew {when}")
         assert (form.symmetry + 1).abs().max() < 1e-6, f"its form is not skew {when}"
     if layer.kernel == "psd" and layer.rope is None:
-        assert torch.linalg.eigvalsh(found).min() > -1e-6 * size, f"not positive {when}"
+        assert torch.linalg.eigvalsh(matrix).min() > -1e-6 * size, f"not positive {when}"
     if layer.kernel in ("symmetric", "psd", "rbf"):
         assert (form.symmetry - 1).abs().max() < 1e-6, f"its form is not symmetric {when}"
 

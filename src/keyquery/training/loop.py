@@ -13,9 +13,9 @@ from torch.distributed import ReduceOp, all_reduce, get_rank, get_world_size, in
 from torch.nn.parallel import DistributedDataParallel
 
 from keyquery.checkpoints.formats.torch_files import load_pickled
-from keyquery.checkpoints.sources import first_line
 from keyquery.support.checks import check_count, environment_count
 from keyquery.support.files import writing
+from keyquery.support.printable import first_line
 from keyquery.support.progress import Progress, silent
 from keyquery.training.optimisers import OPTIMISERS, SCHEDULES, make_optimiser, schedule
 from keyquery.training.tensorboard import Board, open_board

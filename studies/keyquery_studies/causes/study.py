@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress
 from keyquery.support.statistics import Interval, paired

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from keyquery.support.extras import optional
 from keyquery.support.statistics import paired
 
 
@@ -24,8 +23,10 @@ def difference(rows: Sequence[Mapping[str, Any]], control: Sequence[Mapping[str,
     before, after = torch.tensor(pairs, dtype=torch.float64).unbind(1)
     if len(pairs) < 2:
         return {"change": float(after - before), "low": None, "high": None, "p": None, "seeds": 1}
+    from scipy.stats import ttest_rel
+
     interval = paired(before, after)
-    p = optional("scipy.stats", "a paired t-test").ttest_rel(after, before).pvalue
+    p = ttest_rel(after, before).pvalue
     return {**interval._asdict(), "p": float(p), "seeds": len(seeds)}
 
 

@@ -14,9 +14,9 @@ from statistics import mean, stdev
 from time import time
 from typing import Any
 
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
 from keyquery_studies.common.rows import firsts
 from keyquery_studies.common.runner import Job, device_name, run_parts, study_folder

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Shaped
 
 from keyquery.data.tables import Table, load_table
 from keyquery.support.checks import check_choice
@@ -221,10 +221,3 @@ def load_kept(folder: Path, name: str, digest: str) -> Table:
         columns, kinds, categories, target = json.loads(str(arrays["said"]))
         values = tuple(arrays[f"column{number}"] for number in range(len(columns)))
     return Table(tuple(columns), tuple(kinds), values, tuple(map(tuple, categories)), int(target))
-
-
-def rows_of(table: Table, places: Int[np.ndarray, " some"]) -> Table:
-    """Some rows of a table."""
-    return Table(
-        table.columns, table.kinds, tuple(values[places] for values in table.values), table.categories, table.target
-    )

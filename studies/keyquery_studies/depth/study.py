@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from keyquery.instruments.depth.law import Law
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
 from keyquery.support.statistics import student
 from keyquery_studies.common.language_models import prepare

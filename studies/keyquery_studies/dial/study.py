@@ -23,9 +23,10 @@ from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
 from keyquery.listening import Batch
 from keyquery.listening.hooks import evaluating
-from keyquery.listening.inputs.load import load_model, pick_device
+from keyquery.listening.inputs.load import load_model
 from keyquery.reading import Reading, digest, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, silent
 from keyquery.support.statistics import Interval, paired, together
 from keyquery_studies.common.rows import FORMER, firsts

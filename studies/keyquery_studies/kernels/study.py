@@ -18,9 +18,9 @@ from torch import nn
 from keyquery.forms import Form
 from keyquery.layers import Attention
 from keyquery.layers.kernels import KERNELS
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
 from keyquery_studies.common.language_models import Sizes, prepare
 from keyquery_studies.common.objectives import OBJECTIVES

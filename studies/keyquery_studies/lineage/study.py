@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
+from keyquery.support.devices import pick_device
 from keyquery_studies.common.runner import study_folder
 from keyquery_studies.lineage.kin import kin_of
 from keyquery_studies.lineage.models import Size, Weights, joined, picked, save

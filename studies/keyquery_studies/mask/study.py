@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
 from keyquery_studies.common.comparisons import difference, holm
 from keyquery_studies.common.language_models import Sizes, Training, prepare

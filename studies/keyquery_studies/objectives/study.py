@@ -20,8 +20,8 @@ from torch import nn
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap
 from keyquery.layers import LanguageModel, Shape
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
 from keyquery.training import Recipe, train
 from keyquery_studies.common.objectives import BATCH, HELD_OUT, LOOKED_AT, OBJECTIVES, SHARES, Task

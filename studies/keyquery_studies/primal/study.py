@@ -15,9 +15,9 @@ from statistics import fmean
 from time import time
 from typing import Any
 
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
 from keyquery_studies.common.comparisons import corrected, difference
 from keyquery_studies.common.rows import firsts, over_seeds

@@ -23,9 +23,9 @@ from keyquery.estimators.rerank.k_reciprocal import KReciprocalReranker
 from keyquery.estimators.rerank.learned import Reranker
 from keyquery.estimators.rerank.search import search
 from keyquery.instruments.rankings.rankings import score_rankings, score_revisited
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
 from keyquery_studies.common.comparisons import corrected, difference
 from keyquery_studies.common.rows import firsts, over_seeds

@@ -16,9 +16,9 @@ from statistics import median
 from time import time
 from typing import Any
 
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
 from keyquery_studies.common.language_models import prepare
 from keyquery_studies.common.runner import run_jobs, study_folder

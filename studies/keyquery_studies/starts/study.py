@@ -11,9 +11,9 @@ from statistics import mean, stdev
 from time import time
 from typing import Any
 
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery_studies.common.comparisons import difference, holm
 from keyquery_studies.common.language_models import first_below, prepare
 from keyquery_studies.common.objectives import OBJECTIVES

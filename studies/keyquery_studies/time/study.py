@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from keyquery.estimators.events.model import EventModel
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress
 from keyquery_studies.common.comparisons import difference, holm

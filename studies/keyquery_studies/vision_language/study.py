@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress
-from keyquery.support.rank_correlation import spearman
+from keyquery.support.statistics import spearman
 from keyquery_studies.common.comparisons import corrected, difference
 from keyquery_studies.common.rows import FORMER, over_seeds
 from keyquery_studies.common.runner import device_name, run_jobs, study_folder

@@ -18,9 +18,9 @@ from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.instruments.look.corpus import NAMES, level
 from keyquery.instruments.look.look import look
 from keyquery.instruments.look.reading import FORMER
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
 from keyquery.support.statistics import paired
 from keyquery_studies.common.language_models import first_below, prepare

@@ -12,7 +12,7 @@ import keyquery as kq
 pytest.importorskip("transformers", reason="the models need the extra hf")
 
 from keyquery.cli import app
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 MODULE = "base_model.model.model.layers.{}.self_attn.{}_proj"
 

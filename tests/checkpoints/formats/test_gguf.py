@@ -10,7 +10,7 @@ import gguf
 
 import keyquery as kq
 from keyquery.listening.inputs.load import load_model
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 SIZE = {"num_hidden_layers": 2, "rms_norm_eps": 1e-5}
 MODELS = {

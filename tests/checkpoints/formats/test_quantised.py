@@ -308,7 +308,7 @@ def test_scales_of_another_shape_are_named(case, tmp_path):
 def test_gpt_oss_keeps_only_its_experts_in_mxfp4(tmp_path):
     """Queries and keys are in bfloat16; the experts' packed weights are not touched."""
     transformers = pytest.importorskip("transformers", reason="the model needs the extra hf")
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     model = tiny_model("gpt_oss", hidden_size=64, intermediate_size=64).bfloat16()
     model.save_pretrained(tmp_path / "plain")
@@ -340,7 +340,7 @@ def test_latent_attention_in_fp8_blocks(tmp_path):
     pytest.importorskip("transformers", reason="the model needs the extra hf")
     from safetensors.torch import load_file
 
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     sizes = {"hidden_size": 160, "q_lora_rank": 136, "kv_lora_rank": 132, "qk_nope_head_dim": 40}
     tiny_model("deepseek", **sizes).save_pretrained(tmp_path / "plain")

@@ -1,6 +1,7 @@
 """Reranker: what it must not depend on, what its losses can be, what it learns, and its file."""
 
 import json
+import math
 import struct
 from dataclasses import replace
 
@@ -10,7 +11,6 @@ import torch
 from torch.nn.functional import normalize
 
 import keyquery as kq
-from keyquery.checkpoints.fitted import saved_network
 from keyquery.estimators.inputs.vectors import Asked
 from keyquery.estimators.rerank import base, learned
 from keyquery.estimators.rerank.learned import Lists
@@ -18,15 +18,16 @@ from keyquery.estimators.rerank.network import (
     ALPHA,
     PUBLISHED_ANCHORS,
     PUBLISHED_WIDTH,
+    TAU,
     RerankNetwork,
     affinities,
     contrastive,
-    contrastive_bounds,
     cosines,
     distance,
     rerank_loss,
 )
 from keyquery.estimators.rerank.search import search
+from keyquery.instruments.look.fitted import saved_network
 from keyquery.layers.kernels import KERNELS
 from tests.estimators.rerank.groups import curves, mean_precision, others
 
@@ -223,6 +224,13 @@ def test_the_loss_is_its_definition():
         gaps = [(u / u.norm() - v / v.norm()).norm() for u, v in zip(a, b, strict=True)]
         total += 0.2 * float(torch.stack(gaps).mean())
     assert float(rerank_loss(network, (affinity, positive))) == pytest.approx(total / 5, abs=1e-5)
+
+
+def contrastive_bounds(positives, n):
+    """Minimum and maximum of `contrastive` for lists of n rows: all positives at cosine 1, the others at −1, or not."""
+    count, near, far = positives.double(), math.exp(1 / TAU), math.exp(-1 / TAU)
+    best, worst = count * near, near + (count - 1) * far
+    return torch.log1p((n - count) * far / best), torch.log1p((n - count) * near / worst)
 
 
 def test_losses_stay_inside_their_bounds_and_reach_them():

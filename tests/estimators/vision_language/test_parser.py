@@ -6,10 +6,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import keyquery as kq
-from keyquery.checkpoints.fitted import saved_network
 from keyquery.estimators.inputs.captions import FIRST, MASK, PAD, Vocabulary
 from keyquery.estimators.vision_language.network import Backbone, VisionLanguageNetwork
 from keyquery.estimators.vision_language.training import Batch, Pairs, hide_words, losses, others
+from keyquery.instruments.look.fitted import saved_network
 from keyquery.layers.vision import VisionEncoder, together
 
 COLOURS = {

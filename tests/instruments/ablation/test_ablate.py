@@ -11,8 +11,8 @@ from keyquery.instruments.ablation.ablate import Ablation
 from keyquery.instruments.ablation.dialled import dial_effect
 from keyquery.instruments.ablation.losses import default_loss, hide, masked_loss, next_token_loss
 from keyquery.layers import LanguageModel
+from keyquery.proof.families import tiny_model
 from keyquery.support.statistics import paired
-from keyquery.testing.families import tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.instruments.ablation import variants
 from keyquery.instruments.ablation.losses import default_loss, next_token_loss
 from keyquery.layers import LanguageModel
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 IDS = torch.arange(160).reshape(16, 10)
 PADDED = {"input_ids": IDS + 900, "attention_mask": (torch.arange(10) < torch.arange(16)[:, None] % 5 + 5).long()}

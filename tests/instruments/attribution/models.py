@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from keyquery.listening.softmaxes import captured
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 IDS = torch.tensor([[7, 12, 5, 33, 12, 5]])
 SIZES = {

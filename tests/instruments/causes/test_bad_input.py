@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 GOOD = torch.eye(4)
 NAN = torch.eye(4)

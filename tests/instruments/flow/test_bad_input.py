@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 from tests import vision
 
 EVEN = torch.full((4, 4), 0.25)

@@ -11,7 +11,7 @@ import keyquery as kq
 from keyquery.instruments.flow.modality import patch_order
 from keyquery.listening import attention_maps
 from keyquery.listening.inputs.word_pieces import token_texts
-from keyquery.testing.families import tiny_inputs, tiny_model
+from keyquery.proof.families import tiny_inputs, tiny_model
 from tests import vision
 
 pytest.importorskip("transformers")

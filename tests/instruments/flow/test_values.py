@@ -6,7 +6,7 @@ import torch
 import keyquery as kq
 from keyquery.instruments.flow.values import OutputMaps
 from keyquery.listening.maps import run_with
-from keyquery.testing.families import tiny_inputs, tiny_model
+from keyquery.proof.families import tiny_inputs, tiny_model
 
 pytest.importorskip("transformers")
 

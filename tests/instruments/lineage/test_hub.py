@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import keyquery as kq
-from tests.checkpoints.remote.test_hub import Site, constants, serve
+from tests.checkpoints.test_hub import Site, constants, serve
 
 WIDTH, HEADS, DEPTH = 64, 4, 4
 

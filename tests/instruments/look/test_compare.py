@@ -113,7 +113,7 @@ def test_rotations_of_our_own_layers_are_compared():
 
 def test_other_rotations_of_the_same_weights_are_noted():
     pytest.importorskip("transformers")
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     one = tiny_model("llama")
     other = tiny_model("llama", rope_parameters={"rope_type": "default", "rope_theta": 500000.0})

@@ -58,7 +58,7 @@ def folder_with_tokenizer(path, name):
     from tokenizers.pre_tokenizers import Whitespace
     from transformers import PreTrainedTokenizerFast
 
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     tiny_model(name).save_pretrained(path)
     words = {"[PAD]": 0, "[UNK]": 1, **{word: i + 2 for i, word in enumerate(WORDS)}}

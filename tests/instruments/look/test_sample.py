@@ -14,7 +14,7 @@ FAMILIES = ("bert", "gpt2", "llama", "bloom", "t5", "qwen3", "gptj", "phi")
 
 def looked(name, rows=3, length=9, **options):
     pytest.importorskip("transformers")
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     model = tiny_model(name)
     ids = torch.randint(3, 60, (rows, length))

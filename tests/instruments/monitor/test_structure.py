@@ -9,7 +9,7 @@ from keyquery.instruments.monitor.structure import SHARES, Ranks
 from keyquery.layers import LanguageModel, Shape
 from keyquery.listening.parts.on_data import score_variances
 from keyquery.listening.parts.shares import score_shares
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 NO_DROPOUT = {"t5": {"dropout_rate": 0.0}}
 

@@ -15,7 +15,7 @@ from keyquery.instruments.roles.patterns import Patterns, Scores, alignment, key
 from keyquery.listening import attention_maps
 from keyquery.listening.call import Call
 from keyquery.listening.inputs.batches import with_decoder_ids
-from keyquery.testing.families import tiny_inputs, tiny_model
+from keyquery.proof.families import tiny_inputs, tiny_model
 
 pytest.importorskip("transformers")
 

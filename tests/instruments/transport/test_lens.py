@@ -308,7 +308,7 @@ def test_heads_are_followed_and_one_that_turns_is_skew_since_then():
 
 
 def test_models_of_transformers_have_heads_and_strangers_have_none():
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     pytest.importorskip("transformers")
     model = tiny_model("bert")

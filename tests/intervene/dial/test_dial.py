@@ -14,7 +14,7 @@ from keyquery.intervene.dial.dial import Gains
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import rewrite, sites_of
 from keyquery.intervene.sites import Context, Past, Turn
-from keyquery.testing.families import tiny_inputs, tiny_model
+from keyquery.proof.families import tiny_inputs, tiny_model
 
 TINY = sorted(name for name, family in families().items() if family.tiny)
 SINGLE = ("gpt_oss",)  # whose experts know no float64

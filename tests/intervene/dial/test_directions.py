@@ -13,7 +13,7 @@ from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
 from keyquery.listening import activations
 from keyquery.listening.hooks import entry
-from keyquery.testing.families import tiny_inputs, tiny_model
+from keyquery.proof.families import tiny_inputs, tiny_model
 from tests.intervene.tiny import assert_as_it_was, snapshot
 
 KINDS = ("singular", "symmetric", "skew")
@@ -162,7 +162,7 @@ def test_directions_on_data_are_those_of_the_weighted_form(kind):
     model, batch = wide("gpt2")
     layer = kq.read(model)[0]
     x = activations(model, [batch], [entry(layer)])[entry(layer)].double()
-    form = layer.head(1).to(torch.float64).on_sample(x)
+    form = layer.head(1).to(torch.float64).on(torch.cov(x.mT, correction=0))
     measured = Means(model, [batch], "global")
     basis = basis_of(kind, measured.covariance(sites_of(model)[0])[1], None)
     values = {

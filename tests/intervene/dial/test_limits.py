@@ -10,7 +10,7 @@ from torch import nn
 import keyquery as kq
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 from tests.intervene.dial.test_running import GAINS, decoder, text
 
 

@@ -10,7 +10,7 @@ from torch import nn
 import keyquery as kq
 from keyquery.intervene.rewrites import _CHANGED
 from keyquery.listening.exclusive import left_open
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 DECODERS = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 OUTSIDE = {"bloom": "BloomForCausalLM", "gptj": "GPTJForCausalLM"}

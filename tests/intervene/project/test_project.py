@@ -5,7 +5,7 @@ import torch
 
 import keyquery as kq
 from keyquery.intervene.project.components import components
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 ROPES = {
     "none": None,

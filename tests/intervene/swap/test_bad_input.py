@@ -7,7 +7,7 @@ from torch import nn
 
 import keyquery as kq
 from keyquery.intervene.swap import swap as surgery
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 from tests.intervene.tiny import assert_as_it_was, assert_refused, encoder, snapshot, tiny
 
 

@@ -12,7 +12,7 @@ import keyquery as kq
 from keyquery.intervene.swap.build import FAMILIES
 from keyquery.layers.kernels import KERNELS
 from keyquery.listening import attention_maps, joint_moments
-from keyquery.testing.families import tiny_inputs
+from keyquery.proof.families import tiny_inputs
 from tests.intervene.tiny import (
     HEADS,
     TEXT,

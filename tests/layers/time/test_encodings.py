@@ -10,11 +10,15 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.layers.time.timestamps import elapsed, spread
+from keyquery.layers.time.timestamps import elapsed_exactly, spread
 from keyquery.layers.time.waves import phases, waves
 
 SPECTRA = ("normal", "inverse_cdf", "free")
 KINDS = (*SPECTRA, "mercer")
+
+
+def elapsed(times, origin=None):
+    return elapsed_exactly(times, origin)[0]
 
 
 def made(kind, dim=24, **options):

@@ -39,7 +39,7 @@ def test_a_file_of_another_name_has_its_own_weights(folder):
 
 def test_a_transformers_model_of_another_name(tmp_path):
     pytest.importorskip("transformers", reason="the model needs the extra hf")
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     model = tiny_model("llama")
     model.save_pretrained(tmp_path)

@@ -9,7 +9,7 @@ from keyquery.listening.parts.cross import CrossMeans, CrossVariance
 from keyquery.listening.parts.on_data import score_variances
 from keyquery.listening.parts.pairs import CrossPairs, watch_pairs
 from keyquery.listening.parts.shares import score_shares
-from keyquery.testing.families import tiny_inputs, tiny_model
+from keyquery.proof.families import tiny_inputs, tiny_model
 
 MODELS = ["t5", "bart", "whisper"]
 

@@ -14,7 +14,7 @@ from keyquery.listening.parts.on_data import SEQUENCES, halves, score_variances
 from keyquery.listening.parts.pairs import watch_pairs
 from keyquery.listening.parts.shares import score_shares
 from keyquery.listening.parts.variance import FOLDS
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 ROTATING = ("llama", "qwen3", "gpt_neox", "olmo2", "mistral", "stablelm", "gemma2")
 NAMES = ("gpt2", "bert", "opt", "roberta", "vit", *ROTATING)

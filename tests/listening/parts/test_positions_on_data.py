@@ -12,7 +12,7 @@ from keyquery.listening.parts.on_data import position_means, rotation, score_ter
 from keyquery.listening.parts.pairs import watch_pairs
 from keyquery.listening.parts.variance import ScoreVariance
 from keyquery.listening.softmaxes import captured
-from keyquery.testing.proof.models import build, tiny_configs
+from keyquery.proof.models import build, tiny_configs
 
 
 @pytest.mark.parametrize(

@@ -359,7 +359,7 @@ def test_what_differs_is_a_map_that_leads_to_heads(visit):
 
 
 def test_the_layers_of_several_stacks_have_labels(visit):
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     tab = visit(kq.look(tiny_model("t5")), "#4.1")
     assert title(tab) == "Layer 4 (cross 0), head 1"

@@ -7,10 +7,10 @@ import torch
 from rich.console import Console
 
 import keyquery as kq
+from keyquery.proof.families import tiny_model
 from keyquery.report.kit import terminal
 from keyquery.report.look.shares import BARS, bar_shares
 from keyquery.report.look.triangle import dots
-from keyquery.testing.families import tiny_model
 from tests.report.conftest import CHROMIUM
 
 CROSS = ("pairwise", "popularity", "query_only", "position")

@@ -245,7 +245,7 @@ def test_cross_attention_is_left_out_and_said():
 
 def test_a_real_look():
     pytest.importorskip("transformers")
-    from keyquery.testing.families import tiny_model
+    from keyquery.proof.families import tiny_model
 
     reading = kq.look(tiny_model("llama"), inputs=[{"input_ids": torch.randint(3, 60, (2, 8))}], length=8)
     for dot, head in zip(dots(reading), reading.heads, strict=True):

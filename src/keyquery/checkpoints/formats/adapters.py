@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.checkpoints.formats.torch_files import load_pickled
-from keyquery.checkpoints.remote.cache import located
+from keyquery.checkpoints.hub import located
 from keyquery.checkpoints.sources import Live, Source, read_json, read_tensors
 from keyquery.support.files import beside
 from keyquery.support.printable import NAME, printable
@@ -36,7 +36,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
 }
-MOST = 1e9  # of α
+MAX_ALPHA = 1e9
 # Initialisations that replace the base weights by what the adapter leaves over.
 REPLACING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -96,7 +96,7 @@ def load_adapter(path: str | Path) -> Adapter:
             raise ValueError(f"{folder}: {printable(name, NAME)} is no tensor of a plain LoRA")
         else:
             replaced[SAVED.sub("", name)] = tensor
-    changes = {module: _change(folder, module, own, facts) for module, own in parts.items()}
+    changes = {module: _change(folder, module, part, facts) for module, part in parts.items()}
     if not changes and not replaced:
         raise ValueError(f"{folder} is an adapter without tensors")
     return Adapter(folder.name, str(facts.get("base_model_name_or_path") or "none"), changes, replaced)
@@ -131,45 +131,45 @@ class Adapted:
         weights = {f"{module}.weight": change.shape for module, change in adapter.changes.items()}
         tensors = {name: tuple(tensor.shape) for name, tensor in adapter.replaced.items()}
         self.changed = {
-            found: name
+            base: name
             for name, shape in {**tensors, **weights}.items()
-            if (found := self._base_name(name, shape, names, name in weights)) is not None
+            if (base := self._base_name(name, shape, names, name in weights)) is not None
         }
 
     def _base_name(self, name: str, shape: tuple[int, ...], names: Mapping[str, list[str]], needed: bool) -> str | None:
         """The base's name of a tensor: the same, but for what stands before the layers."""
-        found = _same(name, names.get(_ending(name), []))
-        if found is None:
+        matching = _same(name, names.get(_ending(name), []))
+        if matching is None:
             if not needed:  # such as a new head, or a bias that is not stored where it is 0
                 return None
             raise ValueError(
                 f"the adapter {self.adapter.name} changes {printable(name, NAME)}, which {self._source.label} does not "
                 f"have: it is for another base, {printable(self.adapter.base, NAME)}"
             )
-        if tuple(self.shapes[found]) != shape:
+        if tuple(self.shapes[matching]) != shape:
             raise ValueError(
-                f"the adapter {self.adapter.name} is for {printable(name, NAME)} of shape {shape}, and {found} of "
-                f"{self._source.label} has the shape {tuple(self.shapes[found])}: it is for another base, "
+                f"the adapter {self.adapter.name} is for {printable(name, NAME)} of shape {shape}, and {matching} of "
+                f"{self._source.label} has the shape {tuple(self.shapes[matching])}: it is for another base, "
                 f"{printable(self.adapter.base, NAME)}"
             )
-        return found
+        return matching
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows of a tensor, with the adapter."""
         if name not in self.changed:
             return self._source.rows(name, start, stop)
-        own = self.changed[name]
-        tensor = self.adapter.replaced.get(own)
+        entry = self.changed[name]
+        tensor = self.adapter.replaced.get(entry)
         tensor = self._source.rows(name) if tensor is None else tensor
-        change = self.adapter.changes.get(own.removesuffix(".weight"))
+        change = self.adapter.changes.get(entry.removesuffix(".weight"))
         return (tensor if change is None else change.added_to(tensor))[start:stop]
 
     def adapted(self, name: str) -> str | None:
         """What the adapter does to a tensor, in words."""
-        own = self.changed.get(name)
-        if own is None:
+        entry = self.changed.get(name)
+        if entry is None:
             return None
-        change = self.adapter.changes.get(own.removesuffix(".weight"))
+        change = self.adapter.changes.get(entry.removesuffix(".weight"))
         if change is None:
             return "replaced"
         return f"{'LoRA' if change.magnitude is None else 'DoRA'} of rank {len(change.down)}"
@@ -188,11 +188,11 @@ def _same(name: str, candidates: list[str]) -> str | None:
         return name
     fitting = []
     for candidate in candidates:
-        own, other = name.split("."), candidate.split(".")
-        while own and other and own[-1] == other[-1]:
-            own.pop(), other.pop()
-        if not any(part.isdecimal() for part in (*own, *other)):
-            fitting.append((len(own) + len(other), candidate))
+        path, other = name.split("."), candidate.split(".")
+        while path and other and path[-1] == other[-1]:
+            path.pop(), other.pop()
+        if not any(part.isdecimal() for part in (*path, *other)):
+            fitting.append((len(path) + len(other), candidate))
     fitting.sort()
     unique = len(fitting) == 1 or (len(fitting) > 1 and fitting[0][0] < fitting[1][0])
     return fitting[0][1] if unique else None
@@ -253,11 +253,11 @@ def _scale(folder: Path, module: str, rank: int, facts: Mapping[str, Any]) -> fl
     """α/r, or α/√r where the adapter is rank-stabilised; α may be the module's own."""
     patterns = facts.get("alpha_pattern")
     alpha = facts.get("lora_alpha", 8)
-    for pattern, own in patterns.items() if isinstance(patterns, Mapping) else ():
+    for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
         if _matches(str(pattern), module):
-            alpha = own
+            alpha = value
             break
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) < MOST:
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) < MAX_ALPHA:
         raise ValueError(f"{folder}: lora_alpha must be a number, got {alpha!r:.30}")
     return float(alpha) / (math.sqrt(rank) if facts.get("use_rslora") else rank)
 

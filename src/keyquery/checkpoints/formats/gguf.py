@@ -69,8 +69,8 @@ class Gguf:
             values = self._library.quants.dequantize(data.reshape(max(last - first, 1), -1), self._kind(entry.kind))
         except NotImplementedError:
             raise ValueError(f"{self.label}: {name} is stored as {self.stored(name)}, which is not read") from None
-        found = torch.from_numpy(np.array(values, dtype=np.float32))
-        return found.reshape(shape)[start:stop] if len(shape) == 1 else found.reshape(-1, *shape[1:])
+        tensor = torch.from_numpy(np.array(values, dtype=np.float32))
+        return tensor.reshape(shape)[start:stop] if len(shape) == 1 else tensor.reshape(-1, *shape[1:])
 
     def stored(self, name: str) -> str:
         """How the file holds a tensor: F32, Q4_1 and the like."""
@@ -82,8 +82,8 @@ class Gguf:
 
 def words(path: Path) -> list[str] | None:
     """The texts of a GGUF file's tokens by id, where it has them."""
-    found = _header(path).fields.get("tokenizer.ggml.tokens")
-    return [str(word) for word in found] if isinstance(found, list) else None
+    field = _header(path).fields.get("tokenizer.ggml.tokens")
+    return [str(word) for word in field] if isinstance(field, list) else None
 
 
 def _library() -> Any:

@@ -106,10 +106,10 @@ class _Walk:
         if kind != STRING:
             return self.scalars(kind, count)
         self.room(8 * count, f"{count} texts")
-        found = (self.value(STRING, passed) for _ in range(count))
+        texts = (self.value(STRING, passed) for _ in range(count))
         if not passed:
-            return list(found)
-        for _ in found:
+            return list(texts)
+        for _ in texts:
             pass
         return []
 

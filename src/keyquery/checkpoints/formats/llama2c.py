@@ -13,7 +13,7 @@ from torch import Tensor
 
 HEADER = struct.Struct("<7i")  # dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, seq_len
 MAGIC = b"24ka"  # of later versions, which begin with it
-MOST = 2**20  # of any of the seven numbers
+MAX_SIZE = 2**20  # of any of the seven numbers
 
 
 class Llama2c:
@@ -35,12 +35,12 @@ class Llama2c:
         }
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._starts: dict[str, int] = {}
-        at = HEADER.size
+        offset = HEADER.size
         for name, shape in _stored(numbers):
             for layer in range(layers if "{layer}" in name else 1):
                 full = name.format(layer=layer)
-                self.shapes[full], self._starts[full] = shape, at
-                at += 4 * math.prod(shape)
+                self.shapes[full], self._starts[full] = shape, offset
+                offset += 4 * math.prod(shape)
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows of a tensor."""
@@ -63,7 +63,7 @@ def open_llama2c(path: Path) -> Llama2c | None:
         return None
     numbers = HEADER.unpack(start)
     dim, _, _, heads, keys, vocabulary, _ = numbers
-    if not all(0 < abs(number) <= MOST for number in numbers) or min((*numbers[:5], numbers[6])) < 0:
+    if not all(0 < abs(number) <= MAX_SIZE for number in numbers) or min((*numbers[:5], numbers[6])) < 0:
         return None
     if dim % heads or heads % keys:
         return None

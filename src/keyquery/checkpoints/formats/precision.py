@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from keyquery.checkpoints.family import Place
+from keyquery.checkpoints.family import Location
 from keyquery.checkpoints.sources import Source
 
 ROLES = ("query", "key", "fused", "query_down", "query_up", "key_down", "key_up")
 PLAIN = ("F64", "F32", "F16", "BF16")  # as GGUF files name them
 
 
-def precision_notes(source: Source, place: Place) -> tuple[str, ...]:
+def precision_notes(source: Source, location: Location) -> tuple[str, ...]:
     """Notes such as "weights: fp8 e4m3 in 128×128 blocks" on a layer's queries and keys, and on an adapter of them."""
-    weights = [place.names[role] + place.attention.weight for role in ROLES if role in place.names]
+    weights = [location.names[role] + location.attention.weight for role in ROLES if role in location.names]
     kinds = [kind for kind in _said(source, "stored", weights) if kind not in PLAIN]
     changes = _said(source, "adapted", weights)
     notes = {f"weights: {' and '.join(kinds)}": kinds, f"adapter: {' and '.join(changes)}": changes}

@@ -82,15 +82,15 @@ def _zipped(path: Path, data: mmap.mmap) -> tuple[Any, dict[str, int]]:
         members = {info.filename: info for info in archive.infolist()}
     if sum(info.file_size for info in members.values()) > len(data):
         raise ValueError("its members say that they are larger than the file")
-    found = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
-    if len(found) != 1:
-        raise ValueError(f"it holds {len(found)} members data.pkl; expected one")
-    root = found[0].removesuffix("data.pkl")
+    pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise ValueError(f"it holds {len(pickles)} members data.pkl; expected one")
+    root = pickles[0].removesuffix("data.pkl")
     order = _member(data, members[root + "byteorder"]) if root + "byteorder" in members else (0, 0)
     if data[slice(*order)] not in (b"", sys.byteorder.encode()):
         raise ValueError("its numbers are in another byte order")
     storages: dict[str, Storage] = {}
-    content = data[slice(*_member(data, members[found[0]]))]
+    content = data[slice(*_member(data, members[pickles[0]]))]
     value = Pickle(NAMES, len(content), _remembering(storages, 5)).load(io.BytesIO(content))
     starts = {}
     for key, storage in storages.items():
@@ -103,10 +103,10 @@ def _zipped(path: Path, data: mmap.mmap) -> tuple[Any, dict[str, int]]:
 
 def _member(data: mmap.mmap, info: zipfile.ZipInfo) -> tuple[int, int]:
     """The byte range of a member."""
-    at = info.header_offset
-    if info.compress_type != zipfile.ZIP_STORED or data[at : at + 4] != b"PK\x03\x04":
+    offset = info.header_offset
+    if info.compress_type != zipfile.ZIP_STORED or data[offset : offset + 4] != b"PK\x03\x04":
         raise ValueError(f"its member {info.filename!r:.100} is compressed or not there")
-    start = at + 30 + sum(struct.unpack("<HH", data[at + 26 : at + 30]))
+    start = offset + 30 + sum(struct.unpack("<HH", data[offset + 26 : offset + 30]))
     if start + info.file_size > len(data):
         raise ValueError(f"its member {info.filename!r:.100} reaches beyond the end of the file")
     return start, start + info.file_size
@@ -123,16 +123,16 @@ def _older(data: mmap.mmap) -> tuple[Any, dict[str, int]]:
     value, keys = pickles.load(data), pickles.load(data)
     if sorted(keys) != sorted(storages):
         raise ValueError("its list of storages is not that of its tensors")
-    starts, at = {}, data.tell()
+    starts, offset = {}, data.tell()
     for key in keys:
         storage = storages[key]
-        (count,) = struct.unpack("<q", data[at : at + 8])
-        if count * storage.dtype.itemsize != storage.nbytes or at + 8 + storage.nbytes > len(data):
+        (count,) = struct.unpack("<q", data[offset : offset + 8])
+        if count * storage.dtype.itemsize != storage.nbytes or offset + 8 + storage.nbytes > len(data):
             raise ValueError(
-                f"its tensors say that they have {storage.nbytes} bytes; the file has {len(data) - at - 8} for them"
+                f"its tensors say that they have {storage.nbytes} bytes; the file has {len(data) - offset - 8} for them"
             )
-        starts[key] = at + 8
-        at += 8 + storage.nbytes
+        starts[key] = offset + 8
+        offset += 8 + storage.nbytes
     return value, starts
 
 
@@ -192,11 +192,14 @@ def _device(*parts: Any) -> torch.device:
 # Allowed names of a pickle: types, and replacements of functions.
 NAMES: dict[str, Any] = {
     **{f"torch.{name}Storage": dtype for name, dtype in _TYPES.items()},
-    **{f"{place}.UntypedStorage": torch.uint8 for place in ("torch", "torch.storage")},
+    **{f"{package}.UntypedStorage": torch.uint8 for package in ("torch", "torch.storage")},
     **_DTYPES,
     **dict.fromkeys(("collections.OrderedDict", "collections.Counter"), lambda *items: _mapping(*items)),
-    **{f"{place}.set": lambda items=(): set(map(as_key, items)) for place in ("__builtin__", "builtins")},
-    **{f"{place}.complex": lambda real, imaginary: complex(real, imaginary) for place in ("__builtin__", "builtins")},
+    **{f"{package}.set": lambda items=(): set(map(as_key, items)) for package in ("__builtin__", "builtins")},
+    **{
+        f"{package}.complex": lambda real, imaginary: complex(real, imaginary)
+        for package in ("__builtin__", "builtins")
+    },
     **{f"torch._utils.{name}": _second for name in ("_rebuild_tensor", "_rebuild_tensor_v2")},
     **{f"torch._utils.{name}": _not_read for name in _OTHER},
     "torch._utils._rebuild_tensor_v3": _third,

@@ -86,8 +86,8 @@ def _layout_boxes(layer: Layer, source: Source, config: Config, count: int, inpu
         terms += [("column_bias", boxes[:, 0], "max_rel_2d_pos", 256), ("row_bias", boxes[:, 3], "max_rel_2d_pos", 256)]
     tables = (read_rows(source, layer.modules[role] + ".weight").mT for role, *_ in terms)
     biases = [
-        _bucketed(table, _offsets(at), int(config.get(key, default)))
-        for table, (_, at, key, default) in zip(tables, terms, strict=True)
+        _bucketed(table, _offsets(offsets), int(config.get(key, default)))
+        for table, (_, offsets, key, default) in zip(tables, terms, strict=True)
     ]
     return layer.scale * torch.stack(biases).sum(0)
 
@@ -95,7 +95,7 @@ def _layout_boxes(layer: Layer, source: Source, config: Config, count: int, inpu
 def _patch_boxes(side: int) -> Tensor:
     """The boxes of a class token and of the patches of a square image, on a page."""
     edges = torch.arange(side + 1) * SIDE // side
-    row, column = (at.flatten() for at in torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"))
+    row, column = (axis.flatten() for axis in torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"))
     patches = torch.stack((edges[column], edges[row], edges[column + 1], edges[row + 1]), -1)
     return torch.cat((torch.tensor([[1, 1, SIDE - 1, SIDE - 1]]), patches))
 

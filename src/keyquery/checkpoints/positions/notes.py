@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keyquery.checkpoints.family import Place
+from keyquery.checkpoints.family import Location
 from keyquery.checkpoints.norms import token_width
 from keyquery.checkpoints.positions.given import GIVEN
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS
@@ -14,10 +14,10 @@ from keyquery.checkpoints.sources import Source
 Config = Mapping[str, Any]
 
 
-def position_of(place: Place, config: Config) -> str:
+def position_of(location: Location, config: Config) -> str:
     """The term of positions; "rotary" where there is a rotation that is not read."""
-    attention, tables = place.attention, {"decomposed": "row_table", **dict.fromkeys(TABLES[:2], "window_table")}
-    if attention.position in tables and tables[attention.position] not in place.names:
+    attention, tables = location.attention, {"decomposed": "row_table", **dict.fromkeys(TABLES[:2], "window_table")}
+    if attention.position in tables and tables[attention.position] not in location.names:
         return "none"
     if attention.alibi and config.get(attention.alibi):
         return "scaled alibi"
@@ -28,17 +28,17 @@ def position_of(place: Place, config: Config) -> str:
     return "rotary" if attention.rope == "unread" else attention.position
 
 
-def layer_notes(place: Place, source: Source, config: Config, part: str, shifted: bool) -> tuple[str, ...]:
+def layer_notes(location: Location, source: Source, config: Config, part: str, shifted: bool) -> tuple[str, ...]:
     """What a reader should know of a layer: what its forms do not hold, and what was assumed."""
-    attention, rotary = place.attention, "rotary" in place.names
+    attention, rotary = location.attention, "rotary" in location.names
     assumed = attention.scale == "transformer_lens" and not config
-    owner = place.names.get("key", "").rpartition(".")[0]
+    owner = location.names.get("key", "").rpartition(".")[0]
     clip = config.get("clip_qkv") or (config.get("attn_config") or {}).get("clip_qkv")
-    differ = len({token_width(place, source, role, 0) for role in ("query", "key") if role in place.names}) > 1
+    differ = len({token_width(location, source, role, 0) for role in ("query", "key") if role in location.names}) > 1
     notes = {
         str(attention.note): attention.note is not None,
-        "its queries are scaled by a function of themselves (SSMax), which no form has": "ssmax" in place.names,
-        f"its keys are those of {owner}": place.names.get("module") not in (None, owner) and "key" in place.names,
+        "its queries are scaled by a function of themselves (SSMax), which no form has": "ssmax" in location.names,
+        f"its keys are those of {owner}": location.names.get("module") not in (None, owner) and "key" in location.names,
         "queries and keys are of tokens of different widths: forms act on the sum of both spaces": differ,
         "the content-to-content kernel only": attention.position == "disentangled",
         "vectors of relative positions meet its queries, which no form has": attention.position in VECTORS
@@ -49,7 +49,7 @@ def layer_notes(place: Place, source: Source, config: Config, part: str, shifted
         f"one block used by all {config.get('num_hidden_layers', 'its')} layers": attention.shared,
         f"the {part} kernel of a latent head; the scores of both add up": attention.order == "latent",
         "rotary positions unknown: there is no config": bool(attention.rope and not config)
-        and "frequencies" not in place.names,
+        and "frequencies" not in location.names,
         "rotary positions enter its scores and are not read": rotary or attention.rope == "unread",
         "queries and keys are normed after their rotation, which no form has: forms hold at equal positions": (
             attention.norm_after_rope
@@ -62,7 +62,7 @@ def layer_notes(place: Place, source: Source, config: Config, part: str, shifted
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
         f"queries and keys are clipped to ±{clip}, which no form has": clip is not None,
-        "what enters and leaves its projections is clipped, which no form has": "clip" in place.names,
+        "what enters and leaves its projections is clipped, which no form has": "clip" in location.names,
         f"scores grow with positions beyond {config.get('temperature_length')}, which is not read": bool(
             config.get("temperature_length")
         ),

@@ -80,8 +80,8 @@ def table_bias(
     )
     index = (rows + side - 1) * width + columns + side - 1
     if classes:  # from the class token, to it, and to itself
-        own, other = (queries == 0)[:, None], (keys == 0)[None]
-        for holds, row in ((own, -3), (other, -2), (own & other, -1)):
+        first_query, first_key = (queries == 0)[:, None], (keys == 0)[None]
+        for holds, row in ((first_query, -3), (first_key, -2), (first_query & first_key, -1)):
             index = torch.where(holds, len(table) + row, index)
     return table[index].permute(2, 0, 1)
 
@@ -126,7 +126,7 @@ def _decomposed(layer: Layer, source: Source, queries: Positions, keys: Position
     """A vector for the difference of rows, and one for that of columns."""
     tables = [read_rows(source, layer.modules[role]) for role in ("row_table", "column_table")]
     sizes = [(len(table) + 1) // 2 for table in tables]
-    places = [[torch.div(at, sizes[1], rounding_mode="floor"), at % sizes[1]] for at in (queries, keys)]
+    places = [[torch.div(index, sizes[1], rounding_mode="floor"), index % sizes[1]] for index in (queries, keys)]
     if int(queries.max()) >= sizes[0] * sizes[1]:
         raise ValueError(f"{layer.name}: positions are known for a grid of {sizes[0]} × {sizes[1]} tokens")
     return [
@@ -197,8 +197,8 @@ def _transformer_xl(layer: Layer, source: Source, queries: Positions, keys: Posi
     vectors = _projected(layer, source, waves, "distance_key")
     bias = read_rows(source, layer.modules["distance_bias"]).reshape(layer.heads, -1)
     # The layer's queries hold the bias of the content's term: it is taken off again.
-    own = read_rows(source, layer.modules["content_bias"]).reshape(layer.heads, -1)
-    return Relative("query", vectors, far - least, layer.scale, bias - own)
+    content_bias = read_rows(source, layer.modules["content_bias"]).reshape(layer.heads, -1)
+    return Relative("query", vectors, far - least, layer.scale, bias - content_bias)
 
 
 def _relative_keys(layer: Layer, source: Source, config: Config, queries: Positions, keys: Positions) -> Relative:

@@ -165,8 +165,8 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
     model_type = str(config.get("model_type"))
     ignored = bool(defaults(model_type)) and not model_type.startswith(PARTIAL) and not whole
     share = 1.0 if ignored else next((share for share in shares if share), 1.0)
-    own = attention.rotary_dim
-    stated = int(own) if own.isdecimal() else None if shares[0] else config.get(own)
+    named = attention.rotary_dim
+    stated = int(named) if named.isdecimal() else None if shares[0] else config.get(named)
     dims = head_dim if whole or attention.order == "latent" else int(stated or head_dim * share)
     if not 0 <= dims <= head_dim:
         raise ValueError(f"they turn {dims} dimensions, and a head has {head_dim}")
@@ -194,17 +194,17 @@ def _rope_parameters(config: Config, layer: int) -> dict[str, Any]:
     if {"main", "compress"} <= set(said):  # DeepSeek V4's
         kind = "main" if kind == "sliding_attention" else "compress"
     if kind is not None and kind in said:
-        own = dict(said[kind] or {})
+        parameters = dict(said[kind] or {})
     elif (local := _old_local_base(config, layer, kind)) is not None:
         return {"rope_type": "default", "rope_theta": local}
     else:
-        own = dict(said)
+        parameters = dict(said)
         if (original := config.get("original_max_position_embeddings")) is not None:
-            own["original_max_position_embeddings"] = original  # what stands outside counts
-    own.setdefault("rope_type", own.pop("type", "default"))
-    if own["rope_type"] in ("llama3", "yarn", "longrope", "su") and "max_position_embeddings" in config:
-        own.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
-    return {"rope_theta": base, **own}
+            parameters["original_max_position_embeddings"] = original  # what stands outside counts
+    parameters.setdefault("rope_type", parameters.pop("type", "default"))
+    if parameters["rope_type"] in ("llama3", "yarn", "longrope", "su") and "max_position_embeddings" in config:
+        parameters.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    return {"rope_theta": base, **parameters}
 
 
 def _old_local_base(config: Config, layer: int, kind: str | None) -> float | None:

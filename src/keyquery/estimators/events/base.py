@@ -26,8 +26,8 @@ from keyquery.estimators.inputs.columns import times_of
 from keyquery.estimators.inputs.event_streams import Stream, stream_of, unpacked
 from keyquery.estimators.inputs.targets import classes_of, label_facts
 from keyquery.layers.time.attention import WAYS
-from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 INFORMATION = ("past", "target_time")

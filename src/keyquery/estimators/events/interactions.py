@@ -16,8 +16,8 @@ from keyquery.estimators.events.lasts import following
 from keyquery.estimators.events.mixture import Mixture
 from keyquery.estimators.events.windows import Batch, Windows
 from keyquery.estimators.inputs.targets import label_facts
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import Reading, digests, provenance
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars
 
 CONTEXTS, LAGS = 64, 16  # histories and lags

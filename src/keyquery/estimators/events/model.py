@@ -16,8 +16,8 @@ from keyquery.estimators.events.prediction import EventPredictor
 from keyquery.estimators.events.sampling import Events, sampled
 from keyquery.estimators.events.windows import Clock, cut
 from keyquery.estimators.inputs.event_streams import learnable, seen, stream_of, unpacked, weights_of_events
-from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 

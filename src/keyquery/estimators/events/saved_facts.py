@@ -16,7 +16,7 @@ CLOCKS = ("numbers", "dates", "spans")
 def check_facts(
     facts: Mapping[str, Any],
     classes: Shaped[np.ndarray, " classes"],
-    transitions: Shaped[np.ndarray, ...],
+    transitions: Shaped[np.ndarray, "..."],
 ) -> None:
     """Raise ValueError for facts that no fit produces."""
     for name in ("scale", "floor"):
@@ -41,7 +41,7 @@ def _check_logs(logs: Any) -> None:
         raise ValueError(f"log_gaps must have a standard deviation above 0, got {logs[1]}")
 
 
-def _check_transitions(transitions: Shaped[np.ndarray, ...], classes: int) -> None:
+def _check_transitions(transitions: Shaped[np.ndarray, "..."], classes: int) -> None:
     if transitions.shape != (classes, classes) or transitions.dtype.kind != "i" or np.any(transitions < 0):
         received = f"{transitions.dtype} of shape {transitions.shape}"
         raise ValueError(f"transitions must be non-negative counts, ({classes}, {classes}), got {received}")

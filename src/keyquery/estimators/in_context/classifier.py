@@ -19,9 +19,9 @@ from keyquery.estimators.in_context.network import ContextNetwork, read_network
 from keyquery.estimators.inputs.tables import Field, check_features, columns_of, fields_of, target_of
 from keyquery.estimators.inputs.targets import classes_of, label_facts, labels_of
 from keyquery.layers.datapoints import Memory
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars
 
 ROWS = 1000  # the largest training sets of the published network

@@ -98,7 +98,7 @@ def _power_of(column: Float32[np.ndarray, "n 1"]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             finite = np.isfinite(transform.fit(column).transform(column)[~np.isnan(column)]).all()
-    except (Warning, ValueError, ArithmeticError, optional("scipy.optimize", "the power transform").BracketError):
+    except (Warning, ValueError, ArithmeticError, RuntimeError):  # of scipy's search for an optimum
         return None
     return transform if finite else None
 

@@ -107,7 +107,7 @@ def read_network(path: Any) -> ContextNetwork:
         raise ValueError(f"{path} does not hold the network of TabPFN v1: {str(error).splitlines()[0]}") from None
 
 
-def network_of(tensors: Mapping[str, Tensor], heads: int = HEADS) -> ContextNetwork:
+def network_of(tensors: Mapping[str, Tensor]) -> ContextNetwork:
     """The network of a released state dict; sizes are those of its tensors."""
     dim, columns = tensors["encoder.weight"].shape
     hidden, classes = len(tensors["decoder.0.weight"]), len(tensors["decoder.2.weight"])
@@ -124,7 +124,7 @@ def network_of(tensors: Mapping[str, Tensor], heads: int = HEADS) -> ContextNetw
             weights[_renamed(name)] = tensor
     from keyquery.estimators.base import filled  # needs scikit-learn, which a saved explanation does not
 
-    return filled(lambda: ContextNetwork(columns, dim, hidden, depth, classes, heads), weights, depth)
+    return filled(lambda: ContextNetwork(columns, dim, hidden, depth, classes, HEADS), weights, depth)
 
 
 def _renamed(name: str) -> str:

@@ -23,9 +23,9 @@ from keyquery.estimators.npt.support_set import memories_of
 from keyquery.estimators.npt.training import Plan, Samples, answers, learn, seen_by, stratified
 from keyquery.layers.datapoints import ROWS, Memory
 from keyquery.layers.kernels import KERNELS
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 Own = TypeVar("Own", bound="Datapoints")

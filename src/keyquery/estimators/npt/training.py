@@ -176,7 +176,6 @@ def answers(
     network: TableNetwork,
     rows: Rows,
     memories: list[Memory],
-    seen: list[Tensor] | None = None,
     progress: Progress | None = None,
 ) -> Float[Tensor, "n k"]:
     """Predicted targets of rows, each given the support set `memories` only.
@@ -192,7 +191,7 @@ def answers(
         chunk = Rows(*(part[first : first + size] for part in rows))
         count = len(chunk.hidden)
         filled = Rows(*(pad(part, (0, 0, 0, size - count)) for part in chunk))
-        outputs.append(network.target(network(*filled.within(), memories, seen)).squeeze(0)[:count])
+        outputs.append(network.target(network(*filled.within(), memories)).squeeze(0)[:count])
     return torch.cat(outputs)
 
 

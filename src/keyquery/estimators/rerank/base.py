@@ -16,8 +16,8 @@ from keyquery.estimators.inputs.vectors import Asked, asked_of, like, lists_of, 
 from keyquery.estimators.rerank.network import PUBLISHED_ANCHORS, TOP, affinities, check_anchors, cosines
 from keyquery.estimators.rerank.reading import Reranking, Shown, reranking_of
 from keyquery.estimators.rerank.search import search, search_index
-from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 ROWS = {"cpu": 8192, "cuda": 131_072}  # candidates per batch

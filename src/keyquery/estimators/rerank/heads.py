@@ -15,9 +15,10 @@ from keyquery.estimators.base import Estimator
 from keyquery.listening.call import Call
 from keyquery.listening.inputs.data import token_argument
 from keyquery.listening.inputs.encoding import encoded, special_tokens
-from keyquery.listening.inputs.load import in_float32, load_model, pick_device
+from keyquery.listening.inputs.load import in_float32, load_model
 from keyquery.listening.maps import is_square, last_queries, layers_of, maps_by_head, run_with
 from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 NULL = "N/A"  # the query without content that popularity is measured with

@@ -12,8 +12,8 @@ from keyquery.estimators.base import check_sizes
 from keyquery.estimators.inputs.vectors import Asked, vectors_of
 from keyquery.estimators.rerank.base import ListReranker, by_score, dots, in_batches
 from keyquery.estimators.rerank.search import CHUNK, itself_first, mutual, search
-from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_number
+from keyquery.support.devices import pick_device
 
 SHARE = 2 / 3  # of a neighbour's k/2-reciprocal set that must be in R for the set to be added
 ROUNDING = 1e-6  # of dot products: a query may be an item of the database

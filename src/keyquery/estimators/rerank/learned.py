@@ -32,8 +32,8 @@ from keyquery.estimators.rerank.network import (
 from keyquery.estimators.rerank.search import itself_first, search
 from keyquery.estimators.training import fit_network
 from keyquery.layers.kernels import KERNELS
-from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 from keyquery.training import Recipe
 

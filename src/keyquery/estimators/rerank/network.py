@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -66,25 +66,10 @@ def cosines(x: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n"]:
     return (unit @ unit[:, 0].unsqueeze(-1)).squeeze(-1)
 
 
-def contrastive(
-    cosine: Float[Tensor, "batch n"], positive: Bool[Tensor, "batch n"], tau: float = TAU
-) -> Float[Tensor, " batch"]:
+def contrastive(cosine: Float[Tensor, "batch n"], positive: Bool[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
     """−log(Σ_{i positive} s_i / Σ_i s_i) with s_i = exp(cos(x_0, x_i)/τ), row by row; row 0 is a positive itself."""
-    logits = cosine / tau
+    logits = cosine / TAU
     return logits.logsumexp(-1) - logits.masked_fill(~positive, -math.inf).logsumexp(-1)
-
-
-def contrastive_bounds(
-    positives: Int[Tensor, " batch"], n: int, tau: float = TAU
-) -> tuple[Float64[Tensor, " batch"], Float64[Tensor, " batch"]]:
-    """Minimum and maximum of `contrastive` for lists of n rows with `positives` positives, including row 0.
-
-    The minimum: all positives at cosine 1, the others at −1; the maximum: the reverse, except row 0, whose cosine
-    with itself is 1. With e = exp(1/τ) and p positives the least is −log(pe / (pe + (n − p)/e)).
-    """
-    count, near, far = positives.double(), math.exp(1 / tau), math.exp(-1 / tau)
-    best, worst = count * near, near + (count - 1) * far
-    return torch.log1p((n - count) * far / best), torch.log1p((n - count) * near / worst)
 
 
 def distance(

@@ -16,9 +16,9 @@ from keyquery.estimators.inputs.sequences import Padded, axes_of, columns_of, pa
 from keyquery.estimators.inputs.tables import target_of
 from keyquery.estimators.inputs.targets import labels_of, weights_of
 from keyquery.estimators.series.importance import Importance, occlude
-from keyquery.listening.inputs.load import pick_device
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars, silent
 
 

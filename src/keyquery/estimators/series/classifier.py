@@ -28,8 +28,8 @@ from keyquery.estimators.series.training import (
     temperature_of,
 )
 from keyquery.estimators.training import fit_network, report
-from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_choice, check_count, check_number
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars, silent
 from keyquery.training import Recipe
 

@@ -17,8 +17,8 @@ from keyquery.estimators.series.base import SeriesEstimator
 from keyquery.estimators.series.competing import Competing
 from keyquery.estimators.series.convolution import KERNELS, Convolutions
 from keyquery.estimators.series.ridge import fit_ridge
-from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_count, check_number
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars, silent
 
 

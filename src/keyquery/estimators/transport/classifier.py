@@ -31,8 +31,8 @@ from keyquery.estimators.transport.alignment import (
     map_loss,
     room,
 )
-from keyquery.listening.inputs.load import pick_device
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars
 from keyquery.training import Recipe
 

@@ -21,9 +21,10 @@ from keyquery.estimators.vision_language.training import MASKINGS, Pairs, learn,
 from keyquery.estimators.vision_language.words import WordEncoder
 from keyquery.layers.kernels import KERNELS
 from keyquery.layers.vision import VisionEncoder
-from keyquery.listening.inputs.load import load_model, pick_device
+from keyquery.listening.inputs.load import load_model
 from keyquery.reading import plain
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars
 
 NO_BETTER = 0.97  # share of the loss at chance

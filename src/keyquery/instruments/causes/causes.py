@@ -96,11 +96,9 @@ class Causes(Reading, kind="causes"):
             rows.append({**row, "marks_i": dict(counts[0]), "marks_j": dict(counts[1])})
         return rows
 
-    def consensus(self, least: int | None = None) -> list[dict[str, Any]]:
-        """Edges that at least `least` heads have, as rows of `agreement`. Default: half of the heads."""
-        check_count("least", least, most=len(self.graphs), optional=True)
-        threshold = -(-len(self.graphs) // 2) if least is None else least
-        return [row for row in self.agreement() if row["heads"] >= threshold]
+    def consensus(self) -> list[dict[str, Any]]:
+        """Edges that at least half of the heads have, as rows of `agreement`."""
+        return [row for row in self.agreement() if 2 * row["heads"] >= len(self.graphs)]
 
     def pag(self, head: int | None = None) -> Pag:
         """The graph of a head, or that of `edges`, over all tokens."""

@@ -130,7 +130,7 @@ def _check(layers: Any, width: Any, heads: Any) -> None:
     check_count("heads", heads)
 
 
-def _drawn(rng: np.random.Generator, *shape: int) -> Int64[ndarray, ...]:
+def _drawn(rng: np.random.Generator, *shape: int) -> Int64[ndarray, "..."]:
     return rng.integers(0, PRIME, shape)
 
 

@@ -7,9 +7,10 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
+from scipy.special import chdtrc
 
 from keyquery.instruments.causes.discovery import Query, members
-from keyquery.instruments.discover.probability import ProbabilityTest, chi2_tail
+from keyquery.instruments.discover.probability import ProbabilityTest
 from keyquery.instruments.discover.variables import Variables
 
 ROWS = 5  # per degree of freedom, below which a test says nothing
@@ -81,5 +82,5 @@ class Contingency(ProbabilityTest):
         expected = (of_x / (of_z if full else np.maximum(of_z, 1.0))[:, None])[:, :, None] * of_y[:, None, :]
         ratio = table / (expected if full else np.maximum(expected, TINY))  # 0 where nothing is expected
         if self.pearson:  # Σ (N−E)²/E = Σ N²/E − n
-            return chi2_tail(float(np.vdot(table, ratio)) - rows, freedom)
-        return chi2_tail(2 * float(np.vdot(table, np.log(np.maximum(ratio, TINY)))), freedom)
+            return float(chdtrc(freedom, max(float(np.vdot(table, ratio)) - rows, 0.0)))
+        return float(chdtrc(freedom, max(2 * float(np.vdot(table, np.log(np.maximum(ratio, TINY)))), 0.0)))

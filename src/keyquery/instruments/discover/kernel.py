@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
+from scipy.special import gammaincc
 
 from keyquery.instruments.causes.discovery import Query, members
-from keyquery.instruments.discover.probability import ProbabilityTest, gamma_tail
+from keyquery.instruments.discover.probability import ProbabilityTest
 from keyquery.instruments.discover.variables import Variables
 
 RIDGE = 1e-3  # of the kernel regression on Z
@@ -102,4 +103,4 @@ def _tail(statistic: float, mean: float, variance: float) -> float:
     """The probability that a gamma variable of this mean and variance exceeds the statistic."""
     if mean <= 0 or variance <= 0:
         return 1.0
-    return gamma_tail(statistic * mean / variance, mean**2 / variance)
+    return float(gammaincc(mean**2 / variance, max(statistic * mean / variance, 0.0)))

@@ -7,9 +7,10 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
+from scipy.special import chdtrc
 
 from keyquery.instruments.causes.discovery import TOLERANCE, Query, members
-from keyquery.instruments.discover.probability import ProbabilityTest, chi2_tail
+from keyquery.instruments.discover.probability import ProbabilityTest
 from keyquery.instruments.discover.variables import Variables
 
 KEPT = 512  # regressions that are cached
@@ -64,14 +65,16 @@ class Regression(ProbabilityTest):
         if before / rows <= TOLERANCE or freedom == 0 or effective <= 0:
             return 1.0 if given == 0 else 0.0  # a constant is independent of everything
         after = before - float(np.square(left.T @ target).sum())
-        return chi2_tail(effective * np.log(before / after), freedom) if after > TOLERANCE * before else 0.0
+        if after <= TOLERANCE * before:
+            return 0.0
+        return float(chdtrc(freedom, max(effective * np.log(before / after), 0.0)))
 
     def _logistic(self, response: int, other: int, given: int) -> float:
         (before, few), (after, many) = self.fit(response, given), self.fit(response, given | 1 << other)
         freedom = (many - few) * (self.variables.sizes[response] - 1)
         if freedom == 0 or freedom * 5 > len(self.variables):
             return 1.0 if given == 0 and freedom == 0 else 0.0
-        return chi2_tail(2 * max(after - before, 0.0), freedom)
+        return float(chdtrc(freedom, 2 * max(after - before, 0.0)))
 
     def _fit(self, response: int, given: int) -> tuple[float, int]:
         """The log-likelihood of a multinomial logistic regression, and the number of its regressors."""

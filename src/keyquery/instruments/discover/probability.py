@@ -7,12 +7,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 
-import torch
-
 from keyquery.instruments.causes.discovery import Query
 from keyquery.instruments.discover.variables import Variables
-
-FEW, LARGEST = 200, 600.0  # degrees of freedom, and half of a statistic, of which a sum of exponentials is exact
 
 
 class ProbabilityTest(ABC):
@@ -48,23 +44,3 @@ class ProbabilityTest(ABC):
     @abstractmethod
     def probability(self, query: Query) -> float:
         """The p-value of one test."""
-
-
-def chi2_tail(statistic: float, freedom: float) -> float:
-    """The probability that a χ² variable exceeds the statistic."""
-    half = max(statistic, 0.0) / 2
-    if freedom > FEW or half > LARGEST or freedom != int(freedom):
-        return gamma_tail(half, freedom / 2)
-    # Q(a + 1, x) = Q(a, x) + xᵃ e⁻ˣ / Γ(a + 1), from Q(½, x) = erfc √x or Q(1, x) = e⁻ˣ
-    odd = int(freedom) % 2 == 1
-    tail, a = (math.erfc(math.sqrt(half)), 0.5) if odd else (math.exp(-half), 1.0)
-    term = math.exp(-half) * (2 * math.sqrt(half / math.pi) if odd else half)
-    for _ in range((int(freedom) - 1) // 2):
-        tail, a, term = tail + term, a + 1, term * half / (a + 1)
-    return tail
-
-
-def gamma_tail(value: float, shape: float) -> float:
-    """The probability that a gamma variable of scale 1 exceeds the value."""
-    numbers = torch.tensor([shape, max(value, 0.0)], dtype=torch.float64)
-    return float(torch.special.gammaincc(numbers[0], numbers[1]))

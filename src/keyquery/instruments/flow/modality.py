@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyquery.checkpoints.sources import first_line
 from keyquery.data.images import read_image
 from keyquery.instruments.causes.attention import check_length
 from keyquery.listening.hooks import Batch, evaluating, replace_method
 from keyquery.listening.inputs.word_pieces import token_texts, words_of
 from keyquery.listening.maps import TOWERS
 from keyquery.support.extras import optional
+from keyquery.support.printable import first_line
 
 TEXT, IMAGE, SPECIAL = "text", "image", "special"
 CLASS = "class"  # class tokens and registers of a vision Transformer

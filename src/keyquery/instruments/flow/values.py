@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import read
-from keyquery.checkpoints.sources import bare, first_line
+from keyquery.checkpoints.sources import bare
 from keyquery.layers import Attention
 from keyquery.listening.call import Call
+from keyquery.support.printable import first_line
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from keyquery.checkpoints import Layer
 from keyquery.forms import Form
-from keyquery.forms.core import eigenvalues
-from keyquery.forms.kernels.products import inner, symmetric_product
+from keyquery.forms.core import eigenvalues, inner
 
 TRUSTED = 1e-3  # smallest diagonal entry of the Cholesky factor of unit rows, at which float32 products keep 3 digits
 SMALLEST = 1e-8  # squared singular values relative to the largest, at which float64 squares keep 7 digits of them
@@ -32,7 +31,7 @@ class Spectra(NamedTuple):
 def spectra(layer: Layer, form: Form) -> Spectra:
     """Spectra of the heads of a layer; `form` has at least one dimension of heads."""
     query, key = (factor.float() for factor in (form.query, form.key))
-    own, other = symmetric_product(query), symmetric_product(key)
+    own, other = query @ query.mT, key @ key.mT
     planes = _planes(layer, own, other)
     fast = fast_values(query, key, own, other) if 2 * form.rank <= form.dim else None
     if fast is None:
@@ -92,7 +91,7 @@ def _from_gram(own: Tensor, other: Tensor, cross: Tensor) -> tuple[Tensor, Tenso
         return None
     rows *= size.unsqueeze(-1)
     matrix = rows[..., :r, :r].mT @ rows[..., r:, :]
-    squares = [eigenvalues(part).flip(-1) for part in (symmetric_product(matrix), _skew_square(matrix))]
+    squares = [eigenvalues(part).flip(-1) for part in (matrix @ matrix.mT, _skew_square(matrix))]
     if any(bool((values[..., r - 1] < SMALLEST * values[..., 0]).any()) for values in squares):
         return None
     singular, turning = (values.clamp(min=0).sqrt() for values in squares)
@@ -115,7 +114,7 @@ def _skew_square(matrix: Float[Tensor, "*heads r n"]) -> Float[Tensor, "*heads n
     both = torch.cat(((first - first.mT) / 2, last), -1)
     corner = both[..., :r] @ last
     found = matrix.new_empty(*matrix.shape[:-2], 2 * r, 2 * r)
-    found[..., :r, :r], found[..., r:, r:] = symmetric_product(both), symmetric_product(last.mT.contiguous())
+    found[..., :r, :r], found[..., r:, r:] = both @ both.mT, last.mT @ last
     found[..., :r, r:], found[..., r:, :r] = -corner, -corner.mT
     return found
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.checkpoints import Heads
-from keyquery.forms.kernels.products import inner, symmetric_product
+from keyquery.forms.core import inner
 from keyquery.instruments.lineage.fingerprint import in_halves
 from keyquery.support.progress import Progress, silent
 
@@ -75,9 +75,9 @@ def _moved(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor) -> tuple[float, list[
     first, so that small changes keep their digits.
     """
     dq, dk = q2 - q1, k2 - k1
-    own, moved = symmetric_product(q1), symmetric_product(dq)
-    norm = _sum(own, symmetric_product(k1))
-    total = _sum(moved, symmetric_product(k2)) + _sum(own, symmetric_product(dk))
+    own, moved = q1 @ q1.mT, dq @ dq.mT
+    norm = _sum(own, k1 @ k1.mT)
+    total = _sum(moved, k2 @ k2.mT) + _sum(own, dk @ dk.mT)
     total += 2 * _sum(dq @ q1.mT, k2 @ dk.mT)
     keys = torch.cat((k2, dk), -2)
     (dq_k2, dq_dk), (q1_k2, q1_dk) = (inner(query, keys).chunk(2, -1) for query in (dq, q1))

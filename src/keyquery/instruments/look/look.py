@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from keyquery.checkpoints import Heads, Layer, read
-from keyquery.checkpoints.fitted import opened
 from keyquery.checkpoints.formats.adapters import adapted_name
 from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
@@ -19,6 +18,7 @@ from keyquery.instruments.cooccurrence.cooccurrence import WINDOW, Cooccurrence
 from keyquery.instruments.look.corpus import check_corpus, corpus_tokenizer
 from keyquery.instruments.look.data import LookData, RunResult
 from keyquery.instruments.look.embeddings import Embedded
+from keyquery.instruments.look.fitted import opened
 from keyquery.instruments.look.labels import Thresholds
 from keyquery.instruments.look.layers import Measured, Metrics, measure_layer
 from keyquery.instruments.look.on_data import PAIRS, OnData

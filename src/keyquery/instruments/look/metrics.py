@@ -12,10 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms import Form, Rope
-from keyquery.forms.kernels.blas import matmul
-from keyquery.forms.kernels.products import symmetric_product
 from keyquery.forms.measures import column_directionality
-from keyquery.forms.offsets import energies
+from keyquery.forms.rope import energies
 from keyquery.instruments.look.on_data import by_head
 
 OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
@@ -87,9 +85,9 @@ def _whole(query: Float[Tensor, "r d"], key: Float[Tensor, "r d"]) -> tuple[Tens
     """Squared norms of the rows and of the columns of M = QᵀK, and tr(M²), float64."""
     dim = query.shape[1]
     if 2 * len(query) <= dim or dim > WIDEST:
-        cross = matmul(key, query.mT)
+        cross = key @ query.mT
         return _square_norms(query, key), _square_norms(key, query), (cross * cross.mT).sum(1).double().sum()
-    matrix = matmul(query.mT, key)
+    matrix = query.mT @ key
     rows, columns, traces = [], torch.zeros(dim, dtype=torch.float64, device=query.device), []
     for block, turned in zip(matrix.split(BLOCK), matrix.mT.split(BLOCK), strict=True):
         square = block.square()
@@ -106,11 +104,11 @@ def _square_norms(factor: Float[Tensor, "r d"], other: Float[Tensor, "r e"]) -> 
     against e.
     """
     if 2 * len(other) <= other.shape[1]:
-        lower, failed = torch.linalg.cholesky_ex(symmetric_product(other))
+        lower, failed = torch.linalg.cholesky_ex(other @ other.mT)
         pivots = lower.diagonal()
         if not failed and pivots.amin() > 1e-2 * pivots.amax():  # else rounding may show
             parts = lower.split(max(len(lower) // 4, 1), dim=1)
             starts = accumulate((part.shape[1] for part in parts), initial=0)
-            products = (matmul(part[start:].mT, factor[start:]) for part, start in zip(parts, starts, strict=False))
+            products = (part[start:].mT @ factor[start:] for part, start in zip(parts, starts, strict=False))
             return sum((product.square().sum(0).double() for product in products), torch.zeros(()))
-    return torch.cat([matmul(block.mT, other).square().sum(1).double() for block in factor.split(BLOCK, dim=1)])
+    return torch.cat([(block.mT @ other).square().sum(1).double() for block in factor.split(BLOCK, dim=1)])

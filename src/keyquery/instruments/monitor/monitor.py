@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from keyquery.checkpoints import read
-from keyquery.checkpoints.sources import bare, first_line
+from keyquery.checkpoints.sources import bare
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.callbacks import lightning_callback, trainer_callback
 from keyquery.instruments.monitor.observation import Observation
@@ -31,6 +31,7 @@ from keyquery.listening.functions import looks_like_attention
 from keyquery.listening.hooks import around_calls, is_compiled
 from keyquery.listening.probe import device_of, untouched
 from keyquery.support.checks import check_count, check_number
+from keyquery.support.printable import first_line
 
 
 class Monitor:

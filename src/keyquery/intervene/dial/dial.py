@@ -322,7 +322,7 @@ def _change_directions(
     return Dial(changes, {}, scaled)
 
 
-def _checked(*gains: Any) -> Float[Tensor, 5]:
+def _checked(*gains: Any) -> Float[Tensor, "5"]:
     for name, gain in zip(PARTS, gains, strict=True):
         check_gain(name, gain)
     return torch.tensor([float(gain) for gain in gains], dtype=torch.float64)

@@ -70,7 +70,7 @@ def _svd(matrix: Tensor, kernel: str, rows: Tensor) -> tuple[Tensor, Tensor, Ten
     return roots * left.mH @ back, sizes, roots * right @ back
 
 
-def _real(row: Shaped[Tensor, 2], a: Tensor, b: Tensor, rank: int) -> Float[Tensor, "2 n"]:
+def _real(row: Shaped[Tensor, "2"], a: Tensor, b: Tensor, rank: int) -> Float[Tensor, "2 n"]:
     """Complex coefficients of (q_p, k_p) as two rows on [q; k]."""
     out = torch.zeros(2, 2 * rank, dtype=torch.float64)
     first, second = torch.tensor([0]), torch.tensor([1])

@@ -200,7 +200,7 @@ def _visible(mask: Tensor, batch: int, n: int) -> Bool[Tensor, "batch ..."]:
     return visible.squeeze(1) if visible.shape[1] == 1 else visible
 
 
-def _hidden(mask: Tensor) -> Bool[Tensor, ...]:
+def _hidden(mask: Tensor) -> Bool[Tensor, "..."]:
     """Masked positions: True, or (nearly) −∞."""
     if mask.dtype == torch.bool:
         return mask

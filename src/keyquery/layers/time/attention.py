@@ -80,7 +80,7 @@ class TimeAttention(nn.Module):
         self,
         x: Float[Tensor, "batch n dim"],
         times: Shaped[Tensor, "batch n"],
-        mask: Bool[Tensor, ...] | None = None,
+        mask: Bool[Tensor, "..."] | None = None,
         is_causal: bool = False,
         origin: Shaped[Tensor, "#batch"] | float | None = None,
         cache: Cache | None = None,
@@ -108,7 +108,7 @@ class TimeAttention(nn.Module):
         self,
         x: Float[Tensor, "batch n dim"],
         times: Shaped[Tensor, "batch n"],
-        mask: Bool[Tensor, ...] | None = None,
+        mask: Bool[Tensor, "..."] | None = None,
         origin: Shaped[Tensor, "#batch"] | float | None = None,
     ) -> Float[Tensor, "batch n width"]:
         """The input of the inner attention `joint`, which `form` acts on: [x; Φ(t)], or relu(W[x; Φ(t)])."""

@@ -14,24 +14,16 @@ from torch import Tensor
 LOW = 2**32 - 1  # the lower half of a 64-bit integer
 
 
-def elapsed(
-    times: Shaped[Tensor, "*batch n"],
-    origin: Shaped[Tensor, "*#batch"] | float | None = None,
-    mask: Bool[Tensor, "*batch n"] | None = None,
-) -> Float64[Tensor, "*batch n"]:
-    """times − origin in float64, 0 where `mask` is False. Default origin: the first real time of each sequence.
-
-    Integers are subtracted as integers, so that nanoseconds since 1970 stay exact.
-    """
-    return elapsed_exactly(times, origin, mask)[0]
-
-
 def elapsed_exactly(
     times: Shaped[Tensor, "*batch n"],
     origin: Shaped[Tensor, "*#batch"] | float | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> tuple[Float64[Tensor, "*batch n"], Float64[Tensor, "*batch n"] | None]:
-    """`elapsed`, and its float64 rounding error; None if times are floats."""
+    """times − origin in float64, 0 where `mask` is False, and its rounding error; None if times are floats.
+
+    Default origin: the first real time of each sequence. Integers are subtracted as integers, so that nanoseconds since
+    1970 stay exact.
+    """
     _check(times, mask)
     start = _first(times, mask) if origin is None else _origin(origin, times)
     since, rest = _difference(times, start.unsqueeze(-1))
@@ -65,7 +57,7 @@ def spread(times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | N
 
     The gap is the 5 % quantile of the positive inter-event times, the length the 95 % quantile.
     """
-    elapsed(times, mask=mask)  # validates them
+    elapsed_exactly(times, mask=mask)  # validates them
     times = times.detach()
     last = torch.inf if times.is_floating_point() else torch.iinfo(times.dtype).max
     ordered = (times if mask is None else times.masked_fill(~mask, last)).sort(-1).values

@@ -16,14 +16,14 @@ from safetensors import SafetensorError
 from torch import nn
 
 from keyquery.checkpoints.formats.adapters import load_adapter, merge_into
-from keyquery.checkpoints.remote.cache import HUB_NAME, full_names, located
-from keyquery.checkpoints.sources import first_line, read_json
+from keyquery.checkpoints.hub import HUB_NAME, full_names, located
+from keyquery.checkpoints.sources import read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.layers import LanguageModel
-from keyquery.support.devices import pick_device as pick_device
-from keyquery.support.devices import pick_dtype
+from keyquery.support.devices import pick_device, pick_dtype
 from keyquery.support.extras import optional
 from keyquery.support.files import beside
+from keyquery.support.printable import first_line
 
 # Weights files, and the names under which transformers looks for them.
 WEIGHTS = {
@@ -45,7 +45,7 @@ def load_model(
 ) -> tuple[nn.Module, Any]:
     """Load a model from a folder, a weights file or the local hub cache (org/name), with its tokenizer or None.
 
-    Nothing is downloaded, and no code from the folder is run. Needs the extra `hf`, except for keyquery's own models.
+    Nothing is downloaded, and no code from the folder is run. Needs the extra `hf`.
     With `lm_head`, the model has its LM head; a LoRA `adapter` is added to its weights. It is put on `device`, default
     the CPU, in `dtype`, default that of its weights.
     """

@@ -18,7 +18,6 @@ from jaxtyping import Int64, UInt8
 
 OPERATORS = ("MIN", "MAX", "MED", "SM")
 DIGIT, OPEN, CLOSE = 1, 11, 15  # the first token of each kind; 0 is padding
-VOCABULARY = 16
 OPERATOR_SHARE = 0.25
 DEPTH = 10
 ARGUMENTS = 10

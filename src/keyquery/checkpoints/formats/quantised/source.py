@@ -41,15 +41,15 @@ def dequantised(source: Source) -> Source:
 
 def find_quantised(source: Source) -> dict[str, Quantised]:
     """The quantised weights of a source by their plain names; nothing is read."""
-    settings, found = _settings(source.config), {}
+    settings, quantised = _settings(source.config), {}
     for name in source.shapes:
         for kind in FORMATS:
             module = name.removesuffix(kind.mark)
             if name.endswith(kind.mark) and kind.fits(module, source.shapes):
                 weight = kind(module, source, settings)
-                found[weight.weight_name] = weight
+                quantised[weight.weight_name] = weight
                 break
-    return found
+    return quantised
 
 
 class Dequantised:

@@ -142,12 +142,12 @@ def blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
 def stated_object(tensor: Tensor, name: str) -> dict[str, Any]:
     """A JSON object that a file keeps as the bytes of a tensor."""
     try:
-        found = parse_json(bytes(tensor.flatten().tolist()).decode())
+        stated = parse_json(bytes(tensor.flatten().tolist()).decode())
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name} must hold a JSON object: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} must hold a JSON object, got {type(found).__name__}")
-    return found
+    if not isinstance(stated, dict):
+        raise ValueError(f"{name} must hold a JSON object, got {type(stated).__name__}")
+    return stated
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -1,1 +1,0 @@
-"""Models of a hub: names, downloads, and the cache."""

@@ -1,0 +1,1 @@
+"""Tools of the developers, which the wheel does not hold."""
