@@ -18,9 +18,10 @@ if __name__ == "__main__":  # not where tests are collected
 
 import keyquery as kq
 from keyquery.forms.eigenvalues_gpu import eigenvalues
-from keyquery.instruments.monitor.statistics import logit_statistics
+from keyquery.instruments.monitor.statistics import call_statistics
 from keyquery.intervene.dial.widen import HalfTurn, widen
 from keyquery.layers import blockwise
+from keyquery.listening.call import Call, Tokens
 
 TYPES = {
     **{torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"},
@@ -63,7 +64,9 @@ def primal(dtype, features):
 def statistics(mask, causal, dtype):
     """Those of attention logits."""
     query, key = torch.randn(2, 4, 40, 24, dtype=dtype), torch.randn(2, 2, 40, 24, dtype=dtype)
-    logit_statistics(query, key, 0.2, mask, causal, impl="triton")
+    tokens = Tokens(torch.arange(40)[None], torch.arange(40)[None])
+    options = {"attn_mask": mask, "causal": 0 if causal else None}
+    call_statistics(Call(torch.nn.Identity(), "", 0, query, key, None, 0.2, tokens, **options), impl="triton")
 
 
 def dialled(dtype, start, interleaved):

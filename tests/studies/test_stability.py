@@ -60,11 +60,11 @@ def test_bounds_hold_and_are_those_of_the_library(recipe: str, arm: dict[str, ob
     for attention in model.attention:
         assert (attention.largest.amax(1) <= attention.bound() * (1 + 1e-6)).all()
     if arm == {"kernel": "general"}:
-        from keyquery.instruments.monitor.bound import logit_bound
+        from keyquery.instruments.monitor.bound import logit_bounds
 
         for index, trial in enumerate(trials):
             for layer, attention in zip(kq.read(trial.model()), model.attention, strict=True):
-                expected = logit_bound(layer, attention.norm[index]).bound.max()
+                expected = logit_bounds({"": [layer]}, {"": attention.norm[index]})[""].bound.max()
                 torch.testing.assert_close(attention.bound()[index].double(), expected, rtol=1e-6, atol=0)
 
 

@@ -15,9 +15,10 @@ from torch.nn.functional import embedding, gelu, layer_norm, rms_norm, scaled_do
 
 from keyquery.forms import Rope
 from keyquery.instruments.monitor.bound import largest_eigenvalue
-from keyquery.instruments.monitor.statistics import LARGEST, logit_statistics
+from keyquery.instruments.monitor.statistics import LARGEST, call_statistics, merge_statistics
 from keyquery.layers import LanguageModel
 from keyquery.layers.kernels import make
+from keyquery.listening.call import Call, Tokens
 
 EPS = 1e-5
 
@@ -52,8 +53,9 @@ class StackedAttention(nn.Module):
         assert isinstance(rope, Rope)
         query, key = (rope.rotate(t, places).to(value.dtype) for t in (query, key))
         if self.clipped:
-            statistics = logit_statistics(query.detach(), key.detach(), self.dims**-0.5, causal=True)
-            self.largest = statistics[LARGEST].view(runs, self.heads)
+            tokens = Tokens(places[None], places[None])
+            call = Call(self, "", 0, query, key, None, self.dims**-0.5, tokens, causal=0)
+            self.largest = merge_statistics(call_statistics(call))[LARGEST].view(runs, self.heads)
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.dims**-0.5)
         out = out.unflatten(1, (runs, self.heads)).permute(1, 0, 3, 2, 4).reshape(runs, batch * n, -1)
         return self._linear(out, "output").reshape(runs, batch, n, dim)

@@ -61,7 +61,7 @@ class Rule:
 
 
 FIXED = (
-    Rule("monitor", (DEFAULTS.limit, float(DEFAULTS.horizon), DEFAULTS.collapse)),
+    Rule("monitor", (100.0, 100.0, 0.05)),  # the default before this study
     Rule("largest logit", (50.0,)),
     Rule("largest logit", (100.0,)),
     Rule("bound", (1000.0,)),

@@ -1,10 +1,13 @@
 """QK-Clip: only heads above tau change, their largest logit becomes tau, in every layout."""
 
+import copy
+import dataclasses
+
 import pytest
 import torch
 
 import keyquery as kq
-from keyquery.instruments.monitor.clip import clip_heads
+from keyquery.instruments.monitor.clip import Weights, clip_heads
 from keyquery.layers import LanguageModel, Shape
 
 transformers = pytest.importorskip("transformers")
@@ -110,6 +113,47 @@ def test_queries_of_a_group_are_clipped_without_its_other_heads():
     assert torch.equal(now.query[1], query[1])
     assert torch.equal(now.query[0, 1], 0.25 * query[0, 1])
     assert torch.equal(kq.read(model)[1].weights.query, heads[1].weights.query)
+
+
+def test_biases_of_queries_and_keys_are_scaled_with_their_weights():
+    torch.manual_seed(0)
+    model = llama(4)
+    attention = model.model.layers[0].self_attn
+    with torch.no_grad():
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+            projection.bias.normal_()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    clip_heads(model, kq.read(model), {0: {2: 0.25}})
+    rows = torch.ones(32)
+    rows[16:24] = 0.5
+    for name, weight in model.named_parameters():
+        scaled = name.startswith("model.layers.0.self_attn.") and ("q_proj" in name or "k_proj" in name)
+        factor = rows if weight.ndim == 1 else rows[:, None]
+        assert torch.equal(weight, before[name] * factor if scaled else before[name]), name
+
+
+def test_clipping_reads_no_weights_but_those_of_the_layer(monkeypatch):
+    model = llama(2)
+    heads, read = kq.read(model), []
+    rows = Weights.rows
+    monkeypatch.setattr(Weights, "rows", lambda self, name, *part: read.append(name) or rows(self, name, *part))
+    clip_heads(model, heads, {1: {1: 0.25}})
+    assert read
+    assert all(name.startswith("model.layers.1.") for name in read)
+
+
+def test_a_layer_that_cannot_be_clipped_leaves_all_others_alone():
+    config = transformers.Qwen3Config(**SIZES, intermediate_size=48, num_key_value_heads=2, head_dim=8)
+    model = transformers.Qwen3ForCausalLM(config)
+    heads = kq.read(model)
+    plain = dataclasses.replace(heads[0], query_norm=None, key_norm=None)
+    mixed = type("Mixed", (type(heads),), {"_read": lambda self, index: plain if index == 0 else heads[index]})
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    both = copy.copy(heads)
+    both.__class__ = mixed
+    with pytest.raises(ValueError, match="normalises its queries or keys"):
+        clip_heads(model, both, {0: {0: 0.5}, 1: {0: 0.5}})
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
 
 
 def test_weights_that_are_nan_do_not_stop_a_training_that_clips():

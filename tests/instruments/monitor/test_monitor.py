@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -264,12 +265,36 @@ def test_trainer_callback(tmp_path):
         "use_cpu": True,
     }
     arguments = transformers.TrainingArguments(
-        str(tmp_path), gradient_accumulation_steps=2, disable_tqdm=True, **options
+        str(tmp_path), gradient_accumulation_steps=2, disable_tqdm=True, logging_steps=1, **options
     )
-    transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[monitor.callback()]).train()
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[monitor.callback()])
+    trainer.train()
     reading = monitor.reading()
     assert reading.steps == [0, 2]
     assert all(curve[0] > 0 for curve in reading.curves["query_gradient"])
+    logged = [row for row in trainer.state.log_history if "attention/max largest" in row]
+    largest = np.array(reading.curves["largest"]).max(0)
+    np.testing.assert_allclose([row["attention/max largest"] for row in logged], largest, rtol=1e-6)
+    assert [row["step"] for row in logged] == [2, 4]  # a record is known a step later
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert len(losses) == 4  # none is lost to a record's
+    assert reading.losses == [None, pytest.approx(np.mean(losses[:2]), rel=1e-6)]  # logged after the step
+
+
+def test_a_loss_above_its_lowest_raises_an_alarm():
+    model, raised = make("kq"), []
+    monitor = kq.Monitor(model, every=2, strict=True, on_alarm=raised.append)
+    losses = [3.0, 2.0, 2.2, 2.1, 2.2, 2.3, 2.24, float("nan"), 1.0]
+    for step, loss in enumerate(losses):
+        model(torch.randint(60, (2, 6)))
+        monitor.add_loss(torch.tensor(loss, requires_grad=True) if step % 2 else loss)
+        monitor.step()
+    reading = monitor.reading()
+    assert reading.losses == pytest.approx([3.0, 2.1, 2.15, 2.27, None])
+    assert [(alarm["step"], alarm["heads"], alarm["value"]) for alarm in raised] == [(6, [], pytest.approx(2.27))]
+    assert raised[0]["reason"] == "loss: the loss is 2.27, 0.17 above its lowest"
+    assert kq.Reading.load(reading.to_json()) == reading
+    assert reading.alarms == raised
 
 
 def test_a_failure_of_the_monitor_does_not_stop_training(monkeypatch):
@@ -293,6 +318,21 @@ def test_bad_input_is_one_sentence():
         model.body.blocks[0].attention.key.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match="NaN"):
         kq.Monitor(model)
+
+
+def test_a_monitor_that_is_dropped_leaves_the_model():
+    model, records = make("kq"), []
+    monitor = kq.Monitor(model, every=1, on_alarm=lambda alarm: None)
+    train(model, monitor, steps=1)
+    monitor.recorder.add = lambda *args: records.append(args)
+    train(model, monitor, steps=1)
+    assert len(records) == 1
+    before = weakref.ref(monitor)
+    del monitor
+    assert before() is None  # at once: it is part of no cycle
+    assert "_compiled_call_impl" not in vars(model)
+    train(model, steps=1)
+    assert len(records) == 1
 
 
 @pytest.mark.parametrize("kernel", ["general", "symmetric"])
@@ -319,17 +359,20 @@ def history(**columns):
 def test_growth_is_predicted_and_flat_logits_are_not():
     steps = list(range(0, 400, 50))
     grows, flat = 20 * np.exp(0.004 * np.array(steps)), np.full(8, 60.0)
-    alarm = Rules().check(history(largest=np.stack((flat, grows), 1)), steps)
+    rules = Rules(limit=100, horizon=100)
+    alarm = rules.check(history(largest=np.stack((flat, grows), 1)), steps)
     assert [(each["rule"], each["heads"]) for each in alarm] == [("growth", [1])]
     assert "passes 100 in about" in alarm[0]["why"]
     noise = 60 * np.exp(np.random.default_rng(0).normal(0, 0.3, (8, 1)))
-    assert Rules().check(history(largest=np.minimum(noise, 99)), steps) == []
+    assert rules.check(history(largest=np.minimum(noise, 99)), steps) == []
+    assert Rules().check(history(largest=[[999.0]]), [0]) == []
+    assert Rules().check(history(largest=[[1001.0]]), [0])[0]["why"] == "its largest logit is 1001, above 1000"
     assert Rules(growth=False).check(history(largest=[[200.0]]), [0]) == []
 
 
 def test_other_alarms():
     four = {"largest": [[1.0, 1.0]] * 4, "smallest": [[-1.0, -1.0]] * 4}
-    rules = Rules(growth=False)
+    rules = Rules(growth=False, entropy=True)
     assert rules.check(history(**four), range(4)) == []
     low = history(**four, relative_entropy=[[0.5, 0.5]] * 3 + [[0.01, 0.02]])
     assert [alarm["rule"] for alarm in rules.check(low, range(4), [0, 0])] == ["entropy"]

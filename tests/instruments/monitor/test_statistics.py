@@ -8,9 +8,22 @@ import keyquery as kq
 from keyquery.checkpoints.layer import Layer, Norm, Projections
 from keyquery.forms import Rope
 from keyquery.instruments.monitor import statistics
-from keyquery.instruments.monitor.bound import _by_squaring, logit_bound, product_norm
-from keyquery.instruments.monitor.packing import Packed
-from keyquery.instruments.monitor.statistics import ENTRY, logit_statistics, statistics_of_logits
+from keyquery.instruments.monitor.bound import by_squaring, largest_eigenvalue, logit_bounds, product_core
+from keyquery.instruments.monitor.statistics import ENTRY, STATISTICS, call_statistics, merge_statistics
+from keyquery.instruments.monitor.table import Table
+from keyquery.listening.call import Call, Tokens
+
+
+def call_of(query, key, scale, mask=None, causal=False, rows=None, **options):
+    """A call of attention with these tensors."""
+    module, (n, m) = torch.nn.Identity(), (query.shape[-2], key.shape[-2])
+    tokens = Tokens(torch.arange(n)[None], torch.arange(m)[None], rows)
+    given = {"attn_mask": mask, "causal": 0 if causal else None, **options}
+    return Call(module, "", 0, query, key, None, scale, tokens, **given)
+
+
+def statistics_of(*tensors, impl="auto", **options):
+    return merge_statistics(call_statistics(call_of(*tensors, **options), impl=impl))
 
 
 def logits_of(query, key, scale, mask, causal):
@@ -68,33 +81,34 @@ CASES = [
 @pytest.mark.parametrize("impl", ["reference", "triton"])
 @pytest.mark.parametrize(("n", "m", "kv", "causal", "kind"), CASES)
 def test_statistics_are_those_of_the_whole_matrix(n, m, kv, causal, kind, impl, monkeypatch):
-    monkeypatch.setattr(statistics, "BUDGET", 500)  # many blocks
+    monkeypatch.setattr(statistics, "CELLS", 500)  # many blocks
     torch.manual_seed(0)
     query, key, mask = torch.randn(3, 4, n, 24) * 3, torch.randn(3, kv, m, 24) * 3, masks(kind, n, m)
     logits = logits_of(query, key, 0.2, mask, causal)
-    found = logit_statistics(query, key, 0.2, mask, causal, impl).double()
+    found = statistics_of(query, key, 0.2, mask, causal, impl=impl).double()
     truth = brute(logits, query, key)
     assert torch.allclose(found[:2], truth[:2], rtol=1e-5, atol=1e-5)
     assert torch.allclose(found[2:], truth[2:], rtol=1e-5, atol=1e-4)
     assert torch.equal(found[ENTRY], truth[ENTRY])
-    whole = statistics_of_logits(logits.masked_fill(logits < -1e30, -torch.inf))
+    whole = statistics_of(query, key, None, given_scores=logits.masked_fill(logits < -1e30, -torch.inf))
     assert torch.allclose(whole[:2], truth[:2], rtol=1e-12)
+    assert torch.allclose(whole[2:6], truth[2:6], rtol=1e-9)
 
 
 @pytest.mark.parametrize("impl", ["reference", "triton"])
 @pytest.mark.parametrize(("n", "m", "kv", "causal", "kind"), CASES)
 def test_queries_at_padding_do_not_count(n, m, kv, causal, kind, impl, monkeypatch):
-    monkeypatch.setattr(statistics, "BUDGET", 500)
+    monkeypatch.setattr(statistics, "CELLS", 500)
     torch.manual_seed(0)
     query, key, mask = torch.randn(3, 4, n, 24) * 3, torch.randn(3, kv, m, 24) * 3, masks(kind, n, m)
     rows = torch.rand(3, n) > 0.3
     query[~rows[:, None].expand(-1, 4, -1)] *= 1e3
     logits = logits_of(query, key, 0.2, mask, causal).masked_fill(~rows[:, None, :, None], -torch.inf)
     truth = brute(logits, query.where(rows[:, None, :, None], 0.0), key)
-    found = logit_statistics(query, key, 0.2, mask, causal, impl, rows).double()
+    found = statistics_of(query, key, 0.2, mask, causal, rows, impl=impl).double()
     assert torch.allclose(found, truth, rtol=1e-5, atol=1e-4)
-    whole = statistics_of_logits(logits_of(query, key, 0.2, mask, causal), rows)
-    assert torch.allclose(whole, truth[:6], rtol=1e-9)
+    whole = statistics_of(query, key, None, rows=rows, given_scores=logits_of(query, key, 0.2, mask, causal))
+    assert torch.allclose(whole[:6], truth[:6], rtol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Triton's interpreter
@@ -102,7 +116,7 @@ def test_queries_at_padding_do_not_count(n, m, kv, causal, kind, impl, monkeypat
 def test_a_nan_is_not_taken_for_a_masked_key(impl):
     query = torch.ones(1, 2, 3, 4)
     query[0, 1, 2, 0] = torch.nan
-    found = logit_statistics(query, torch.ones(1, 2, 3, 4), 1.0, impl=impl)
+    found = statistics_of(query, torch.ones(1, 2, 3, 4), 1.0, impl=impl)
     assert found[0, 0] == 4
     assert found[ENTRY, 0] == 1
     assert found[[0, 1, ENTRY], 1].isnan().all()
@@ -113,19 +127,18 @@ def test_entropy_of_huge_logits_does_not_cancel(impl):
     torch.manual_seed(0)
     query, key = torch.randn(2, 1, 2, 20, 8) * 3e4
     key[:, :, 5] = key[:, :, 6]  # two equal logits: an entropy of up to log 2
-    found = logit_statistics(query, key, 1.0, impl=impl)
+    found = statistics_of(query, key, 1.0, impl=impl)
     assert torch.allclose(found[2:4].double(), brute(logits_of(query, key, 1.0, None, False))[2:4], atol=1e-5)
 
 
 def test_memory_does_not_grow_with_the_square(monkeypatch):
     sizes = []
-    block = statistics._block
-    monkeypatch.setattr(
-        statistics, "_block", lambda logits, *rest: sizes.append(logits.numel()) or block(logits, *rest)
-    )
-    monkeypatch.setattr(statistics, "BUDGET", 2**14)
-    logit_statistics(torch.randn(1, 2, 2048, 4), torch.randn(1, 2, 2048, 4), 1.0, causal=True)
+    scores = Call.scores
+    monkeypatch.setattr(Call, "scores", lambda call: sizes.append((out := scores(call)).numel()) or out)
+    monkeypatch.setattr(statistics, "CELLS", 2**14)
+    statistics_of(torch.randn(1, 2, 2048, 4), torch.randn(1, 2, 2048, 4), 1.0, causal=True)
     assert max(sizes) <= 2**14
+    assert sum(sizes) == 2 * 2048**2
 
 
 def layer_of(generator, rope, biased, normed, shared):
@@ -154,13 +167,13 @@ def test_the_bound_is_never_below_the_largest_logit(rope, biased, normed, shared
         places = torch.arange(len(x))
         query, key = layer.rotated(x, x, rope, places, places)
         largest = layer.scale * (query @ key.mT).amax((-2, -1)).flatten()
-        assert (largest <= logit_bound(layer, 3.0).bound * (1 + 1e-12)).all()
+        assert (largest <= logit_bounds({"": [layer]}, {"": 3.0})[""].bound * (1 + 1e-12)).all()
 
 
 def test_without_rotation_the_bound_is_reached():
     layer = kq.read(kq.Attention(8, 2, bias=False).double())[0]
     left, values, right = torch.linalg.svd(layer.form.dense())
-    bound = logit_bound(layer, 2.0)
+    bound = logit_bounds({"": [layer]}, {"": 2.0})[""]
     assert torch.allclose(bound.sigma, values[:, 0])
     reached = layer.scale * torch.einsum("hi,hij,hj->h", 2 * left[..., 0], layer.form.dense(), 2 * right[:, 0])
     assert torch.allclose(bound.bound, reached)
@@ -169,22 +182,24 @@ def test_without_rotation_the_bound_is_reached():
 def test_norms_by_squaring_are_those_of_the_singular_values():
     torch.manual_seed(0)
     query, key = torch.randn(2, 5, 16, 40, dtype=torch.float64)
-    assert torch.allclose(product_norm(query, key), torch.linalg.matrix_norm(query.mT @ key, 2), rtol=1e-9)
+    squares = torch.linalg.matrix_norm(query.mT @ key, 2).square()
+    assert torch.allclose(largest_eigenvalue(product_core(query, key)), squares, rtol=1e-9)
     gram = query @ query.mT
-    assert torch.allclose(_by_squaring(gram), torch.linalg.eigvalsh(gram)[:, -1], rtol=1e-6)
+    assert torch.allclose(by_squaring(gram), torch.linalg.eigvalsh(gram)[:, -1], rtol=1e-6)
 
 
 def test_norms_of_weights_that_are_not_finite_are_nan():
     query, key = torch.ones(2, 3, 4, 6, dtype=torch.float64)
     query[1, 2, 3] = torch.nan
     key[2] = torch.inf
-    assert product_norm(query, key).isnan().tolist() == [False, True, True]
+    assert largest_eigenvalue(product_core(query, key)).isnan().tolist() == [False, True, True]
 
 
 def test_bounds_are_held_to_the_rounding_of_their_own_layer():
     """A logit a little above its bound: by the rounding of bfloat16, or by more than that of float32."""
     dtypes = {"short": torch.bfloat16, "whole": torch.float32}
-    values = {"statistics": torch.full((7, 1), 1.01), "bound": torch.ones(1)}
-    bound = Packed(dict.fromkeys(dtypes, values), dict.fromkeys(dtypes, 1.0), dtypes).columns()["bound"]
+    values = {**dict.fromkeys(STATISTICS, torch.full((1,), 1.01)), "bound": torch.ones(1)}
+    facts = {name: (1.0, dtype) for name, dtype in dtypes.items()}
+    bound = Table(dict.fromkeys(dtypes, values), facts).columns()["bound"]
     assert bound[0] == 1
     assert np.isnan(bound[1])

@@ -56,7 +56,7 @@ def train(model, ids, watched, tau=None):
 
 
 def batches():
-    return torch.randint(60, (2, 4, 16), generator=torch.Generator().manual_seed(0))
+    return torch.randint(60, (2, 64, 16), generator=torch.Generator().manual_seed(0))
 
 
 def work(folder):
@@ -152,7 +152,12 @@ def test_lightning(package, tmp_path):
 
     plain, _, _ = fit(2, False)
     _, trainer, monitor = fit(1, True)
-    assert monitor.reading().steps == [0, 2]
+    reading = monitor.reading()
+    assert reading.steps == [0, 2]
+    largest = np.array(reading.curves["largest"]).max(0)[-1]
+    assert float(trainer.callback_metrics["attention/max largest"]) == pytest.approx(largest, rel=1e-6)
+    assert len(reading.losses) == 2
+    assert all(3.5 < loss < 4.7 for loss in reading.losses)  # about log 60: as the model returns it
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     resumed, _, monitor = fit(2, True, tmp_path / "a.ckpt")
     reading = monitor.reading()

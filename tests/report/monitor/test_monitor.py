@@ -18,7 +18,8 @@ def reading(count=4):
     ]
     curves = {"largest": [[1.0, 1234567.0 + at] for at in range(count)], "bound": [[None, 2e9]] * count}
     alarm = {"step": 50, "rule": "growth", "heads": [3], "head": 3, "value": 1.0, "reason": "growth: x: too large"}
-    return Monitored(model={"name": "a"}, steps=[0, 50], heads=heads, curves=curves, alarms=[alarm])
+    loss = {"step": 0, "rule": "loss", "heads": [], "head": None, "value": 3.0, "reason": "loss: the loss is 3"}
+    return Monitored(model={"name": "a"}, steps=[0, 50], heads=heads, curves=curves, alarms=[loss, alarm])
 
 
 def test_every_head_of_the_table_can_be_recognised_in_80_columns():
@@ -31,6 +32,7 @@ def test_every_head_of_the_table_can_be_recognised_in_80_columns():
     assert "…" not in text.replace("blocks.…", "")
     assert "1.23e+06" in text
     assert "too large" in text
+    assert "step 0: loss: the loss is 3" in text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")

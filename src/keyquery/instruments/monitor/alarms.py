@@ -22,14 +22,20 @@ SHORT = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "fp16": torch.f
 class Rules:
     """Which alarms a monitor raises, and their thresholds.
 
+    The defaults are those of few false alarms in the study `stability`: of 57 trainings that diverged, `growth` warned
+    of 49 and `loss` of 56, in 2 and in 0 of 22 healthy ones.
+
     Parameters
     ----------
     growth
         The largest logit of a head is above `limit`, or is above a tenth of it and will pass it within `horizon` steps,
         by the lower end of the 95 % interval of a line through its logarithm at the last `window` records.
         Default: True.
+    loss
+        The loss, where the monitor is given it (`Monitor.add_loss`), is not finite, or more than `loss_rise` above its
+        lowest; each is the mean of the steps between two records. Default: True.
     entropy
-        The mean entropy of a layer's heads is below `collapse` times that of uniform attention. Default: True.
+        The mean entropy of a layer's heads is below `collapse` times that of uniform attention. Default: False.
     dead
         A head's logits are all within `dead_range`, for 3 records: it attends alike to all keys. Default: True.
     rank
@@ -38,7 +44,7 @@ class Rules:
         Logits before scaling, or entries of queries or keys, exceed `overflow_share` of the largest float of `dtype`,
         or are not finite. Entries are known where torch's fused attention is called, not its softmax alone.
         Default: True.
-    limit, horizon, window, collapse, dead_range, rank_share, overflow_share
+    limit, horizon, window, loss_rise, collapse, dead_range, rank_share, overflow_share
         Thresholds, as above.
     dtype
         "fp16", "bf16", or for scaled FP8 "e4m3" or "e5m2". Default: that of the queries.
@@ -50,13 +56,15 @@ class Rules:
     """
 
     growth: bool = True
-    entropy: bool = True
+    loss: bool = True
+    entropy: bool = False
     dead: bool = True
     rank: bool = True
     overflow: bool = True
-    limit: float = 100.0
-    horizon: int = 100
+    limit: float = 1000.0
+    horizon: int = 0
     window: int = 8
+    loss_rise: float = 0.15
     collapse: float = 0.05
     dead_range: float = 1e-3
     rank_share: float = 0.1
@@ -64,11 +72,11 @@ class Rules:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("limit", "collapse", "dead_range", "rank_share", "overflow_share"):
+        for name in ("limit", "loss_rise", "collapse", "dead_range", "rank_share", "overflow_share"):
             check_number(name, getattr(self, name))
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("growth", "entropy", "dead", "rank", "overflow"):
+        for name in ("growth", "loss", "entropy", "dead", "rank", "overflow"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         check_count("horizon", self.horizon, least=0)
@@ -77,16 +85,38 @@ class Rules:
             raise ValueError(f"dtype must be one of {', '.join(SHORT)}, got {self.dtype!r}")
 
     def check(
-        self, history: History, steps: Sequence[int], layers: Sequence[int] = (), dtype: str = ""
+        self,
+        history: History,
+        steps: Sequence[int],
+        layers: Sequence[int] = (),
+        dtype: str = "",
+        losses: Sequence[float | None] = (),
     ) -> list[dict[str, Any]]:
-        """Alarms of the last record: {rule, heads, head (the worst), value, reason}."""
-        found = []
+        """Alarms of the last record: {rule, heads, head (the worst), value, reason}; `losses` are those of all records.
+
+        Where a loss is None it is not finite.
+        """
+        alarms = []
         for name in ("growth", "entropy", "dead", "rank", "overflow"):
             if getattr(self, name):
                 alarm = getattr(self, f"_{name}")(history, steps, layers, dtype)
                 if alarm is not None:
-                    found.append({"rule": name, **alarm})
-        return found
+                    alarms.append({"rule": name, **alarm})
+        if self.loss and (alarm := self._loss(losses)) is not None:
+            alarms.append({"rule": "loss", **alarm})
+        return alarms
+
+    def _loss(self, losses: Sequence[float | None]) -> dict[str, Any] | None:
+        if not losses:
+            return None
+        now, lowest = losses[-1], min((loss for loss in losses if loss is not None), default=math.nan)
+        if now is None:
+            why = "the loss is not finite"
+        elif now > lowest + self.loss_rise:
+            why = f"the loss is {now:.4g}, {now - lowest:.2g} above its lowest"
+        else:
+            return None
+        return {"heads": [], "head": None, "value": math.nan if now is None else now, "why": why}
 
     def _growth(self, history: History, steps: Sequence[int], *_: Any) -> dict[str, Any] | None:
         largest = history["largest"]

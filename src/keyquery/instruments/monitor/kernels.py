@@ -17,13 +17,11 @@ NONE, BOOLEAN, ADDED = range(3)  # kinds of masks
 def triton_statistics(
     query: Tensor, key: Tensor, scale: float, mask: Tensor | None, causal: bool, first: Tensor | None
 ) -> Tensor:
-    """`statistics_by_tile` on a GPU; `first` as of `first_visible`."""
-    from keyquery.instruments.monitor.statistics import hidden_below
-
+    """All but the entries of `call_statistics`, on a GPU; `first` is the first key that any query sees."""
     batch, heads, n, rank = query.shape
     m = key.shape[-2]
     tiles = blocks(n, ROWS)
-    out = torch.empty(batch * tiles, 7, heads, dtype=torch.float32, device=query.device)
+    out = torch.empty(batch * tiles, 6, heads, dtype=torch.float32, device=query.device)
     kind = NONE if mask is None else BOOLEAN if mask.dtype == torch.bool else ADDED
     shown = None if mask is None else mask.expand(batch, heads, n, m)
     shown = shown.view(torch.uint8) if shown is not None and kind == BOOLEAN else shown
@@ -35,7 +33,7 @@ def triton_statistics(
     )  # fmt: skip
     numbers = (
         *query.stride(), *key.stride(), *((0, 0, 0, 0) if shown is None else shown.stride()),
-        heads, heads // key.shape[1], n, m, scale, hidden_below(query.dtype, scale),
+        heads, heads // key.shape[1], n, m, scale,
     )  # fmt: skip
     tensors = (query, key, query if shown is None else shown, out if start is None else start, out)
     launch(_compiled(), (tiles, batch * heads), tensors, numbers, constants)
@@ -51,34 +49,11 @@ def _compiled() -> Any:
     return _KERNEL[0]
 
 
-def _entry(
-    queries, keys_at, key_row, key_dim, m, tile,
-    RANK: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, STATIC: tl.constexpr,
-):  # fmt: skip
-    """The largest |entry| of a tile of queries, and of its share of the keys, which are divided among the tiles.
-
-    The bits of |x| are ordered as |x| is, and those of NaN are above all: a maximum of floats would drop it.
-    """
-    sizes = queries.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    largest = tl.max(tl.max(sizes, 1), 0)
-    tiles, dims = tl.num_programs(0), tl.arange(0, WIDTH)
-    for share in tl.range(0, STATIC if STATIC > 0 else tl.cdiv(m, tiles * COLUMNS)):
-        columns = (share * tiles + tile) * COLUMNS + tl.arange(0, COLUMNS)
-        spots = keys_at + columns[:, None].to(tl.int64) * key_row + dims[None, :] * key_dim
-        keys = tl.load(spots, mask=(columns[:, None] < m) & (dims[None, :] < RANK), other=0.0)
-        bits = keys.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-        largest = tl.maximum(largest, tl.max(tl.max(bits, 1), 0))
-    return largest.to(tl.float32, bitcast=True)
-
-
-entry = kernel(_entry)
-
-
 def _statistics(
     query, key, mask, first, out,
     query_batch, query_head, query_row, query_dim, key_batch, key_head, key_row, key_dim,
     mask_batch, mask_head, mask_row, mask_column,
-    heads, shared, n, m, scale, low,
+    heads, shared, n, m, scale,
     RANK: tl.constexpr, WIDTH: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, FIRST: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
@@ -112,7 +87,7 @@ def _statistics(
                 seen = seen & (shown != 0)
             else:
                 logits = logits + shown.to(tl.float32)
-        seen = seen & ((logits > low) | (logits != logits))
+        seen = seen & ((logits > -infinity) | (logits != logits))
         above = tl.where(seen, logits, -infinity)
         smallest = tl.minimum(smallest, tl.min(tl.where(seen, logits, infinity), 1))
         top = tl.maximum(largest, tl.max(above, 1))
@@ -127,11 +102,10 @@ def _statistics(
         count, largest = count + tl.sum(seen.to(tl.float32), 1), top
     some, safe = count > 0, tl.where(count > 0, total, 1.0)
     broken = tl.max(((total != total) & (largest < infinity)).to(tl.int32), 0) > 0  # a NaN among the logits
-    spot = out + (sequence * tl.num_programs(0) + tile) * 7 * heads + head
+    spot = out + (sequence * tl.num_programs(0) + tile) * 6 * heads + head
     tl.store(spot, tl.where(broken, float("nan"), tl.max(largest, 0)))
     tl.store(spot + heads, tl.where(broken, float("nan"), tl.min(smallest, 0)))
     tl.store(spot + 2 * heads, tl.sum(tl.where(some, tl.log(safe) - weighted / safe, 0.0), 0))
     tl.store(spot + 3 * heads, tl.sum(tl.where(some, tl.exp(sink - tl.where(some, largest, 0.0)) / safe, 0.0), 0))
     tl.store(spot + 4 * heads, tl.sum(tl.where(some, tl.log(tl.maximum(count, 1.0)), 0.0), 0))
     tl.store(spot + 5 * heads, tl.sum(some.to(tl.float32), 0))
-    tl.store(spot + 6 * heads, entry(queries, keys_at, key_row, key_dim, m, tile, RANK, WIDTH, COLUMNS, STATIC))

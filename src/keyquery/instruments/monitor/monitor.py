@@ -7,14 +7,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize, ref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import get_world_size, is_available, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -24,9 +23,9 @@ from keyquery.checkpoints import read
 from keyquery.checkpoints.sources import bare
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.callbacks import lightning_callback, trainer_callback
+from keyquery.instruments.monitor.layers import Layers
 from keyquery.instruments.monitor.observation import Observation
-from keyquery.instruments.monitor.records import Recorder
-from keyquery.instruments.monitor.weights import Layers
+from keyquery.instruments.monitor.records import Recorder, reading_of
 from keyquery.listening.functions import looks_like_attention
 from keyquery.listening.hooks import around_calls, is_compiled
 from keyquery.listening.probe import device_of, untouched
@@ -43,7 +42,8 @@ class Monitor:
     without gradients or dropout.
 
     `with monitor:` counts the steps of the model's optimiser; `monitor.step()` after each `optimiser.step()` does it by
-    hand; `monitor.callback()` and `monitor.lightning()` are callbacks of the transformers Trainer and of Lightning.
+    hand; `monitor.callback()` and `monitor.lightning()` are callbacks of the transformers Trainer and of Lightning, to
+    whose loggers they give the extremes over heads. A monitor that is deleted leaves the model as it was.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ class Monitor:
         Optimiser steps between records. Default: 50.
     structure
         Records between measurements of effective ranks and of the symmetric, skew, popularity and position shares.
-        Default: 10.
+        Shares need 32 sequences in the forwards of the step. Default: 10.
     rules
-        Which alarms, and their thresholds (`Rules`). Default: all.
+        Which alarms, and their thresholds (`Rules`). Default: those of few false alarms in the study `stability`.
     on_alarm
         Called with each alarm, a dict. Default: one line on standard error.
     folder
@@ -114,16 +114,20 @@ class Monitor:
         self.count = 0  # optimiser steps so far
         self.layers, self.unread = _layers_of(self.model)
         self.name = name or type(self.model).__name__
-        self._head_counts = {} if self.layers is None else self.layers.counts
-        report = partial(self._safely, on_alarm or _print)  # if it fails, the record must not be lost
-        self.recorder = Recorder(self.name, every, rules or Rules(), report, folder, board)
+        self._on_alarm = on_alarm or _print
+        self.recorder = Recorder(self.name, every, rules or Rules(), folder, board)
         self.recorder.shared = _shared(model)
         self._check_folder()
         self._ran = False  # whether a forward was seen in the current step
         self._optimiser: Optimizer | None = None
         self._others: WeakSet[Optimizer] = WeakSet()  # optimisers whose steps are not counted
         self._hooks = ExitStack()
+        finalize(self, self._hooks.close).atexit = False
         self._attach()
+
+    def add_loss(self, loss: Tensor | float) -> None:
+        """Give the loss of a step; its mean between records is recorded, and the rule `loss` warns when it rises."""
+        self._safely(self.recorder.add_loss, loss)
 
     def step(self) -> None:
         """Signal the end of an optimiser step; before gradients are zeroed, if their norms are to be recorded."""
@@ -138,7 +142,7 @@ class Monitor:
         Call it after an optimiser step. It uses the latest record, once: on that batch, with the weights and inputs of
         the record, no clipped head's logits would exceed `tau`; the optimiser step itself, and clipped layers below,
         may have changed them. Heads that share keys (GQA) have their queries scaled alone; latent attention (MLA) as
-        published. Relative position biases (T5) are not scaled.
+        published. Biases of queries and keys are scaled with their weights, relative position biases (T5) are not.
 
         Parameters
         ----------
@@ -150,19 +154,25 @@ class Monitor:
         list of dict
             The clipped heads: step, head, name, largest logit and factor of its scores. Also logged.
         """
-        check_number("tau", tau)
-        if tau <= 0:
-            raise ValueError(f"tau must be above 0, got {tau}")
-        if self.layers is None:
-            raise ValueError(f"{self.name} cannot be clipped, its weights are not read: {self.unread}")
+        self._check_clip(tau)
         return self._safely(self.recorder.clip, self.model, self.layers, float(tau)) or []
 
     def callback(self, tau: float | None = None) -> Any:
-        """A callback for the transformers Trainer (extra `hf`); with tau, heads are clipped after each record."""
+        """A callback for the transformers Trainer (extra `hf`); with tau, heads are clipped after each record.
+
+        Extremes over heads go to `Trainer.log`, and the loss that it logs comes to the monitor.
+        """
+        if tau is not None:
+            self._check_clip(tau)
         return trainer_callback(self, tau)
 
     def lightning(self, tau: float | None = None) -> Any:
-        """A callback for Lightning; the monitored model is the one that `training_step` calls."""
+        """A callback for Lightning; the monitored model is the one that `training_step` calls.
+
+        Extremes over heads go to `log_dict`, and the loss of every batch comes to the monitor.
+        """
+        if tau is not None:
+            self._check_clip(tau)
         return lightning_callback(self, tau)
 
     def gradients(self) -> None:
@@ -171,7 +181,11 @@ class Monitor:
 
     def reading(self) -> Any:
         """All records so far, as a Reading."""
-        return self.recorder.reading(self._facts())
+        return reading_of(self._recorded(), {"every": self.every, "unread": self.unread})
+
+    def summaries(self) -> list[dict[str, float]]:
+        """Extremes over heads, for a logger, of every record since the last call; a record is known a step later."""
+        return self._safely(self.recorder.summaries) or []
 
     def resume(self, step: int) -> None:
         """Continue at an optimiser step: later records, of a run that was interrupted, are dropped."""
@@ -181,7 +195,7 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """What to store in the run's checkpoint."""
-        return {"count": self.count, "records": self.recorder.state()}
+        return {"count": self.count, "records": self._recorded()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
@@ -193,6 +207,7 @@ class Monitor:
         """Remove all hooks; the records stay."""
         self._hooks.close()
         self._safely(self.recorder.close)
+        self._report()
 
     def __enter__(self) -> Monitor:
         self._attach()
@@ -213,7 +228,13 @@ class Monitor:
 
     def _attach(self) -> None:
         self._hooks.close()
-        around_calls(self._outer, self._forward, self._hooks)
+        monitor = ref(self)  # the model must not keep a monitor that is deleted
+
+        def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            watching = monitor()
+            return call(*args, **kwargs) if watching is None else watching._forward(call, *args, **kwargs)
+
+        around_calls(self._outer, around, self._hooks)
 
     # The forward of a recorded step
 
@@ -226,9 +247,12 @@ class Monitor:
             out = call(*args, **kwargs)
             self._safely(self._replay, args, kwargs)
             return out
-        with ExitStack() as changes:
-            observation = self._safely(self._observe, changes)
+        changes = ExitStack()
+        observation = self._safely(self._observe, changes)
+        try:
             out = call(*args, **kwargs)
+        finally:
+            self._safely(changes.close)
         if observation is not None:
             self._safely(self._read, observation)
         return out
@@ -264,16 +288,19 @@ class Monitor:
     # Steps
 
     def _before_step(self, optimiser: Optimizer, *arguments: Any) -> None:
+        if self._counts(optimiser):
+            self._safely(self._gradients)
+
+    def _counts(self, optimiser: Optimizer) -> bool:
+        """Whether it is the model's first optimiser, or one that replaces it, not one of other weights."""
         if optimiser is not self._optimiser and optimiser not in self._others:
-            # The model's first optimiser, or one that replaces it; one of other weights of the model is not counted.
             before = self.model.parameters() if self._optimiser is None else _weights(self._optimiser)
             known = {id(weight) for weight in before}
             if any(id(weight) in known for weight in _weights(optimiser)):
                 self._optimiser = optimiser
             else:
                 self._others.add(optimiser)
-        if optimiser is self._optimiser:
-            self._safely(self._gradients)
+        return optimiser is self._optimiser
 
     def _after_step(self, optimiser: Optimizer, *arguments: Any) -> None:
         if optimiser is self._optimiser:
@@ -290,8 +317,19 @@ class Monitor:
                 " compiled or wrapped, make the monitor of what is called, after that"
             )
         self._ran = False
-        self._safely(*((self.recorder.finish, self.count) if self.due else (self.recorder.settle, False)))
+        self._safely(*((self.recorder.finish, self.count) if self.due else (self.recorder.settle,)))
+        self._report()
         self.count += 1
+
+    def _report(self) -> None:
+        raised, self.recorder.raised = self.recorder.raised, []
+        for alarm in raised:
+            self._safely(self._on_alarm, alarm)
+
+    def _recorded(self) -> dict[str, Any]:
+        state = self.recorder.state()
+        self._report()
+        return state
 
     def _safely(self, work: Callable[..., Any], *args: Any) -> Any:
         """Do some of the monitor's work; an exception becomes a warning, once, unless `strict`, and the result None."""
@@ -311,11 +349,16 @@ class Monitor:
     def _check_folder(self) -> None:
         """Refuse a folder with records of a model with other heads."""
         recorded = Counter(head["name"].rpartition(".")[0] for head in self.recorder.heads)
-        if self._head_counts and any(self._head_counts.get(name) != count for name, count in recorded.items()):
+        counts = {} if self.layers is None else {name: of[0].heads for name, of in self.layers.kept.items()}
+        if counts and any(counts.get(name) != count for name, count in recorded.items()):
             raise ValueError(f"{self.recorder.path} has records of another model, {self.recorder.heads[0]['name']} …")
 
-    def _facts(self) -> dict[str, Any]:
-        return {"every": self.every, "unread": self.unread}
+    def _check_clip(self, tau: float) -> None:
+        check_number("tau", tau)
+        if tau <= 0:
+            raise ValueError(f"tau must be above 0, got {tau}")
+        if self.layers is None:
+            raise ValueError(f"{self.name} cannot be clipped, its weights are not read: {self.unread}")
 
 
 def _weights(optimiser: Optimizer) -> list[Any]:

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.instruments.monitor.statistics import BUDGET, statistics_by_tile, statistics_of_logits, with_entries
+from keyquery.instruments.monitor.statistics import EVERY, call_statistics, part_of
 from keyquery.listening.attachment import add_listener
-from keyquery.listening.call import HIDDEN, Call, Tokens
+from keyquery.listening.call import Call, Tokens
 from keyquery.listening.tokens import Arguments, Run
 
 SEQUENCES, TOKENS = 32, 256  # of a batch, from which shares are computed
@@ -67,10 +67,9 @@ class Observation:
 
     def _add(self, call: Call, rounding: torch.dtype | None) -> None:
         seen = self.seen.setdefault(call.name, Seen())
-        statistics = call_statistics(call, rounding)
         if seen.statistics and seen.statistics[0].shape[-1] != call.heads:
             raise ValueError(f"{call.name or 'the model'} attends with different numbers of heads")
-        seen.statistics.append(statistics)
+        seen.statistics.append(call_statistics(call, rounding))
         seen.dtype, seen.scale = rounding or call.query.dtype, call.scale
         given = Arguments() if self._run is None else self._run.arguments.get(call.module, Arguments())
         for x, real in ((given.first, call.real_queries), (given.second if call.is_cross else None, call.real)):
@@ -79,43 +78,10 @@ class Observation:
             x = x.detach()
             if x.ndim == 3 and getattr(call.module, "batch_first", True) is False:
                 x = x.transpose(0, 1)
-            wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-            norms = torch.linalg.vector_norm(x, dim=-1, dtype=wide)
+            norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
             seen.norms.append(norms if real is None or real.shape != norms.shape else norms.where(real, 0.0))
             if self.samples and seen.sample is None and not call.is_cross:
                 seen.sample = sample_of(call, x)
-
-
-def call_statistics(call: Call, rounding: torch.dtype | None = None) -> Float[Tensor, "tiles 7 heads"]:
-    """Statistics of one call, of real queries; `rounding` is the dtype to which autocast rounds queries and keys."""
-    query, key, rows = call.query.detach(), call.key.detach(), call.real_queries
-    if call.given_scores is None and call.softcap is None and call.sinks is None and call.scale is not None:
-        query, key = (side if rounding is None else side.to(rounding) for side in (query, key))
-        return statistics_by_tile(query, key, call.scale, _mask(call), call.causal == 0, rows=rows)
-    some = max(8 * BUDGET // (len(query) * query.shape[-2] * key.shape[-2]), 1)  # heads whose scores are held
-    parts = []
-    for start in range(0, call.heads, some):
-        heads = slice(start, start + some)
-        sinks = None if call.sinks is None else call.sinks[heads].detach()
-        parts.append(statistics_of_logits(call.scores(heads).detach(), rows, sinks))
-    statistics = torch.cat(parts, -1)
-    if query.shape[-1] == 0:  # queries and keys are unknown
-        return torch.cat((statistics, torch.full_like(statistics[:1], torch.nan))).unsqueeze(0)
-    return with_entries(statistics, query if rows is None else query.where(rows[:, None, :, None], 0.0), key)[None]
-
-
-def _mask(call: Call) -> Tensor | None:
-    """The mask and bias of a call as fused attention takes them; hidden keys are at −∞ where it is additive."""
-    mask, bias = call.attn_mask, call.position_bias
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.masked_fill(mask <= HIDDEN, -torch.inf)
-    if call.causal:  # an offset that the kernel does not know
-        n, m = call.query.shape[-2], call.key.shape[-2]
-        past = torch.ones(n, m, dtype=torch.bool, device=call.query.device).tril(call.causal)
-        mask = past if mask is None else mask & past if mask.dtype == torch.bool else mask.where(past, -torch.inf)
-    if bias is None or mask is None:
-        return mask if bias is None else bias
-    return bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
 def sample_of(call: Call, x: Tensor) -> Sample | None:
@@ -126,20 +92,6 @@ def sample_of(call: Call, x: Tensor) -> Sample | None:
     corner = slice(SEQUENCES), slice(TOKENS)
     tokens = call.tokens
     rows = (tokens.positions, tokens.key_positions, tokens.real_queries, tokens.real)
-    query, key = (side[:SEQUENCES, :, :TOKENS] for side in (call.query, call.key))
-    part = replace(
-        call,
-        query=query,
-        key=key,
-        value=None,
-        tokens=Tokens(*(None if row is None else row[corner] for row in rows)),  # type: ignore[arg-type]
-        attn_mask=_corner(call.attn_mask),
-        given_scores=_corner(call.given_scores),
-    )
+    cut = Tokens(*(None if row is None else row[corner] for row in rows))  # type: ignore[arg-type]
+    part = replace(part_of(call, corner[0], EVERY, corner[1], corner[1]), tokens=cut)
     return Sample(x[corner], part, x._version)
-
-
-def _corner(mask: Tensor | None) -> Tensor | None:
-    if mask is None:
-        return None
-    return (mask[:SEQUENCES] if mask.ndim == 4 else mask)[..., :TOKENS, :TOKENS]

@@ -40,8 +40,9 @@ class Monitored(Reading, kind="monitor"):
     steps: Sequence[int]  # recorded optimiser steps
     heads: Sequence[Mapping[str, Any]]  # {layer, head, name}
     curves: Mapping[str, Sequence[Sequence[float | None]]]  # by metric: heads × steps
-    alarms: Sequence[Mapping[str, Any]] = ()  # {step, rule, heads, head, value, reason}
+    alarms: Sequence[Mapping[str, Any]] = ()  # {step, rule, heads, head, value, reason}; the loss is of no head
     clips: Sequence[Mapping[str, Any]] = ()  # {step, name, largest, factor}
+    losses: Sequence[float | None] = ()  # mean loss of the steps since the record before, where it was given
 
     def records(self) -> list[dict[str, Any]]:
         """One row per step and head."""

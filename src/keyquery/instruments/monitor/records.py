@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp, all_reduce, get_backend, get_rank
 
 from keyquery.instruments.monitor.alarms import Rules
+from keyquery.instruments.monitor.bound import logit_bounds
 from keyquery.instruments.monitor.clip import clip_heads, score_factor
+from keyquery.instruments.monitor.layers import Layers, together
 from keyquery.instruments.monitor.observation import Seen
-from keyquery.instruments.monitor.packing import Packed, largest_norms, merge_forwards, plain
 from keyquery.instruments.monitor.reading import METRICS, Monitored
-from keyquery.instruments.monitor.structure import Ranks
-from keyquery.instruments.monitor.weights import Layers
+from keyquery.instruments.monitor.statistics import STATISTICS, merge_statistics
+from keyquery.instruments.monitor.structure import Shares, effective_ranks
+from keyquery.instruments.monitor.table import Table, plain
 from keyquery.reading import provenance
 from keyquery.support.files import append_line, move_aside, read_text, write_text
 from keyquery.training.tensorboard import Board
@@ -30,33 +32,79 @@ WATCHED = ("largest", "smallest", "relative_entropy", "effective_rank", "entry",
 FILE = "monitor.jsonl"
 
 
+class OpenRecord:
+    """What the forwards of one step have shown so far, by module."""
+
+    def __init__(self) -> None:
+        self.statistics: dict[str, list[Tensor]] = {}  # (tiles, rows, heads) per call
+        self.values: dict[str, dict[str, Tensor]] = {}  # by metric, (heads,)
+        self.norms: dict[str, Tensor] = {}  # largest ‖x‖ of inputs
+        self.facts: dict[str, tuple[float, torch.dtype]] = {}  # scale of the scores, dtype of queries and keys
+        self.shares: Shares | None = None
+
+    def add(self, seen: Mapping[str, Seen], layers: Layers | None, whole: bool) -> None:
+        """Add what one forward shows; `whole`: with ranks and shares. Weights come last: where NaN, reading fails."""
+        inputs = {(name, at): (x,) for name, of in seen.items() for at, x in enumerate(of.norms)}
+        for (name, _), norm in together(lambda x: x.flatten(1).amax(1), inputs).items():
+            self.norms[name] = (
+                torch.maximum(self.norms[name], norm.to(self.norms[name])) if name in self.norms else norm
+            )
+        for name, of_module in seen.items():
+            known = layers is not None and name in layers.kept
+            scale = layers.kept[name][0].scale if layers is not None and known else 1.0
+            self.facts[name] = scale if of_module.scale is None else of_module.scale, of_module.dtype
+            self.statistics.setdefault(name, []).extend(of_module.statistics)
+            values = self.values.setdefault(name, {})
+            if name in self.norms:
+                values["input_norm"] = self.norms[name].expand(of_module.statistics[0].shape[-1])
+        if layers is not None:
+            self._add_weights(seen, layers, whole)
+
+    def _add_weights(self, seen: Mapping[str, Seen], layers: Layers, whole: bool) -> None:
+        counts = {name: of_module.statistics[0].shape[-1] for name, of_module in seen.items()}
+        now = {name: read for name, read in layers.now(seen).items() if read[0].heads == counts[name]}
+        norms = {name: self.norms.get(name, math.nan) for name in now}
+        for name, (sigma, bound) in logit_bounds(now, norms, layers.heads).items():
+            self.values[name] |= {"sigma": sigma, "bound": bound}
+        if whole:
+            if self.shares is None:
+                for name, ranks in effective_ranks(now).items():
+                    self.values[name]["effective_rank"] = ranks
+            self.shares = self.shares or Shares()
+            samples = {name: seen[name].sample for name in now}
+            self.shares.add(layers.heads, now, {name: x for name, x in samples.items() if x is not None})
+
+    def measured(self) -> dict[str, dict[str, Tensor]]:
+        """Metrics by module, each of all heads."""
+        shares = {} if self.shares is None else self.shares.result()
+        tiles = {name: (torch.cat(parts) if len(parts) > 1 else parts[0],) for name, parts in self.statistics.items()}
+        merged = together(merge_statistics, tiles)
+        return {
+            name: {**dict(zip(STATISTICS, rows, strict=True)), **self.values[name], **shares.get(name, {})}
+            for name, rows in merged.items()
+        }
+
+
 class Recorder:
-    """The records of one run; an open record is filled by the forward and the gradients of its step."""
+    """The records of one run; an open record is filled by the forwards and the gradients of its step."""
 
     def __init__(
-        self,
-        name: str,
-        every: int,
-        rules: Rules,
-        on_alarm: Callable[[dict[str, Any]], Any],
-        folder: str | Path | None = None,
-        board: str | Path | None = None,
+        self, name: str, every: int, rules: Rules, folder: str | Path | None = None, board: str | Path | None = None
     ) -> None:
-        self.name, self.every, self.rules, self.on_alarm = name, every, rules, on_alarm
+        self.name, self.every, self.rules = name, every, rules
         self.heads: list[dict[str, Any]] = []
         self.shared = False  # whether processes share one model
         self.count = 0  # of records, also of those still on their way
         self.path = None if folder is None else Path(folder) / FILE
         self.board, self._curves = None if board is None else Board(board, name), board
-        self.dtype = "float32"
-        self._scales: dict[str, float] = {}  # of the scores, by module
-        self._dtypes: dict[str, torch.dtype] = {}  # of queries and keys, by module
-        self._records: list[dict[str, Any]] = []  # {step, values: {metric: [per head]}, alarms, clips}
+        self.raised: list[dict[str, Any]] = []  # alarms that nobody was told of yet
+        self._told = 0  # records whose summaries were taken
+        self._dtype = "float32"
+        self._records: list[dict[str, Any]] = []  # {step, values: {metric: [per head]}, alarms, loss, clips}
         self._columns: list[dict[str, np.ndarray]] = []  # the same values, for alarms
-        self._past: dict[str, np.ndarray] | None = None  # `_history` at the last record
-        self._open: dict[str, list[dict[str, Tensor]]] = {}  # by module: measurements of every forward
-        self._ranks: Ranks | None = None  # of the open record
-        self._coming: tuple[int, Packed, Ranks | None] | None = None
+        self._open = OpenRecord()
+        self._losses: tuple[Tensor | float, int] = (0.0, 0)  # sum and number since the last record
+        self._coming: tuple[int, Table] | None = None
         self._active: set[tuple[str, int]] = set()
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,102 +116,91 @@ class Recorder:
         """All records, also the one whose numbers are still on their way from the device."""
         self.settle()
         for record, columns in zip(self._records, self._columns, strict=True):
-            self._fill(record, columns)
+            _fill(record, columns)
         return self._records
-
-    @staticmethod
-    def _fill(record: dict[str, Any], columns: Mapping[str, np.ndarray]) -> None:
-        """Values as JSON holds them, which are made when a record is read or written, not while the model trains."""
-        if record["values"] is None:
-            record["values"] = {name: plain(column) for name, column in columns.items() if not np.isnan(column).all()}
 
     def add(self, seen: Mapping[str, Seen], layers: Layers | None, whole: bool) -> None:
         """Add what one forward shows; `whole`: with ranks and shares."""
-        seen = {name: each for name, each in seen.items() if each.statistics}
-        norms = largest_norms({name: each.norms for name, each in seen.items() if each.norms})
-        measured: dict[str, dict[str, Tensor]] = {}
-        scales = {} if layers is None else layers.scales()
-        for name, each in seen.items():
-            statistics = torch.cat(each.statistics) if len(each.statistics) > 1 else each.statistics[0]
-            measured[name] = {"statistics": statistics}
-            if name in norms:
-                measured[name]["input_norm"] = norms[name].expand(statistics.shape[-1])
-            scale = scales.get(name, 1.0) if each.scale is None else each.scale
-            self._scales[name], self._dtypes[name] = scale, each.dtype
-            self.dtype = str(each.dtype).removeprefix("torch.")
-            # Before weights are read, which fails where they are NaN.
-            self._open.setdefault(name, []).append(measured[name])
-        if layers is not None:
-            for name, values in layers.measure(seen, norms, whole).items():
-                measured[name].update(values)
-            self._ranks, layers.ranks = layers.ranks or self._ranks, None
+        self._open.add({name: of_module for name, of_module in seen.items() if of_module.statistics}, layers, whole)
 
     def add_gradients(self, norms: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Gradient norms of queries and keys, by module, into the open record."""
         for name, (query, key) in norms.items():
-            if name in self._open and len(query) == self._open[name][0]["statistics"].shape[-1]:
-                self._open[name][0] |= {"query_gradient": query, "key_gradient": key}
+            if name in self._open.values and len(query) == self._open.statistics[name][0].shape[-1]:
+                self._open.values[name] |= {"query_gradient": query, "key_gradient": key}
+
+    def add_loss(self, loss: Tensor | float) -> None:
+        """The loss of a step; its mean since the last record becomes part of the next. The device is not waited for."""
+        value = torch.as_tensor(loss).detach().double().mean()
+        self._losses = self._losses[0] + value, self._losses[1] + 1
 
     def finish(self, step: int) -> None:
         """Close the record of a step. Its numbers are read a step later, so that the device need not be waited for."""
         self.settle()
         if self._records and step <= self._records[-1]["step"]:
             self._restart()
-        opened, self._open, ranks, self._ranks = self._open, {}, self._ranks, None
-        whole = bool(opened)
-        if self.shared:
-            whole = _everywhere(whole)
-        if whole:
-            self._coming = step, Packed(merge_forwards(opened), self._scales, self._dtypes, self.shared), ranks
-            self.count += 1
+        opened, self._open = self._open, OpenRecord()
+        complete = bool(opened.statistics)
+        if not (_everywhere(complete) if self.shared else complete):
+            return
+        total, number = self._losses
+        loss = total / number if isinstance(total, Tensor) else None
+        self._coming = step, Table(opened.measured(), opened.facts, loss, self.shared)
+        self._dtype = str(next(reversed(opened.facts.values()))[1]).removeprefix("torch.")
+        self._losses = 0.0, 0
+        self.count += 1
 
-    def settle(self, wait: bool = True) -> None:
-        """Read the numbers of the last record, raise alarms, and write it; later, if it is not to be waited for."""
+    def settle(self) -> None:
+        """Read the numbers of the last record, check for alarms, and write it."""
         if self._coming is None:
             return
-        step, packed, ranks = self._coming
-        if ranks is not None and not (wait or ranks.done):
-            return
-        self._coming = None
+        (step, table), self._coming = self._coming, None
         if not self.heads:
             self.heads = [
                 {"layer": layer, "head": head, "name": f"{name}.{head}".lstrip(".")}
-                for layer, (name, count) in enumerate(packed.heads)
+                for layer, (name, count) in enumerate(table.heads)
                 for head in range(count)
             ]
-        columns = packed.columns()
-        if ranks is not None:
-            by_module = ranks.result()
-            parts = [by_module.get(name, np.full(count, np.nan)) for name, count in packed.heads]
-            columns["effective_rank"] = np.concatenate(parts)
-        self._columns.append(columns)
+        columns = table.columns()
         record: dict[str, Any] = {"step": step, "values": None, "alarms": []}
+        if (loss := columns.pop("loss", None)) is not None:
+            record["loss"] = plain(loss[:1])[0]
+        self._columns.append(columns)
         self._records.append(record)
-        record["alarms"] = self._alarms(step)
-        if self.path is not None or self.board is not None:
-            self._fill(record, columns)
-            self.write(record)
-        for alarm in record["alarms"] if self._first_process() else ():  # last: it is the user's, and may raise
-            self.on_alarm(alarm)
+        record["alarms"] = self._fresh(step)
+        self.raised += record["alarms"] if self._first_process() else []
+        self.write(record)
 
-    def _raised(self) -> list[dict[str, Any]]:
+    def summaries(self) -> list[dict[str, float]]:
+        """The curves of loggers, by step: extremes over heads, of records since the last call."""
+        self.settle()
+        first, self._told = min(self._told, len(self._records)), len(self._records)
+        return [_summary(*both) for both in zip(self._records[first:], self._columns[first:], strict=True)]
+
+    def _holding(self) -> list[dict[str, Any]]:
         """Alarms that hold at the last record, also those that were raised before."""
         if not self._records:
             return []
-        layers = [head["layer"] for head in self.heads]
-        self._past = self._history()
-        return self.rules.check(self._past, [record["step"] for record in self._recent()], layers, self.dtype)
+        none = np.full(len(self.heads), np.nan)
+        recent = self._columns[:1] + self._columns[1:][-RECENT:]
+        history = {metric: np.stack([columns.get(metric, none) for columns in recent]) for metric in WATCHED}
+        steps = [record["step"] for record in self._records[:1] + self._records[1:][-RECENT:]]
+        losses = [record["loss"] for record in self._records if "loss" in record]
+        losses = losses if "loss" in self._records[-1] else []
+        return self.rules.check(history, steps, [head["layer"] for head in self.heads], self._dtype, losses)
 
-    def _alarms(self, step: int) -> list[dict[str, Any]]:
-        raised, fresh = self._raised(), []
-        for alarm in raised:
-            if new := [head for head in alarm["heads"] if (alarm["rule"], head) not in self._active]:
-                others = f" ({len(alarm['heads'])} heads in all)" if len(alarm["heads"]) > 1 else ""
-                reason = f"{alarm['rule']}: {self.heads[alarm['head']]['name']}{others}: {alarm['why']}"
-                value = alarm["value"] if math.isfinite(alarm["value"]) else None
-                facts = {"step": step, "rule": alarm["rule"], "heads": new, "head": alarm["head"]}
-                fresh.append({**facts, "value": value, "reason": reason})
-        self._active = _pairs(raised)
+    def _fresh(self, step: int) -> list[dict[str, Any]]:
+        holding, fresh = self._holding(), []
+        for alarm in holding:
+            new = [head for head in alarm["heads"] if (alarm["rule"], head) not in self._active]
+            if not new and (alarm["heads"] or (alarm["rule"], -1) in self._active):
+                continue
+            others = f" ({len(alarm['heads'])} heads in all)" if len(alarm["heads"]) > 1 else ""
+            subject = "" if alarm["head"] is None else f"{self.heads[alarm['head']]['name']}{others}: "
+            value = alarm["value"] if math.isfinite(alarm["value"]) else None
+            facts = {"step": step, "rule": alarm["rule"], "heads": new, "head": alarm["head"]}
+            fresh.append({**facts, "value": value, "reason": f"{alarm['rule']}: {subject}{alarm['why']}"})
+        self._active = _pairs(holding)
         return fresh
 
     def _restart(self) -> None:
@@ -176,41 +213,23 @@ class Recorder:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        self._records, self._columns, self._past, self._active, self.count = [], [], None, set(), 0
-
-    def _recent(self) -> list[dict[str, Any]]:
-        return self._records[:1] + self._records[1:][-RECENT:]
-
-    def _history(self) -> dict[str, np.ndarray]:
-        """The first and the latest records by metric, (records, heads); NaN where not measured."""
-        none = np.full(len(self.heads), np.nan)
-        recent = self._columns[:1] + self._columns[1:][-RECENT:]
-        if self._past is None:
-            return {metric: np.stack([columns.get(metric, none) for columns in recent]) for metric in WATCHED}
-        last = self._columns[-1]  # one row more than before: stacking all again takes as long as a record
-        return {
-            metric: np.concatenate((past[:1], past[1:][1 - RECENT :], last.get(metric, none)[None]))
-            for metric, past in self._past.items()
-        }
-
-    def latest(self, metric: str) -> np.ndarray:
-        """A metric of every head at the last record."""
-        self.settle()
-        return self._columns[-1][metric]
+        self._records, self._columns, self._active, self.count, self._told = [], [], set(), 0, 0
 
     def _first_process(self) -> bool:
         return not self.shared or get_rank() == 0
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record to the file and to TensorBoard."""
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record, or what was clipped after it, to the file, and a record to TensorBoard."""
         if not self._first_process():
             return
         if self.path is not None:
+            if "values" in record:
+                _fill(record, self._columns[-1])
             if not self.path.exists():
                 append_line(self.path, json.dumps(self._head()))
             append_line(self.path, json.dumps(record, allow_nan=False))
         if self.board is not None and "values" in record:
-            self.board.tell(_summary(record))
+            self.board.tell({"step": float(record["step"]), **_summary(record, self._columns[-1])})
 
     def clip(self, model: nn.Module, layers: Layers, tau: float) -> list[dict[str, Any]]:
         """Clip the heads whose largest logit in the latest record exceeds tau, once per record."""
@@ -227,12 +246,12 @@ class Recorder:
         clips: list[dict[str, Any]] = []
         gammas: dict[int, dict[int, float]] = {}
         for module, head, largest in high:
-            gamma = score_factor(layers.heads, now[module], head["head"], largest, tau)
+            gamma = score_factor(layers.heads, now[module][0], head["head"], largest, tau)
             if gamma is None:
                 message = f"{head['name']} is not clipped: its relative position bias alone exceeds {tau:g}"
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
                 continue
-            gammas.setdefault(layers.index[module], {})[head["head"]] = gamma
+            gammas.setdefault(now[module][0].index, {})[head["head"]] = gamma
             clips.append({"step": record["step"], "name": head["name"], "largest": largest, "factor": gamma})
         clip_heads(model, layers.heads, gammas)
         record["clips"] = clips
@@ -249,8 +268,7 @@ class Recorder:
         if len(kept) == self.count:
             return
         self._records, self._columns, self.count = kept, self._columns[: len(kept)], len(kept)
-        self._past = None
-        self._active = _pairs(self._raised())
+        self._active = _pairs(self._holding())
         self.rewrite()
 
     def rewrite(self) -> None:
@@ -272,21 +290,15 @@ class Recorder:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Replace all records."""
-        self._coming, self._open, self._past = None, {}, None
+        self._coming, self._open = None, OpenRecord()
         self.heads, self._records = list(state["heads"]), [dict(record) for record in state["records"]]
-        self.count = len(self._records)
+        self.count = self._told = len(self._records)
         self._columns = [
-            {metric: np.array(column, dtype=float) for metric, column in record["values"].items()}
+            {"finite": np.ones(len(self.heads))}
+            | {metric: np.array(column, dtype=float) for metric, column in record["values"].items()}
             for record in self._records
         ]
-        self._columns = [
-            {**columns, "finite": columns.get("finite", np.ones(len(self.heads)))} for columns in self._columns
-        ]
-        self._active = _pairs(self._raised())
-
-    def reading(self, facts: Mapping[str, Any]) -> Monitored:
-        """All records as a Reading."""
-        return reading_of(self.state(), facts)
+        self._active = _pairs(self._holding())
 
     def close(self) -> None:
         """Read the last record, and close TensorBoard's file."""
@@ -338,12 +350,20 @@ def reading_of(state: Mapping[str, Any], facts: Mapping[str, Any]) -> Monitored:
         curves=curves,
         alarms=[alarm for record in records for alarm in record["alarms"]],
         clips=[clip for record in records for clip in record.get("clips", [])],
+        losses=[record.get("loss") for record in records] if any("loss" in record for record in records) else [],
         provenance=provenance(**facts),
     )
 
 
+def _fill(record: dict[str, Any], columns: Mapping[str, np.ndarray]) -> None:
+    """Values as JSON holds them, which are made when a record is read or written, not while the model trains."""
+    if record["values"] is None:
+        record["values"] = {name: plain(column) for name, column in columns.items() if not np.isnan(column).all()}
+
+
 def _pairs(alarms: list[dict[str, Any]]) -> set[tuple[str, int]]:
-    return {(alarm["rule"], head) for alarm in alarms for head in alarm["heads"]}
+    """Rules and heads; −1 for what is of no head."""
+    return {(alarm["rule"], head) for alarm in alarms for head in alarm["heads"] or [-1]}
 
 
 def _everywhere(whole: bool) -> bool:
@@ -353,17 +373,12 @@ def _everywhere(whole: bool) -> bool:
     return bool(flag)
 
 
-def _summary(record: Mapping[str, Any]) -> dict[str, float]:
-    """The curves of TensorBoard: extremes and means over heads."""
-    row: dict[str, float] = {"step": float(record["step"]), "attention/alarms": float(len(record["alarms"]))}
-    for metric, reduce in (
-        ("largest", max),
-        ("bound", max),
-        ("sigma", max),
-        ("smallest", min),
-        ("relative_entropy", min),
-        ("sink", max),
-    ):
-        if numbers := [value for value in record["values"].get(metric, ()) if value is not None]:
-            row[f"attention/{reduce.__name__} {metric}"] = reduce(numbers)
+def _summary(record: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The curves of loggers: extremes over heads."""
+    row = {"attention/alarms": float(len(record["alarms"]))}
+    extremes = {"largest": np.max, "bound": np.max, "sigma": np.max, "sink": np.max}
+    for metric, reduce in {**extremes, "smallest": np.min, "relative_entropy": np.min}.items():
+        known = columns[metric][np.isfinite(columns[metric])] if metric in columns else np.zeros(0)
+        if len(known):
+            row[f"attention/{'max' if reduce is np.max else 'min'} {metric}"] = float(reduce(known))
     return row

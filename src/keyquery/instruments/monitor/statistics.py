@@ -2,195 +2,190 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from keyquery.layers.triton_support import no_kernels
-from keyquery.listening.call import HIDDEN
+from keyquery.listening.call import HIDDEN, Call, visible
 from keyquery.support.checks import check_choice
 
-# Rows of the result: what each holds per head. Sums are over queries, so that batches can be merged.
+# What the rows of the result hold, per head. Sums are over queries, so that batches can be merged.
+STATISTICS = ("largest", "smallest", "entropy_sum", "sink_sum", "uniform_sum", "queries", "entry")
 LARGEST, SMALLEST, ENTROPY, SINK, UNIFORM, QUERIES, ENTRY = range(7)
-BUDGET = 2**21  # logits per block of the reference
+CELLS = 2**18  # logits of a block: they fit the cache
+MANY_CELLS = 2**24  # the same of a GPU, where few large operations are faster
 IMPLS = ("auto", "reference", "triton")
+EVERY = slice(None)
 
 
-def logit_statistics(
-    query: Float[Tensor, "batch heads n r"],
-    key: Float[Tensor, "batch kv m r"],
-    scale: float,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    impl: str = "auto",
-    rows: Bool[Tensor, "batch n"] | None = None,
-) -> Float[Tensor, "7 heads"]:
-    """Largest and smallest logit and largest entry of every head, and sums over queries of entropy and attention
-    sink.
-    """
-    return merge_statistics(statistics_by_tile(query, key, scale, mask, causal, impl, rows))
-
-
-def statistics_by_tile(
-    query: Float[Tensor, "batch heads n r"],
-    key: Float[Tensor, "batch kv m r"],
-    scale: float,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    impl: str = "auto",
-    rows: Bool[Tensor, "batch n"] | None = None,
+@torch.no_grad()
+def call_statistics(
+    call: Call, rounding: torch.dtype | None = None, impl: str = "auto"
 ) -> Float[Tensor, "tiles 7 heads"]:
-    """`logit_statistics` of tiles of queries; `merge_statistics` can then join those of many layers at once."""
+    """Largest and smallest logit and largest entry of every head, and sums over real queries, of tiles of queries.
+
+    `rounding` is the dtype to which autocast rounds queries and keys. `merge_statistics` joins tiles.
+    """
     check_choice("impl", impl, IMPLS)
+    query, key = (side.detach() if rounding is None else side.detach().to(rounding) for side in (call.query, call.key))
+    call = replace(call, query=query, key=key)
     reason = no_kernels(query)
     if impl == "triton" and reason:
         raise ValueError(f"impl 'triton' {reason}")
-    if rows is not None:
-        query, mask = query.where(rows[:, None, :, None], 0.0), _of_rows(mask, rows)  # 0: not even a NaN counts
-    if impl == "triton" or (impl == "auto" and reason is None and query.is_cuda and query.dtype != torch.float64):
+    fused = call.given_scores is None and call.softcap is None and call.sinks is None and call.scale is not None
+    wanted = impl == "triton" or (impl == "auto" and query.is_cuda and query.dtype != torch.float64)
+    if fused and wanted and reason is None:
         from keyquery.instruments.monitor.kernels import triton_statistics
 
-        return triton_statistics(query, key, scale, mask, causal, first_visible(query, mask))
-    with torch.autocast(query.device.type, enabled=False):
-        return with_entries(_reference(query, key, scale, mask, causal), query, key).unsqueeze(0)
+        real = call.real_queries
+        shown = query if real is None else query.where(real[:, None, :, None], 0.0)  # 0: not even a NaN counts
+        mask = _merged_mask(call)
+        parts = triton_statistics(shown, key, float(call.scale or 0.0), mask, call.causal == 0, _first_visible(mask))
+    else:
+        parts = _in_blocks(call).unsqueeze(0)
+    entries = _entries(call).to(parts).expand(len(parts), 1, -1)
+    return torch.cat((parts, entries), 1)
 
 
-def _of_rows(mask: Tensor | None, rows: Bool[Tensor, "batch n"]) -> Tensor:
-    """A mask in which other queries see nothing; without a copy if there is no other."""
-    shown = rows[:, None, :, None]
-    if mask is None:
-        return shown
-    return mask & shown if mask.dtype == torch.bool else mask.where(shown, -torch.inf)
-
-
-def merge_statistics(parts: Float[Tensor, "*layers parts rows heads"]) -> Float[Tensor, "*layers rows heads"]:
-    """Statistics of several batches as one, with or without the row of entries, which is the last."""
-    if parts.shape[-3] == 1:
-        return parts.squeeze(-3)
+def merge_statistics(parts: Float[Tensor, "*layers tiles rows heads"]) -> Float[Tensor, "*layers rows heads"]:
+    """Statistics of several tiles or batches as one, with or without the row of entries, which is the last."""
     largest, smallest, sums, entry = parts.split((1, 1, 4, parts.shape[-2] - 6), -2)
     return torch.cat((largest.amax(-3), smallest.amin(-3), sums.sum(-3), entry.amax(-3)), -2)
 
 
-def with_entries(statistics: Float[Tensor, "6 heads"], query: Tensor, key: Tensor) -> Float[Tensor, "7 heads"]:
-    """Statistics with the largest |entry| of queries and keys."""
-    entries, of_keys = (torch.linalg.vector_norm(side, torch.inf, (0, 2, 3)) for side in (query, key))
-    shared = query.shape[1] // key.shape[1]
-    entries = torch.maximum(entries, of_keys.repeat_interleave(shared) if shared > 1 else of_keys)
-    return torch.cat((statistics, entries.to(statistics).unsqueeze(0)))
+def part_of(call: Call, sequences: slice, heads: slice, queries: slice, keys: slice = EVERY) -> Call:
+    """Some sequences, heads, queries and keys of a call, as far as its scores depend on them."""
+    return replace(
+        call,
+        query=call.query[sequences, heads, queries],
+        key=call.keys(heads)[sequences, :, keys],
+        value=None,
+        attn_mask=_cut(call.attn_mask, sequences, heads, queries, keys),
+        position_bias=_cut(call.position_bias, sequences, heads, queries, keys),
+        given_scores=_cut(call.given_scores, sequences, heads, queries, keys),
+        causal=None if call.causal is None else call.causal + (queries.start or 0),
+        sinks=None if call.sinks is None else call.sinks[heads],
+    )
 
 
-def hidden_below(dtype: torch.dtype, scale: float) -> float:
-    """Logits below this are of masked keys; `kq.Attention` and others hide padding by a huge negative term."""
-    return float(torch.finfo(dtype).min) * min(scale, 1.0) / 8
+def _cut(tensor: Tensor | None, *parts: slice) -> Any:
+    """A part of a tensor that is broadcast over (batch, heads, n, m)."""
+    if tensor is None:
+        return None
+    tensor = tensor.detach().reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
+    return tensor[tuple(EVERY if size == 1 else part for size, part in zip(tensor.shape, parts, strict=True))]
 
 
-def first_visible(query: Tensor, mask: Tensor | None) -> Tensor | None:
-    """The first key that any query sees, (#batch, #heads): where sinks form, also behind left padding; None: key 0."""
+def _entries(call: Call) -> Float[Tensor, " heads"]:
+    """The largest |entry| of real queries and of keys; NaN where these are not known."""
+    if call.query.shape[-1] == 0:
+        return call.query.new_full((call.heads,), torch.nan)
+    real = call.real_queries
+    query = call.query if real is None else call.query.where(real[:, None, :, None], 0.0)
+    of_queries, of_keys = (torch.linalg.vector_norm(side, torch.inf, (0, 2, 3)) for side in (query, call.key))
+    return torch.maximum(of_queries, of_keys.repeat_interleave(call.heads // call.key_heads))
+
+
+def _merged_mask(call: Call) -> Tensor | None:
+    """Mask, bias and real queries of a call as one mask, boolean or additive with hidden keys at −∞."""
+    mask, bias, real = call.attn_mask, call.position_bias, call.real_queries
+    shown = None if real is None else real[:, None, :, None]
+    if call.causal:  # an offset that the kernel does not know
+        n, m = call.query.shape[-2], call.key.shape[-2]
+        past = torch.ones(n, m, dtype=torch.bool, device=call.query.device).tril(call.causal)
+        shown = past if shown is None else shown & past
+    if mask is not None and mask.dtype == torch.bool:
+        shown = mask if shown is None else mask & shown
+    elif mask is not None:
+        hidden = mask.masked_fill(~visible(mask), -torch.inf)
+        bias = hidden if bias is None else bias + hidden
+    if bias is None or shown is None:
+        return shown if bias is None else bias
+    return bias.where(shown, -torch.inf)
+
+
+def _first_visible(mask: Tensor | None) -> Int[Tensor, "#batch #heads"] | None:
+    """The first key that any query sees: where sinks form, also behind left padding; None: key 0."""
     if mask is None:
         return None
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    seen = seen.reshape((1,) * (4 - seen.ndim) + tuple(seen.shape))
-    return seen.any(-2).to(torch.uint8).argmax(-1)
+    seen = visible(mask)
+    return seen.reshape((1,) * (4 - seen.ndim) + tuple(seen.shape)).any(-2).to(torch.uint8).argmax(-1)
 
 
-def statistics_of_logits(
-    logits: Float[Tensor, "batch heads n m"],
-    rows: Bool[Tensor, "batch n"] | None = None,
-    sinks: Float[Tensor, " heads"] | None = None,
+def _in_blocks(call: Call) -> Float[Tensor, "6 heads"]:
+    """Statistics in plain torch, some sequences, heads and queries at a time."""
+    real, first = call.real_queries, None
+    mask = call.attn_mask if call.given_scores is None else call.given_scores
+    if mask is not None:
+        seen = visible(mask).reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
+        first = _first_visible(seen if real is None else seen & real[:, None, :, None])
+    by_heads: dict[int, list[Tensor]] = {}
+    for sequences, heads, queries in _blocks(call):
+        block = part_of(call, sequences, heads, queries)
+        size = block.query.shape[:2]
+        start = None if first is None else first.expand(len(call.query), call.heads)[sequences, heads].expand(size)
+        counted = None if real is None else real[sequences, queries]
+        by_heads.setdefault(heads.start, []).append(_block_statistics(block, counted, start))
+    return torch.cat([merge_statistics(torch.stack(parts)) for parts in by_heads.values()], -1)
+
+
+def _blocks(call: Call) -> Iterator[tuple[slice, slice, slice]]:
+    """Slices of sequences, heads and queries, of about CELLS logits each."""
+    (batch, heads, n), m = call.query.shape[:3], call.key.shape[-2]
+    cells = MANY_CELLS if call.query.is_cuda else CELLS
+    many, some, few = (max(cells // size, 1) for size in (heads * n * m, n * m, m))
+    for head in range(0, heads, some):
+        for sequence in range(0, batch, many):
+            for query in range(0, n, few):
+                yield slice(sequence, sequence + many), slice(head, head + some), slice(query, query + few)
+
+
+def _block_statistics(
+    call: Call, real: Bool[Tensor, "batch n"] | None, first: Int[Tensor, "batch heads"] | None
 ) -> Float[Tensor, "6 heads"]:
-    """The same, without entries, of logits that a model has computed itself; masked ones are below `HIDDEN`.
-
-    Learned `sinks` take part in the softmax, and count for the entropy alone.
-    """
-    batch, heads, n, m = logits.shape
-    flat = logits.flatten(0, 1)
-    counted = None if rows is None else rows.repeat_interleave(heads, 0)
-    blocks = list(_blocks(batch * heads, n, m))
-    wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-
-    def block(chosen: slice, part: slice) -> Tensor:
-        values = flat[chosen, part].to(wide)
-        return values if counted is None else values.where(counted[chosen, part, None], -torch.inf)
-
-    tops = [block(*where).amax(-2) for where in blocks]
-    seen = ~(_by_rows(tops, blocks, lambda parts: parts.amax(0)) <= HIDDEN)  # also NaN
-    first = seen.to(torch.uint8).argmax(-1)
-    column = None if sinks is None else sinks.to(flat.device, wide).repeat(batch)
-    parts = [
-        _block(block(*where), HIDDEN, first[where[0]], None if column is None else column[where[0]]) for where in blocks
-    ]
-    return _joined(parts, blocks, heads)
-
-
-def _reference(query: Tensor, key: Tensor, scale: float, mask: Tensor | None, causal: bool) -> Tensor:
-    batch, heads, n, _ = query.shape
-    m, shared = key.shape[-2], heads // key.shape[1]
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    low = hidden_below(query.dtype, scale)
-    first = first_visible(query, mask)
-    blocks, parts = list(_blocks(batch * heads, n, m)), []
-    every = torch.arange(batch * heads, device=query.device)
-    for rows, part in blocks:
-        sequence, head = every[rows] // heads, every[rows] % heads
-        logits = query[sequence, head, part].to(wide) * scale @ key[sequence, head // shared].to(wide).mT
-        queries = torch.arange(n, device=query.device)[part]
-        if mask is not None:
-            seen = mask.expand(batch, heads, n, m)[sequence, head, part]
-            logits = logits.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else logits + seen.to(wide)
-        if causal:
-            logits = logits.masked_fill(torch.arange(m, device=query.device) > queries[:, None], -torch.inf)
-        start = torch.zeros_like(head) if first is None else first.expand(batch, heads)[sequence, head]
-        parts.append(_block(logits, low, start))
-    return _joined(parts, blocks, heads)
+    raw, hidden = _scores(call)
+    scores, smallest = raw, None  # with hidden keys at −∞
+    shown = torch.ones_like(raw[..., 0], dtype=torch.bool)
+    count: Any = torch.full_like(raw[:1, :1, :1, 0], raw.shape[-1])
+    if hidden is not None:
+        count = (~hidden).sum(-1)
+        shown = shown & (count > 0)
+        barrier = torch.zeros_like(hidden, dtype=raw.dtype).masked_fill(hidden, -torch.inf)
+        scores, smallest = raw + barrier, (raw - barrier).amin(-1)
+    shown = shown if real is None else shown & real[:, None]
+    top, smallest = scores.amax(-1), raw.amin(-1) if smallest is None else smallest
+    base, beside = top, torch.zeros_like(top)
+    if call.sinks is None:
+        weights = scores.softmax(-1)
+        total = weights.amax(-1).log().neg()  # the largest weight is 1/Σ
+    else:  # learned sinks take part in the softmax
+        sinks = call.sinks.detach().to(raw)[None, :, None].expand_as(top)
+        joint = torch.cat((scores, sinks[..., None]), -1).softmax(-1)
+        weights, total, count = joint[..., :-1], joint.amax(-1).log().neg(), count + 1
+        base = torch.maximum(top, sinks)
+        beside = joint[..., -1] * (sinks - base)
+    # Of differences of logits: large ones would cancel.
+    entropy = total - raw.sub_(base[..., None]).mul_(weights).sum(-1) - beside
+    if first is None:
+        sink = weights[..., 0]
+    else:
+        sink = weights.gather(-1, first[:, :, None, None].expand(*shown.shape, 1)).squeeze(-1)
+    uniform = count.to(raw).clamp(min=1).log().expand_as(sink)
+    sums = torch.stack((entropy, sink, uniform, torch.ones_like(sink))).where(shown, 0.0).sum((1, 3))
+    extremes = top.where(shown, -torch.inf).amax((0, 2)), smallest.where(shown, torch.inf).amin((0, 2))
+    return torch.cat((torch.stack(extremes), sums))
 
 
-def _blocks(count: int, n: int, m: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of heads and of queries, of at most BUDGET logits each."""
-    many = max(BUDGET // (n * m), 1)
-    rows = n if many > 1 else max(BUDGET // m, 1)
-    for first in range(0, count, many):
-        for start in range(0, n, rows):
-            yield slice(first, first + many), slice(start, start + rows)
-
-
-def _block(
-    logits: Float[Tensor, "c rows m"], low: float, first: Tensor, sinks: Tensor | None = None
-) -> Float[Tensor, "6 c"]:
-    visible = logits > low
-    visible |= logits.isnan()  # a NaN must not be taken for a masked key
-    hidden = ~visible
-    any_visible = visible.any(-1)
-    shown = logits.masked_fill(hidden, -torch.inf)
-    top = shown.amax(-1, keepdim=True)
-    base = top if sinks is None else torch.maximum(top, sinks[:, None, None])
-    apart = shown.sub_(base)  # of the logits themselves, large ones would cancel in the entropy
-    weights = apart.exp()
-    total = weights.sum(-1)
-    weighted = (weights * apart.masked_fill_(hidden, 0.0)).sum(-1)
-    if sinks is not None:
-        rest = sinks[:, None] - base.squeeze(-1)
-        total, weighted = total + rest.exp(), weighted + rest.exp() * rest
-    entropy = total.log() - weighted / total
-    sink = weights.gather(-1, first[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(-1) / total
-    uniform = (visible.sum(-1).clamp(min=1) + (sinks is not None)).to(logits.dtype).log()
-    sums = [total.masked_fill(~any_visible, 0.0).sum(-1) for total in (entropy, sink, uniform)]
-    smallest = logits.masked_fill(hidden, torch.inf)
-    return torch.stack([top.amax((-2, -1)), smallest.amin((-2, -1)), *sums, any_visible.sum(-1).to(logits.dtype)])
-
-
-def _joined(parts: list[Tensor], blocks: list[tuple[slice, slice]], heads: int) -> Tensor:
-    """Blocks of flattened (batch, heads) rows, merged per head."""
-    flat = _by_rows([part.mT for part in parts], blocks, lambda same: merge_statistics(same.mT).mT).mT
-    return merge_statistics(flat.unflatten(-1, (-1, heads)).transpose(0, 1))
-
-
-def _by_rows(
-    parts: list[Tensor], blocks: list[tuple[slice, slice]], merge: Callable[[Tensor], Tensor]
-) -> Float[Tensor, "rows any"]:
-    """Blocks of the same rows and other queries merged, and all rows joined."""
-    by_rows: dict[int, list[Tensor]] = {}
-    for part, (rows, _) in zip(parts, blocks, strict=True):
-        by_rows.setdefault(rows.start, []).append(part)
-    return torch.cat([merge(torch.stack(same)) for same in by_rows.values()])
+def _scores(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Scores of a block, and which keys are hidden; a NaN must not be taken for a hidden key."""
+    if call.given_scores is None:
+        hidden = None if call.mask is None else ~call.mask
+        return replace(call, attn_mask=None, causal=None, position_bias=call.bias).scores(), hidden
+    scores = call.given_scores.to(torch.promote_types(call.given_scores.dtype, torch.float32))
+    hidden = scores <= HIDDEN
+    return scores.masked_fill(hidden, 0.0), hidden

@@ -92,7 +92,7 @@ select.addEventListener("change", () => { metric = select.value; drawMap(); draw
 put("alarms", ...(DATA.alarms.length ? DATA.alarms.map((alarm) => el("li", {}, `step ${alarm.step}: ${alarm.reason}`)) : [el("li", {}, "none")]));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMap);
 addEventListener("resize", () => { drawMap(); drawCurve(); });
-head = DATA.alarms.length ? DATA.alarms[0].heads[0] : 0;
+head = DATA.alarms.flatMap((alarm) => alarm.heads)[0] ?? 0; // the loss is of no head
 of.value = head;
 drawMap();
 drawCurve();
