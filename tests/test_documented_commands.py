@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import typer.main
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
+from keyquery.cli.commands import MODULES, load
 from tests import vision
 
 ROOT = Path(__file__).parent.parent
@@ -206,12 +206,13 @@ def test_commands_that_take_hours_are_understood(number):
 
 def _command(words):
     """The command that words begin with, and the words behind it."""
-    found = typer.main.get_command(cli.app)
-    while (commands := getattr(found, "commands", None)) and words != ["NAME"]:
+    assert words[0] in {*MODULES, "study"}, f"there is no command {words[0]}"
+    command, words = load(words[0]), words[1:]
+    while (commands := getattr(command, "commands", None)) and words != ["NAME"]:
         assert words, "a name is missing"
         assert words[0] in commands, f"there is no command {words[0]}"
-        found, words = commands[words[0]], words[1:]
-    return found, words
+        command, words = commands[words[0]], words[1:]
+    return command, words
 
 
 def test_what_is_said_in_passing_exists():

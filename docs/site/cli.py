@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import typer.main
 from mkdocs.structure.files import File, Files
 
-from keyquery import cli
+from keyquery.cli.commands import GROUPS, load
 
 HEAD = """# Command line
 
@@ -26,8 +25,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def page() -> str:
     """All commands, those of groups after the others."""
-    root = typer.main.get_command(cli.app)
-    commands = getattr(root, "commands", {})
+    commands = {name: load(name) for group in GROUPS.values() for name in group}
     simple = {name: command for name, command in commands.items() if not hasattr(command, "commands")}
     groups = {name: command for name, command in commands.items() if name not in simple}
     blocks = [HEAD, *(section(f"keyquery {name}", simple[name]) for name in sorted(simple))]

@@ -1,10 +1,8 @@
-"""`keyquery`, and `python -m keyquery`: an interrupt while the rest is imported is told in words too."""
+"""`keyquery`, and `python -m keyquery`: an interrupt is one line, also while the command line is imported."""
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 
 
 def set_environment() -> None:
@@ -15,23 +13,14 @@ def set_environment() -> None:
 def main() -> None:
     """Import the command line and run it."""
     set_environment()
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is signal.default_int_handler:  # not where interrupts are ignored, as under nohup
-        signal.signal(signal.SIGINT, _leave)  # some of what is imported swallows exceptions, interrupts among them
-    from keyquery.cli import main as run
-
-    signal.signal(signal.SIGINT, usual)
     try:
+        from keyquery.cli import main as run
+
         run()
     except KeyboardInterrupt:
-        _leave()
+        from keyquery.cli.commands import leave
 
-
-def _leave(*_: object) -> None:
-    print("keyquery: interrupted", file=sys.stderr, flush=True)
-    # There is nothing to unwind any more. After an interrupt inside of `exec`, as in the making of a dataclass, Python
-    # would die of the signal where it should exit.
-    os._exit(130)
+        leave()
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def test_a_layout_alone_says_nothing(tmp_path, weights):
 def test_command_line_takes_a_layout(layout, tmp_path, weights):
     folder = write(tmp_path, stored(layout, weights), head_dim=R, hidden_size=D)
     patterns = [part for name, value in names(layout).items() for part in (f"--{name}", value)]
-    arguments = ["look", str(folder), *patterns, "--heads", "4"]
+    arguments = ["look", str(folder), *patterns, "--num-heads", "4"]
     result = CliRunner().invoke(cli.app, [*arguments, "--layout", layout])
     assert result.exit_code == 0, result.output
     assert "1 layer, 4 heads, width 20" in " ".join(result.output.split())

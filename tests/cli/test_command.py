@@ -11,11 +11,13 @@ from importlib import import_module
 
 import pytest
 import torch
+import typer
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
+from keyquery.cli import commands
 from keyquery.support import files
 from tests.processes import keyquery
 
@@ -73,17 +75,48 @@ def test_a_warning_is_one_line_without_code(monkeypatch):
     assert (done.returncode, done.stderr) == (0, b"keyquery: warning: few sequences\n")
 
 
-def test_studies_that_are_not_installed_are_named(monkeypatch):
-    monkeypatch.setattr("keyquery.cli.commands.commands", dict)
-    done = keyquery("study", "dial", "--by", "all")
-    assert done.returncode == 2
-    assert b"pip install keyquery-studies" in done.stderr
+def test_studies_that_are_not_installed_are_named(main, monkeypatch):
+    monkeypatch.setattr(commands, "plugins", dict)
+    commands.load.cache_clear()
+    code, err = main("study", "dial", "--by", "all")
+    commands.load.cache_clear()
+    assert (code, "pip install keyquery-studies" in err) == (2, True)
 
 
-def test_importing_the_command_needs_no_torch():
-    code = "import sys, keyquery.__main__; print('torch' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout == "False\n"
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_what_needs_no_model_imports_no_torch(option):
+    """Nor what takes as long; `rich` is for tables, which come with a command."""
+    code = (
+        "import atexit, sys, keyquery.__main__ as start; sys.argv[:] = ['keyquery', sys.argv[1]]; "
+        "atexit.register(lambda: print(sorted({'torch', 'numpy', 'scipy', 'transformers', 'rich'} & {*sys.modules}))); "
+        "start.main()"
+    )
+    out = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+    assert option == "--help" or kq.__version__ in out
+
+
+def test_help_lists_every_command_by_group_with_its_own_first_sentence():
+    said = "".join(run(cli.app, ["--help"]).output.split())  # which breaks words at hyphens, too
+    position = 0
+    for group, members in commands.GROUPS.items():
+        position = said.index("".join(f"{group}:".split()), position)
+        for name, (_, summary) in members.items():
+            position = said.index(name + "".join(summary.split()), position)
+            if name != "study":
+                assert " ".join(commands.load(name).help.partition("\n\n")[0].split()) == summary
+
+
+def test_commands_of_other_packages_are_listed_and_run(monkeypatch):
+    app = typer.Typer()
+    app.command("hello")(lambda: typer.echo("hello from outside"))
+    app.callback()(lambda: None)
+    monkeypatch.setattr(commands, "plugins", lambda: {"outside": lambda: app})
+    cli_app = typer.Typer(cls=commands.Commands, rich_markup_mode=None)
+    cli_app.callback()(lambda: None)
+    assert "outside" in run(cli_app, ["--help"]).output
+    assert run(cli_app, ["outside", "hello"]).output == "hello from outside\n"
+    commands.load.cache_clear()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the engine\nstopped"), KeyError("key"), AssertionError()])
@@ -114,14 +147,14 @@ def test_usage_errors_and_help_are_typers_own(main):
 
 @pytest.mark.parametrize("layers", ["0-999999999", "²", "2-1", "", "1-", "-1", "9" * 5000])
 def test_layers_that_are_none_are_refused(layers, blocks, main):
-    code, err = main("look", blocks, "--heads", 2, f"--layers={layers}")
+    code, err = main("look", blocks, "--num-heads", 2, f"--layers={layers}")
     assert code == 2
     assert err.startswith("keyquery: --layers takes numbers below 100000 and ranges")
 
 
 def test_layers_given_twice_are_read_once(blocks, tmp_path):
     out = tmp_path / "out.json"
-    arguments = ["look", str(blocks), "--heads", "2", "--layers", "1,0-1,1", "--json", str(out)]
+    arguments = ["look", str(blocks), "--num-heads", "2", "--layers", "1,0-1,1", "--json", str(out)]
     result = run(cli.app, arguments)
     assert result.exit_code == 0, result.output
     assert [layer["layer"] for layer in json.loads(out.read_text())["layers"]] == [1, 0]
@@ -140,7 +173,7 @@ def test_a_csv_that_fails_leaves_no_json(blocks, tmp_path, main, monkeypatch):
 
     monkeypatch.setattr(files.tempfile, "mkstemp", second_fails)
     before = sorted(os.listdir(tmp_path))
-    code, err = main("look", blocks, "--heads", 2, "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv", "-q")
+    code, err = main("look", blocks, "--num-heads", 2, "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv", "-q")
     assert (code, err) == (2, f"keyquery: {tmp_path / 'a.csv'} could not be written: No space left on device\n")
     assert sorted(os.listdir(tmp_path)) == before
     assert os.replace is real
@@ -151,7 +184,7 @@ def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path, blocks):
     for path in paths:
         path.parent.mkdir(parents=True)
         path.write_bytes(blocks.read_bytes())
-    result = run(cli.app, ["compare", *map(str, paths), "--heads", "2"])
+    result = run(cli.app, ["compare", *map(str, paths), "--num-heads", "2"])
     assert result.exit_code == 0, result.output
     assert "step1/model/blocks.safetensors" in result.output
     assert "step2/model/blocks.safetensors" in result.output
@@ -190,7 +223,7 @@ def test_directions_are_shown(tmp_path):
     words = {"tab\there": 0, "\x1b[31mred": 1, "[bold]": 2, **{f"a rather long word {i}": i for i in range(3, 40)}}
     (tmp_path / "vocab.json").write_text(json.dumps(words))
     out = tmp_path / "out.json"
-    arguments = ["look", str(tmp_path / "m.safetensors"), "--heads", "2", "--directions", "2", "--json", str(out)]
+    arguments = ["look", str(tmp_path / "m.safetensors"), "--num-heads", "2", "--directions", "2", "--json", str(out)]
     result = run(cli.app, arguments)
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
@@ -204,14 +237,17 @@ def test_directions_are_shown(tmp_path):
 
 
 WRONG = {
-    "no heads": (["--heads", "0"], "heads must be at least 1, got 0"),
-    "a config that is not there": (["--heads", "2", "--config", "nope.json"], "config must be a JSON file, and nope"),
+    "no heads": (["--num-heads", "0"], "--num-heads must be at least 1, got 0"),
+    "a config that is not there": (
+        ["--num-heads", "2", "--config", "nope.json"],
+        "config must be a JSON file, and nope",
+    ),
     "a query that is not there": (
-        ["--heads", "2", "--query", "b.{layer}.q", "--key", "b.{layer}.k"],
+        ["--num-heads", "2", "--query", "b.{layer}.q", "--key", "b.{layer}.k"],
         "has no tensor 'b.{layer}.q'; it holds blocks.{layer}.",
     ),
     "a key that is not there": (
-        ["--heads", "2", "--query", "blocks.{layer}.attn.qkv.weight", "--key", "b.{layer}.k.weight"],
+        ["--num-heads", "2", "--query", "blocks.{layer}.attn.qkv.weight", "--key", "b.{layer}.k.weight"],
         "lacks b.0.k.weight",
     ),
 }

@@ -74,7 +74,7 @@ def test_nothing_in_an_error_reaches_the_terminal_as_a_command(hostile_model, de
     (hostile_model / "config.json").write_text("{}")
     wrong = "\x1b]0;owned\x07{layer}"
     done = keyquery(
-        "look", hostile_model, "--heads", 2, "--query", f"{wrong}.q", "--key", f"{wrong}.k", KEYQUERY_DEBUG=debug
+        "look", hostile_model, "--num-heads", 2, "--query", f"{wrong}.q", "--key", f"{wrong}.k", KEYQUERY_DEBUG=debug
     )
     assert done.returncode == 2
     assert controls(done.stdout + done.stderr) == []
@@ -103,12 +103,12 @@ def test_a_terminal_without_utf_8_is_given_ascii(encoding, tmp_path):
     path = tmp_path / "m.pt"
     torch.save({f"blocks.{i}.attn.qkv.weight": torch.randn(48, 16) for i in range(2)}, path)
     plain = {"encoding": encoding}
-    done = keyquery("look", path, "--heads", 2, **plain)
+    done = keyquery("look", path, "--num-heads", 2, **plain)
     assert done.returncode == 0, done.stderr
     text = done.stdout.decode(encoding)
     assert "# symmetric" in text
     assert "= skew" in text
     assert "###" in text  # the bars
-    shown = keyquery("look", path, "--heads", 2).stdout.decode()
+    shown = keyquery("look", path, "--num-heads", 2).stdout.decode()
     assert len(text.splitlines()) == len(shown.splitlines())
     assert keyquery("look", "--help", **plain).returncode == 0

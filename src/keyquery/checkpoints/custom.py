@@ -122,8 +122,8 @@ def _others(dims: int) -> str:
 def example(source: Source) -> str:
     """How to name the weights of a source: by the tensors that look like queries and keys, if there are any."""
     if (pair := likely_pair(source)) is not None:
-        return f", perhaps by --query {pair[0]!r} --key {pair[1]!r} --heads N"
-    return " with --query PATTERN --key PATTERN --heads N, with {layer} in the patterns"
+        return f", perhaps by --query {pair[0]!r} --key {pair[1]!r} --num-heads N"
+    return " with --query PATTERN --key PATTERN --num-heads N, with {layer} in the patterns"
 
 
 def likely_pair(source: Source) -> tuple[str, str] | None:

@@ -14,8 +14,7 @@ from typing import Annotated, TextIO
 import typer
 
 from keyquery import __version__
-from keyquery.cli.commands import Commands
-from keyquery.support.checks import environment_count
+from keyquery.cli.commands import MODULES, Commands, load
 from keyquery.support.printable import first_line, message, printable, spell_out
 
 app = typer.Typer(
@@ -24,7 +23,7 @@ app = typer.Typer(
     help="Read, ablate and compare the attention heads of Transformers.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",  # wraps help texts to the width of the terminal
+    rich_markup_mode=None,  # the list of commands needs no rich, which is imported for as long as all else here
     pretty_exceptions_enable=False,
 )
 
@@ -54,8 +53,7 @@ def main() -> None:
     spell_out()
     warnings.showwarning = _warn  # type: ignore[assignment]  # its first parameter has another name
     try:
-        not_first = environment_count("RANK", 0) > 0  # under torchrun, only rank 0 prints
-        with redirect_stdout(io.StringIO()) if not_first else nullcontext():
+        with redirect_stdout(io.StringIO()) if _rank() > 0 else nullcontext():  # under torchrun, only rank 0 prints
             app()
     except SystemExit as stop:
         if stop.code == 130:  # typer turns an interrupt into this exit code and prints nothing
@@ -67,6 +65,14 @@ def main() -> None:
         else:
             print(f"keyquery: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _rank() -> int:
+    if not os.environ.get("RANK"):
+        return 0
+    from keyquery.support.checks import environment_count  # it imports torch, which torchrun needs anyway
+
+    return environment_count("RANK", 0)
 
 
 def _warn(
@@ -83,13 +89,13 @@ def _warn(
 
 def _with_options(text: str) -> str:
     """An error about an argument, by the name of the option where the running command has it: "--key needs --query"."""
-    commands = getattr(typer.main.get_command(app), "commands", {}) if isinstance(app, typer.Typer) else {}
-    command = commands.get(next(iter(sys.argv[1:]), ""))
-    options = {each.name: max(each.opts, key=len) for each in getattr(command, "params", ())}
+    name = next(iter(sys.argv[1:]), "")
+    parameters = load(name).params if name in MODULES else ()
+    options = {parameter.name: max(parameter.opts, key=len) for parameter in parameters}
 
-    def option(found: re.Match[str]) -> str:
-        name = options.get(found[0], found[0])
-        return name if name.startswith("--") else found[0]
+    def option(word: re.Match[str]) -> str:
+        name = options.get(word[0], word[0])
+        return name if name.startswith("--") else word[0]
 
     return re.sub(
         r"^\w+(?= (?:must|needs)\b)|(?<=\b(?:pass|give) )\w+(?![\w.])|(?<=\bneeds )\w+(?![\w.])", option, text

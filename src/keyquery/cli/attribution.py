@@ -9,7 +9,7 @@ import typer
 
 from keyquery import models
 from keyquery.checkpoints import read
-from keyquery.cli.options import DEVICE, Device, Dtype, Ids, Output, default_of, writes
+from keyquery.cli.options import DATA, DEVICE, Device, Dtype, Ids, Output, default_of, writes
 from keyquery.instruments.attribution.attribution import attribute as attribute_head
 from keyquery.instruments.attribution.wiring import wiring as measure_wiring
 from keyquery.listening.inputs.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
@@ -17,9 +17,12 @@ from keyquery.listening.inputs.load import in_float32, load_model
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the bundled decoder.")]
 Text = Annotated[
-    Path | None, typer.Option(help="A text file to run the model on (-: standard input). Default: the bundled text.")
+    Path | None,
+    typer.Option(
+        help="A text file to run the model on (-: standard input). Default: the bundled text.", rich_help_panel=DATA
+    ),
 ]
-Length = Annotated[int, typer.Option(min=2, help="Window length in tokens.")]
+Length = Annotated[int, typer.Option(min=2, help="Window length in tokens.", rich_help_panel=DATA)]
 
 
 @writes("json", "csv", "html", "picture")
@@ -56,10 +59,11 @@ def attribute(
     *,
     output: Output,
 ) -> None:
-    """Show why a head attends from one token to another: its score by source on the query and the key side.
+    """Show why a head attends from one token to another: its score by source.
 
-    Sources are what the model wrote into the residual stream before the head: embeddings, earlier heads, MLPs, biases.
-    With norms frozen at their recorded values, the entries sum to the model's own score.
+    Sources, on the query and on the key side, are what the model wrote into the residual stream before the head:
+    embeddings, earlier heads, MLPs, biases. With norms frozen at their recorded values, the entries sum to the model's
+    own score.
     """
     if head is None:
         raise ValueError("give --head LAYER.HEAD, such as --head 18.6")
@@ -85,10 +89,10 @@ def wiring(
     *,
     output: Output,
 ) -> None:
-    """Show which earlier heads and MLPs feed the queries and keys of every head, as shares of score variance.
+    """Show which earlier heads and MLPs feed the queries and keys of every head.
 
-    Shares have 95 % intervals over sequences; a source is listed where its interval is above that of the same source
-    with its tokens in random order. The HTML page has a map of sources by heads, with examples.
+    Shares of score variance have 95 % intervals over sequences; a source is listed where its interval is above that of
+    the same source with its tokens in random order. The HTML page has a map of sources by heads, with examples.
     """
     with output.watching() as progress:
         running = _running(model, text, ids, device, dtype, tokens)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from torch import nn
 
-from keyquery.cli.options import Device, Dtype, Output, default_of, writes
+from keyquery.cli.options import DEVICE, Device, Dtype, Output, default_of, writes
 from keyquery.instruments.causes.causes import Causes
 from keyquery.instruments.causes.causes import causes as find_causes
 from keyquery.instruments.causes.explain import explain
@@ -28,7 +28,9 @@ def causes(
         int | None, typer.Option(help="Explain the model's prediction at this position, numbered as in the table.")
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Layer to take the attention from. Default: the last.")] = None,
-    head: Annotated[str | None, typer.Option(help="Heads to use, such as 3 or 0,4,7. Default: all.")] = None,
+    head: Annotated[
+        str | None, typer.Option("--heads", help="Heads of the layer, such as 3 or 0,4,7. Default: all.")
+    ] = None,
     nodes: Annotated[
         str | None,
         typer.Option(
@@ -59,21 +61,21 @@ def causes(
             show_default=False,
         ),
     ] = None,
-    device: Device = "cpu",
+    device: Device = DEVICE,
     dtype: Dtype = None,
     *,
     output: Output,
 ) -> None:
-    """Infer a causal graph over the words of a text from a model's attention, one graph per head.
+    """Infer a causal graph over the words of a text from a model's attention.
 
-    With --target, the word at that position is replaced by the model's prediction, and the graphs guide a search for
-    the smallest sets of words whose masking changes that prediction.
+    One graph per head. With --target, the word at that position is replaced by the model's prediction, and the graphs
+    guide a search for the smallest sets of words whose masking changes that prediction.
     """
     if (words is None) == (text is None):
         raise ValueError("give either the text in quotes or --text FILE, not both")
     content = words if words is not None else read_text(text or "")
     options: dict[str, Any] = {"alpha": alpha, "samples": samples, "method": method, "rounds": rounds}
-    options |= {"layer": layer, "head": _numbers("--head", head), "nodes": _nodes(nodes)}
+    options |= {"layer": layer, "head": _numbers("--heads", head), "nodes": _nodes(nodes)}
     options |= {"selection": selection, "causal": causal}
     lm_head = target is not None and has_lm_head(model)
     live = load_model(model, lm_head=lm_head, device=device, dtype=dtype)

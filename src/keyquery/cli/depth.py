@@ -29,7 +29,8 @@ def depth(
         int | None, typer.Option(help="Vocabulary size; a small one limits the width. Default: no limit.")
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(help="Heads, for the bounds on the separation rank. Default: width/64.")
+        int | None,
+        typer.Option("--num-heads", help="Number of heads, for bounds on the separation rank. Default: width/64."),
     ] = None,
     head_dim: Annotated[
         int | None, typer.Option(help="Head width; the model width is a multiple. Default: the best fit.")
@@ -37,12 +38,14 @@ def depth(
     *,
     output: Output,
 ) -> None:
-    """How deep should a Transformer be? Apply the law ln d = 5.039 + 0.0555·L to a parameter budget or a shape.
+    """How deep should a Transformer be? Apply a published law to a budget or a shape.
+
+    The law is ln d = 5.039 + 0.0555·L, for a width d and L layers.
 
     Examples: `keyquery depth --params 1.3e9` · `keyquery depth --width 2048 --layers 24` ·
     `keyquery depth path/to/model --picture plane.svg`
 
-    The law was fitted on decoders of 6 to 48 layers ("Limits to Depth Efficiencies of Self-Attention", 2020); other
+    It was fitted on decoders of 6 to 48 layers ("Limits to Depth Efficiencies of Self-Attention", 2020); other
     studies found that the shape matters little.
     """
     if model is None and params is None and width is None and layers is None:

@@ -46,12 +46,12 @@ def flow(
     *,
     output: Output,
 ) -> None:
-    """Measure how much attention flows between image and text, or between two texts, in every layer and head.
+    """Measure how much attention flows between image and text, or between two texts.
 
-    Reports raw attention, attention with the residual stream, attention rollout, and norm-weighted attention, each
-    next to its null level under uniform attention. The HTML page highlights, per head, the image patches that the
-    words attend to, with or without the popularity of keys (attention sinks). A plain vision Transformer takes --image
-    alone: the page shows the patches that its class token, or any patch, attends to.
+    Reports, for every layer and head, raw attention, attention with the residual stream, attention rollout, and
+    norm-weighted attention, each next to its null level under uniform attention. The HTML page highlights, per head,
+    the image patches that the words attend to, with or without the popularity of keys (attention sinks). A plain vision
+    Transformer takes --image alone: the page shows the patches that its class token, or any patch, attends to.
     """
     if special not in ("leave", "count"):
         raise ValueError(f"--special must be leave or count, got {special!r}")

@@ -46,7 +46,7 @@ def lineage(
     *,
     output: Output,
 ) -> None:
-    """Is one model made from another? Compare the spectra and the QK forms of all heads.
+    """Is one model made from another? Compare the spectra and QK forms of all heads.
 
     Two tests: spectra of every head, which survive a rotated or permuted residual stream and a new order of heads, and
     inner products of the forms themselves. Each has a p-value against unrelated models. Reads queries and keys only.

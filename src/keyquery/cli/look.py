@@ -13,7 +13,22 @@ import typer
 from keyquery import models
 from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.hub import located
-from keyquery.cli.options import Config, Device, Dtype, HeadCount, Ids, Key, Layout, Output, Query, numbers_of, writes
+from keyquery.cli.options import (
+    CHECKPOINT,
+    DATA,
+    DEVICE,
+    Config,
+    Device,
+    Dtype,
+    HeadCount,
+    Ids,
+    Key,
+    Layout,
+    Output,
+    Query,
+    numbers_of,
+    writes,
+)
 from keyquery.instruments.cooccurrence.cooccurrence import WINDOW
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.compare import compare as side_by_side
@@ -25,21 +40,33 @@ from keyquery.listening.inputs.batches import LENGTH, TOKENS, id_batches, read_i
 from keyquery.reading import Reading
 from keyquery.report.look.page import DIRECTIONS
 from keyquery.report.look.page import TOKENS as SAMPLE
+from keyquery.support.devices import pick_device
 
 Text = Annotated[
     Path | None,
     typer.Option(
-        help="A text file to run the model on (-: standard input), to analyse heads on data. Default: weights alone."
+        help="A text file to run the model on (-: standard input), to analyse heads on data. Default: weights alone.",
+        rich_help_panel=DATA,
     ),
 ]
 Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7. Default: all.")]
 Adapter = Annotated[
-    Path | None, typer.Option(help="A folder with a LoRA adapter (PEFT), added to the weights as they are read.")
+    Path | None,
+    typer.Option(
+        help="A folder with a LoRA adapter (PEFT), added to the weights as they are read.", rich_help_panel=CHECKPOINT
+    ),
 ]
 Partial = Annotated[
-    bool, typer.Option("--partial", help="Read a model of which some attention modules cannot be read; it is noted.")
+    bool,
+    typer.Option(
+        "--partial",
+        help="Read a model of which some attention modules cannot be read; it is noted.",
+        rich_help_panel=CHECKPOINT,
+    ),
 ]
-Tokens = Annotated[int, typer.Option(min=2, help="With --text or --ids: maximum number of tokens to run.")]
+Tokens = Annotated[
+    int, typer.Option(min=2, help="With --text or --ids: maximum number of tokens to run.", rich_help_panel=DATA)
+]
 Count = Annotated[
     int | None,
     typer.Option(
@@ -47,27 +74,38 @@ Count = Annotated[
     ),
 ]
 Length = Annotated[
-    int, typer.Option(min=2, help="With --text: window length in tokens; the variance shares depend on it.")
+    int,
+    typer.Option(
+        min=2, help="With --text: window length in tokens; the variance shares depend on it.", rich_help_panel=DATA
+    ),
 ]
 Lengths = Annotated[
     str | None,
     typer.Option(
-        help="With --text: further window lengths (tokens) to measure shares at, such as 64,256,1024. Default: none."
+        help="With --text: further window lengths (tokens) to measure shares at, such as 64,256,1024. Default: none.",
+        rich_help_panel=DATA,
     ),
 ]
 Pairs = Annotated[
     str,
     typer.Option(
         help="visible: shares over the query-key pairs that the model scores; independent: in closed form, treating "
-        "tokens as independent."
+        "tokens as independent.",
+        rich_help_panel=DATA,
     ),
 ]
 Corpus = Annotated[
     Path | None,
-    typer.Option(help="A text file: measure how much of each head its token co-occurrence explains; weights only."),
+    typer.Option(
+        help="A text file: measure how much of each head its token co-occurrence explains; weights only.",
+        rich_help_panel=DATA,
+    ),
 ]
 Window = Annotated[
-    int, typer.Option(min=1, help="With --corpus: maximum distance, in tokens, of two that count as a pair.")
+    int,
+    typer.Option(
+        min=1, help="With --corpus: maximum distance, in tokens, of two that count as a pair.", rich_help_panel=DATA
+    ),
 ]
 Roles = Annotated[
     bool,
@@ -104,12 +142,12 @@ def look(
     window: Window = WINDOW,
     ids: Ids = None,
     roles: Roles = False,
-    device: Device = "cpu",
+    device: Device = DEVICE,
     dtype: Dtype = None,
     *,
     output: Output,
 ) -> None:
-    """Show the QK circuit of every head: symmetric, skew, popularity and position parts of its scores.
+    """Show the QK circuit of every head: symmetric, skew, popularity and position parts.
 
     Weights are read straight from the checkpoint, one layer at a time; the model itself is built only for --text,
     --ids and --roles. The two bundled models differ in objective and attention mask: masked-token prediction with
@@ -133,7 +171,7 @@ def look(
         "pairs": pairs,
         "corpus": corpus,
         "window": window,
-        "device": None if device == "cpu" else device,
+        "device": device,
         "dtype": dtype,
         **for_page("html" in output.files, directions, model),
     }
@@ -152,6 +190,7 @@ def compare(
     ] = None,
     tokens: Tokens = TOKENS,
     length: Length = LENGTH,
+    device: Device = DEVICE,
     joined: Annotated[
         bool, typer.Option("--joined", help="With --picture: a single triangle, with an arrow per head.")
     ] = False,
@@ -167,7 +206,7 @@ def compare(
     """
     if joined and "picture" not in output.files:
         raise ValueError("--joined applies to the figure: give --picture FILE")
-    options = {"text": text, "heads": heads, "tokens": tokens, "length": length}
+    options = {"text": text, "heads": heads, "tokens": tokens, "length": length, "device": device}
     if adapter is not None and _is_saved(second):
         raise ValueError(f"--adapter needs the second model itself, not {second}")
     sources = (first, second)
@@ -189,7 +228,7 @@ def _shipped(output: Output, options: dict[str, Any]) -> Comparison:
     """The two bundled models, by default on the bundled text."""
     for name in ("heads", "query", "key", "layout", "config", "adapter"):
         if options[name] is not None:
-            raise ValueError(f"--{name} requires a model: name one")
+            raise ValueError(f"{name} needs a model: name one")  # shown with the name of the option
     options |= {"text": options["text"] or (models.LONG_TEXT if options["ids"] is None else None)}
     comparison = side_by_side(*(watched_look(str(m), output, **options) for m in (models.ENCODER, models.DECODER)))
     # Trained apart from the start: which tensors are equal, and how far heads moved, would mean nothing.
@@ -231,7 +270,9 @@ def _distinguished(looks: list[Look], sources: Sequence[str]) -> list[Look]:
 def watched_look(source: Any, output: Output, **options: Any) -> Look:
     """A look with a progress bar."""
     with output.watching() as progress:
-        ids = options.pop("ids", None)
+        ids, device = options.pop("ids", None), options.pop("device", None)
+        by_default = device == "auto" and saved_network(source) is not None  # a live model, which is not moved
+        options["device"] = None if device is None or by_default or pick_device(device) == "cpu" else device
         options |= {} if ids is None else on_ids(source, ids, options)
         reading = look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
     if ids is None:

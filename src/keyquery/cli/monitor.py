@@ -23,9 +23,10 @@ def monitor(
     *,
     output: Output,
 ) -> None:
-    """Watch a training that runs under `kq.Monitor(model, folder=RUN)`: attention logits of every head, and alarms.
+    """Watch a training run: attention logits of every head, and alarms.
 
-    --json, --csv, --html and --picture hold the records so far; with --follow they are not updated.
+    The run records itself with `kq.Monitor(model, folder=RUN)`. --json, --csv, --html and --picture hold the records so
+    far; with --follow they are not updated.
 
     Examples: `keyquery monitor runs/a --html monitor.html` · `keyquery monitor runs/a --follow`
     """

@@ -23,46 +23,82 @@ from keyquery.support.files import check_target, csv_text, write_all
 from keyquery.support.printable import printable
 from keyquery.support.progress import Progress
 
-Json = Annotated[Path | None, typer.Option(help="Write all results to this .json or .json.xz file.")]
-Csv = Annotated[Path | None, typer.Option(help="Write the results as a table to this CSV file.")]
-Html = Annotated[Path | None, typer.Option(help="Write a self-contained page to this HTML file; it opens offline.")]
-Picture = Annotated[Path | None, typer.Option(help="Write the figure to this .svg, .png or .pdf file.")]
+OUTPUT, CHECKPOINT, DATA, RUN = "Output", "Unknown architectures, adapters", "Data", "Device"  # groups of the help
+Json = Annotated[
+    Path | None,
+    typer.Option(help="Write all results to this .json or .json.xz file.", rich_help_panel=OUTPUT),
+]
+Csv = Annotated[
+    Path | None, typer.Option(help="Write the results as a table to this CSV file.", rich_help_panel=OUTPUT)
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(help="Write a self-contained page to this HTML file; it opens offline.", rich_help_panel=OUTPUT),
+]
+Picture = Annotated[
+    Path | None, typer.Option(help="Write the figure to this .svg, .png or .pdf file.", rich_help_panel=OUTPUT)
+]
 FILES = {"json": Json, "csv": Csv, "html": Html, "picture": Picture}  # what `writes` can declare
 Ids = Annotated[
     Path | None,
-    typer.Option(help="Instead of --text: a file of integer token ids, one sequence per line; sequences are not cut."),
+    typer.Option(
+        help="Instead of --text: a file of integer token ids, one sequence per line; sequences are not cut.",
+        rich_help_panel=DATA,
+    ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no tables and no progress; errors are still shown.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", help="Print no tables and no progress; errors are still shown.", rich_help_panel=OUTPUT
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.", rich_help_panel=OUTPUT)]
 # How to read a checkpoint whose layout is not recognised.
 HeadCount = Annotated[
-    int | None, typer.Option(help="Number of heads, for a bare file without config.json. Default: from the config.")
+    int | None,
+    typer.Option(
+        "--num-heads",
+        help="Number of heads, for a bare file without config.json. Default: from the config.",
+        rich_help_panel=CHECKPOINT,
+    ),
 ]
 Query = Annotated[
     str | None,
     typer.Option(
         help="Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight. Default: "
-        "known from the architecture."
+        "known from the architecture.",
+        rich_help_panel=CHECKPOINT,
     ),
 ]
-Key = Annotated[str | None, typer.Option(help="Name of the key weights; not needed with a fused --layout.")]
+Key = Annotated[
+    str | None,
+    typer.Option(help="Name of the key weights; not needed with a fused --layout.", rich_help_panel=CHECKPOINT),
+]
 Layout = Annotated[
     str | None,
     typer.Option(
         help="With --query: how the weights are stored; d is the model's width, r a head's. "
         + "; ".join(f"{name}: {how}" for name, (how, _) in LAYOUTS.items())
-        + ". Default: linear."
+        + ". Default: linear.",
+        rich_help_panel=CHECKPOINT,
     ),
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(help="A config.json that is not in the folder of the weights. Default: the one beside them."),
+    typer.Option(
+        help="A config.json that is not in the folder of the weights. Default: the one beside them.",
+        rich_help_panel=CHECKPOINT,
+    ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.", rich_help_panel=RUN)]
 DEVICE = "auto"
 Dtype = Annotated[
     str | None,
-    typer.Option(help=f"Run the model in {', '.join(DTYPES)}. Default: as its weights are stored.", show_default=False),
+    typer.Option(
+        help=f"Run the model in {', '.join(DTYPES)}. Default: as its weights are stored.",
+        show_default=False,
+        rich_help_panel=RUN,
+    ),
 ]
 Out = Annotated[
     Path | None, typer.Option(file_okay=False, help="Folder for results; a later run resumes and skips finished work.")

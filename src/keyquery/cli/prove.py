@@ -24,10 +24,11 @@ def prove(
     quiet: Quiet = False,
     force: Force = False,
 ) -> None:
-    """Test whether a model type is read exactly: build a tiny random model, save it, read it, compare all scores.
+    """Test whether a model type is read exactly, on a tiny random model of that type.
 
-    Every attention module counts: self- and cross-attention, encoder, decoder, vision tower, pooling. Exact means that
-    the scores before each softmax agree to a relative error of 1e-5, at several positions. Nothing is downloaded.
+    The model is built, saved and read, and all scores are compared. Every attention module counts: self- and
+    cross-attention, encoder, decoder, vision tower, pooling. Exact means that the scores before each softmax agree to a
+    relative error of 1e-5, at several positions. Nothing is downloaded.
 
     Exit code: 1 if the type is read wrongly or with missing layers, refused, or cannot be built.
     """

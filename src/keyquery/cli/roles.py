@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import Output, writes
+from keyquery.cli.options import DEVICE, Device, Dtype, Output, writes
 from keyquery.instruments.roles.roles import roles as measure_roles
 from keyquery.instruments.roles.run import LEAST, SEQUENCES, WINDOW
 from keyquery.listening.inputs.batches import LENGTH
+from keyquery.listening.inputs.load import has_lm_head, load_model
 
 
 @writes("json", "csv", "html", "picture")
@@ -32,19 +33,24 @@ def roles(
         typer.Option(min=0, max=1, help="Name a role only if its score exceeds its null level by at least this."),
     ] = LEAST,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random tokens.")] = 0,
+    device: Device = DEVICE,
+    dtype: Dtype = None,
     *,
     output: Output,
 ) -> None:
-    """Which heads copy? Score every head as previous-token, duplicate-token, induction, retrieval, local or sink head.
+    """Which heads copy? Score every head as previous-token, induction, retrieval, sink, …
 
-    The model is run on repeated random tokens of its own vocabulary, on needles in haystacks of them, and on --text.
-    Encoders have next-token heads too; cross-attention is scored by alignment. A role is named only where its score
-    clears a null level, corrected for the number of heads and roles.
+    Further roles are duplicate-token and local heads. The model is run on repeated random tokens of its own vocabulary,
+    on needles in haystacks of them, and on --text. Encoders have next-token heads too; cross-attention is scored by
+    alignment. A role is named only where its score clears a null level, corrected for the number of heads and roles.
     """
     with output.watching() as progress:
+        live, tokenizer = load_model(model, lm_head=has_lm_head(model), device=device, dtype=dtype)
         reading = measure_roles(
-            model,
+            live,
             text,
+            tokenizer=tokenizer,
+            name=Path(model).name,
             length=length,
             sequences=sequences,
             window=window,

@@ -12,7 +12,7 @@ from torch import nn
 from keyquery import models
 from keyquery.checkpoints import read
 from keyquery.cli.look import for_page, watched_look
-from keyquery.cli.options import DEVICE, Device, Dtype, Ids, Output, default_of, numbers_of, writes
+from keyquery.cli.options import DATA, DEVICE, Device, Dtype, Ids, Output, default_of, numbers_of, writes
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.ablate import BY
 from keyquery.instruments.ablation.ablate import ablate as ablate_parts
@@ -29,7 +29,10 @@ from keyquery.support.checks import check_choice
 
 Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the bundled decoder.")]
 Text = Annotated[
-    Path | None, typer.Option(help="A text file to run the model on (-: standard input). Default: the bundled text.")
+    Path | None,
+    typer.Option(
+        help="A text file to run the model on (-: standard input). Default: the bundled text.", rich_help_panel=DATA
+    ),
 ]
 Heads = Annotated[
     str | None,
@@ -71,9 +74,9 @@ On = Annotated[
     ),
 ]
 OF, ON = default_of(dial_parts, "of"), default_of(dial_parts, "on")
-Tokens = Annotated[int, typer.Option(min=4, help="Maximum number of tokens to run.")]
+Tokens = Annotated[int, typer.Option(min=4, help="Maximum number of tokens to run.", rich_help_panel=DATA)]
 TOKENS = 4096  # fewer than for look: the model runs once per part
-Length = Annotated[int, typer.Option(min=4, help="Window length in tokens.")]
+Length = Annotated[int, typer.Option(min=4, help="Window length in tokens.", rich_help_panel=DATA)]
 
 
 @writes("json")
@@ -105,10 +108,10 @@ def dial(
     *,
     output: Output,
 ) -> None:
-    """Scale parts of a model's attention scores at run time, and show its loss and output before and after.
+    """Scale parts of a model's attention scores, and show its loss and output.
 
-    The weights are not changed. With all gains at 1, nothing changes. --heads 18.6 --directions 0 --of skew ablates
-    one direction of a head's QK form.
+    Loss and output are shown before and after; scores are scaled at run time. The weights are not changed. With all
+    gains at 1, nothing changes. --heads 18.6 --directions 0 --of skew ablates one direction of a head's QK form.
     """
     if directions is None and (of, gain, on) != (OF, default_of(dial_parts, "gain"), ON):
         raise ValueError("--of, --gain and --on are for --directions, which is missing")

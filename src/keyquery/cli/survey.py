@@ -48,7 +48,7 @@ def survey(
     config: Config = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run look on many checkpoints, and report how heads change with training, model size and architecture.
+    """Run look on many checkpoints, and report how heads change with training and size.
 
     Examples: `keyquery survey models/* --out atlas` · `keyquery survey run --out steps` (a training run: all of its
     checkpoint-500, step1000, …) · `keyquery survey models.txt --out atlas --scheduler tcp://127.0.0.1:8786`

@@ -245,7 +245,7 @@ def test_command_line(tmp_path):
         tensors["blocks.1.attn.qkv.weight"][:8] += size
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors")
-    arguments = ["compare", str(tmp_path / "base"), str(tmp_path / "fine"), "--heads", "2"]
+    arguments = ["compare", str(tmp_path / "base"), str(tmp_path / "fine"), "--num-heads", "2"]
     result = run(cli.app, [*arguments, "--json", str(tmp_path / "out.json")])
     assert result.exit_code == 0, result.output
     assert "fine compared with base" in result.output

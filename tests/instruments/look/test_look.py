@@ -338,7 +338,7 @@ def test_command_line_on_data(decoder, tmp_path):
 def test_command_line_of_a_large_model_shows_layers(tmp_path):
     tensors = {f"blocks.{i}.attn.qkv.weight": torch.randn(192, 64) for i in range(12)}
     save_file(tensors, tmp_path / "m.safetensors")
-    result = run(cli.app, ["look", str(tmp_path / "m.safetensors"), "--heads", "16"])
+    result = run(cli.app, ["look", str(tmp_path / "m.safetensors"), "--num-heads", "16"])
     assert result.exit_code == 0, result.output
     assert "12 layers, 192 heads" in result.output
     assert "--layers to select some" in result.output
@@ -357,7 +357,7 @@ def test_command_line_compares(encoder, decoder, tmp_path):
 def test_command_line_takes_patterns(tmp_path):
     save_file({f"b.{i}.{n}": torch.randn(8, 8) for i in range(2) for n in "qk"}, tmp_path / "odd.safetensors")
     odd = str(tmp_path / "odd.safetensors")
-    result = run(cli.app, ["look", odd, "--query", "b.{layer}.q", "--key", "b.{layer}.k", "--heads", "2"])
+    result = run(cli.app, ["look", odd, "--query", "b.{layer}.q", "--key", "b.{layer}.k", "--num-heads", "2"])
     assert result.exit_code == 0, result.output
     assert "1.1 " in result.output
 
@@ -445,7 +445,7 @@ def test_directions_name_tokens_that_can_be_read():
 
 
 def test_what_is_said_of_a_model_needs_one():
-    result = run(cli.app, ["look", "--heads", "4"])
+    result = run(cli.app, ["look", "--num-heads", "4"])
     assert result.exit_code != 0
     assert "name one" in str(result.exception)
 
@@ -492,15 +492,15 @@ BAD = {
     "no such model": (["look", "{dir}/gone"], "is neither a file, nor a folder, nor a hub model"),
     "an empty folder": (["look", "{dir}/empty"], "holds no weights"),
     "a broken file": (["look", "{dir}/bad.safetensors"], "is not a readable safetensors file"),
-    "no heads": (["look", "{dir}/bare.safetensors"], "it has: give --heads"),
-    "wrong heads": (["look", "{dir}/bare.safetensors", "--heads", "5"], "is not 5 heads of equal width"),
+    "no heads": (["look", "{dir}/bare.safetensors"], "it has: give --num-heads"),
+    "wrong heads": (["look", "{dir}/bare.safetensors", "--num-heads", "5"], "is not 5 heads of equal width"),
     "a layer that is not there": (
-        ["look", "{dir}/bare.safetensors", "--heads", "2", "--layers", "0-4"],
+        ["look", "{dir}/bare.safetensors", "--num-heads", "2", "--layers", "0-4"],
         "there is no layer 1",
     ),
     "layers that are no numbers": (["look", "{dir}/bare.safetensors", "--layers", "a-b"], "--layers takes numbers"),
     "text without a model to run": (
-        ["look", "{dir}/bare.safetensors", "--heads", "2", "--text", "{dir}/old.json"],
+        ["look", "{dir}/bare.safetensors", "--num-heads", "2", "--text", "{dir}/old.json"],
         "cannot be run",
     ),
     "an empty text": (["look", "{dir}/bare.safetensors", "--text", "{dir}/empty.txt"], "holds no text"),

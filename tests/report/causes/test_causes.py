@@ -194,7 +194,7 @@ def test_the_command_writes_all_it_is_asked_for(tmp_path):
     files = [part for name, path in names.items() for part in (f"--{name}", str(path))]
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    command = ["causes", str(kq.models.ENCODER), "--text", str(text), "--target", "6", "--head", "0,2", "--nodes", "9"]
+    command = ["causes", str(kq.models.ENCODER), "--text", str(text), "--target", "6", "--heads", "0,2", "--nodes", "9"]
     result = run(cli.app, [*command, *files, "--picture", str(tmp_path / "out.svg")])
     assert result.exit_code == 0, result.output
     reading = kq.Reading.load(names["json"])
@@ -208,7 +208,7 @@ def test_the_command_writes_all_it_is_asked_for(tmp_path):
 
 
 def test_the_command_on_words_in_quotes():
-    result = run(cli.app, ["causes", str(kq.models.DECODER), TEXT, "--layer", "1", "--head", "1", "--samples", "64"])
+    result = run(cli.app, ["causes", str(kq.models.DECODER), TEXT, "--layer", "1", "--heads", "1", "--samples", "64"])
     assert result.exit_code == 0, result.output
     assert "decoder, layer 1: 1 head, 13 tokens" in result.output
     assert "64 samples (given)" in result.output
@@ -219,7 +219,7 @@ def test_the_command_on_words_in_quotes():
     [
         ([], "give either the text in quotes or --text FILE"),
         ([TEXT, "--target", "13"], "--target must be a position from 0 to 12, got 13"),
-        ([TEXT, "--head", "a"], "--head takes numbers such as 2,3,7, got 'a'"),
+        ([TEXT, "--heads", "a"], "--heads takes numbers such as 2,3,7, got 'a'"),
         ([TEXT, "--nodes", "1,x"], "--nodes takes numbers such as 2,3,7, got '1,x'"),
         ([TEXT, "--nodes", "99"], "nodes asks for 99 tokens, but there are only 13"),
         (["ship " * 300], "the text has 301 tokens, and LanguageModel takes at most 256"),
