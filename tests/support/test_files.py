@@ -105,8 +105,9 @@ def test_csv_has_the_keys_of_all_records(tmp_path):
 
 
 HALF = """
-import sys, time
+import signal, sys, time
 from keyquery.support import files
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests run in the background, which ignores it
 {how}
 """
 # Each writes a part of the new content, says so, and waits to be killed.

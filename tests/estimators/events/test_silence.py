@@ -163,6 +163,15 @@ def test_an_interrupt_keeps_the_best_epoch(monkeypatch):
     assert model.predict(*clicks()).shape == (9,)
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, also where tests run as a background job, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_raises_and_threads_are_left_alone():
     seen = []
 
