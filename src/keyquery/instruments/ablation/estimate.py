@@ -170,12 +170,19 @@ def _gradients(
         each = cross_entropy(predicted, targets, reduction="none").double()
         losses = torch.zeros_like(counts).index_add_(0, rows, each) / counts
         share = predicted.softmax(-1)
-    drawn = [torch.multinomial(share, 1, generator=source)[:, 0] for _ in range(samples)]
+    drawn = _drawn(share, samples, source)
     first, *rest = [
         _backward(predicted, _residuals(share, own), seen, last=number == samples)
         for number, own in enumerate((targets, *drawn))
     ]
     return Gradients(first, rest, counts, losses)
+
+
+def _drawn(share: Float[Tensor, "t v"], samples: int, source: torch.Generator) -> Int[Tensor, "samples t"]:
+    """Labels drawn from the model's distribution; one cumulative sum serves all draws."""
+    below = share.cumsum(-1)
+    draws = torch.rand(len(share), samples, generator=source, device=share.device, dtype=share.dtype) * below[:, -1:]
+    return torch.searchsorted(below, draws).clamp(max=share.shape[-1] - 1).mT
 
 
 def _residuals(share: Float[Tensor, "t v"], labels: Int[Tensor, " t"]) -> Float[Tensor, "t v"]:
