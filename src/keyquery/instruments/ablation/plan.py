@@ -34,8 +34,7 @@ def plan(rows: Sequence[Mapping[str, Any]], measure: str, budget: int, threshold
     source = torch.Generator().manual_seed(0)
     strata = torch.linspace(0, len(ranked), min(CHECK, budget) + 1).long().tolist()
     chosen = {
-        ranked[low + int(torch.randint(max(high - low, 1), (1,), generator=source))]
-        for low, high in pairwise(strata)
+        ranked[low + int(torch.randint(max(high - low, 1), (1,), generator=source))] for low, high in pairwise(strata)
     }
 
     def urgency(number: int) -> tuple[bool, float]:
