@@ -66,8 +66,9 @@ def _reason(kept: frozenset[str], units: Sequence[str], costs: Mapping[str, Cost
         return f"it can be switched off for {costs['zero'][0]:+.4f}"
     rest = frozenset(units) - kept
     lost = costs[_name(rest)][0]
-    needed = f"needs {_listed(kept)} ({lost:+.4f} without)"
-    return f"{needed}; all else could go for {costs[_name(kept)][0]:+.4f}" if rest else needed
+    if not rest:
+        return f"needs every part ({lost:+.4f} switched off)"
+    return f"needs {_listed(kept)} ({lost:+.4f} without); all else could go for {costs[_name(kept)][0]:+.4f}"
 
 
 def _label(kept: frozenset[str], sink: bool) -> str:

@@ -10,20 +10,24 @@ from keyquery.checkpoints import Heads
 from keyquery.instruments.ablation.ablate import Ablation, ablate
 from keyquery.instruments.ablation.losses import default_loss, logits
 from keyquery.intervene.rewrites import sites_of
-from keyquery.listening import Batch
+from keyquery.listening import Batch, typical_length
 from keyquery.listening.hooks import evaluating
+from keyquery.listening.inputs.batches import LENGTH
 from keyquery.listening.inputs.data import Prepared
 from keyquery.listening.parts.on_data import rows_of
 from keyquery.support.progress import Progress
 
-SEQUENCES = 32  # that costs are estimated on, for as many as means by position need
+SEQUENCES = 32, 96  # that costs are estimated on: at least, as means by position need, and at most
+WORK = 6e11  # weights × tokens, about half a minute of passes on two CPU cores
 
 
 def estimated_costs(
     prepared: Prepared, batches: Sequence[Batch], heads: Heads, layers: Sequence[int], progress: Progress
 ) -> Ablation:
     """The estimated cost of every set of parts of the heads of some layers; ValueError if the model has no loss."""
-    model, some = prepared.model, _first(batches, SEQUENCES)
+    model = prepared.model
+    size = sum(weight.numel() for weight in model.parameters()) * (typical_length(list(batches)) or LENGTH)
+    some = _first(batches, min(max(int(WORK / max(size, 1)), SEQUENCES[0]), SEQUENCES[1]))
     _, loss = default_loss(model, prepared.tokenizer)
     with evaluating(model):
         logits(model, {name: x[:1] if isinstance(x, Tensor) else x for name, x in some[0].items()})
