@@ -253,7 +253,8 @@ class Call:
     def detached(self) -> Call:
         """The call without gradients."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor) and name in FIELDS}
-        return replace(self, **{name: value.detach() for name, value in tensors.items()})
+        fields: dict[str, Any] = {name: value.detach() for name, value in tensors.items()}
+        return replace(self, **fields)
 
     def attend(self, new: Mapping[str, Tensor], dropout: float = 0.0) -> Float[Tensor, "batch heads n v"]:
         """The output of all heads with replaced tensors; fused where scores are the product of queries and keys."""

@@ -13,8 +13,8 @@ from torch import nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.instruments.ablation.agreement import agreement
-from keyquery.instruments.ablation.changes import Change
-from keyquery.instruments.ablation.estimate import Cell, Estimates, NoGradient, estimate
+from keyquery.instruments.ablation.changes import Cell, Change
+from keyquery.instruments.ablation.estimate import Estimates, NoGradient, estimate
 from keyquery.instruments.ablation.losses import OUTPUT, Loss, Objective, default_loss
 from keyquery.instruments.ablation.measure import Measurement, Trial, is_output
 from keyquery.instruments.ablation.named import Changes, Made, names_of
@@ -326,8 +326,7 @@ def _estimates(job: Job, samples: int, measure: str) -> Estimates | None:
 
 def _row(own: RowTrial, estimates: Estimates | None) -> dict[str, Any]:
     """The row of a trial, from its estimate."""
-    facts = getattr(own.trial.change, "facts", {})
-    row = {**own.names, **(facts.get(own.cells[0], {}) if len(own.cells) == 1 else {})}
+    row = {**own.names, **(own.trial.change.facts(own.cells[0]) if len(own.cells) == 1 else {})}
     if estimates is None:
         return row
     first, second = estimates.of(own.trial.change.name, own.cells)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,6 +20,8 @@ from keyquery.intervene.dial.means import SiteMeans
 from keyquery.intervene.dial.parts import parts_of
 from keyquery.intervene.sites import Context, Rewrite, Site
 from keyquery.listening.call import Call, weights_of
+
+Cell = tuple[int, int]  # a site and a head
 
 
 class HeadCall:
@@ -92,26 +94,31 @@ class HeadCall:
         return self.softmax(scores) @ self.values
 
 
-class Change(Protocol):
-    """A change of heads: its name, what it needs, and the new output of heads."""
+@dataclass(frozen=True)
+class Change:
+    """A change of heads; called, it gives the new output of the heads of a call."""
+
+    needs_means: ClassVar[bool] = False  # the means of data that separate the parts
+    per_key_head: ClassVar[bool] = False  # changes keys or values: all heads that share a key head change together
 
     name: str
-    needs_means: bool  # the means of data that separate the parts
-    per_key_head: bool  # changes keys or values: all heads that share a key head change together
 
     def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
         """The output of the heads with the change."""
-        ...
+        raise NotImplementedError
+
+    def facts(self, head: Cell) -> Mapping[str, Any]:
+        """Further facts of a head's row."""
+        return {}
 
 
 @dataclass(frozen=True)
-class Kept:
+class Kept(Change):
     """Only some parts of the scores are kept; the bias of positions belongs to the position part."""
 
-    name: str
+    needs_means: ClassVar[bool] = True
+
     parts: frozenset[str]
-    needs_means: bool = True
-    per_key_head: bool = False
 
     def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
         """The output with the products of these parts alone."""
@@ -124,13 +131,10 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Off:
+class Off(Change):
     """The output of a head is replaced by zero, or by its mean over data."""
 
-    name: str
     means: Mapping[int, Float[Tensor, "heads v"]] | None = None  # by site
-    needs_means: bool = False
-    per_key_head: bool = False
 
     def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
         """Zeros, or the mean at every token."""
@@ -141,12 +145,8 @@ class Off:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Change):
     """Attention is uniform over the visible keys."""
-
-    name: str = "uniform"
-    needs_means: bool = False
-    per_key_head: bool = False
 
     def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
         """The mean of the visible values."""
@@ -156,14 +156,11 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(Change):
     """Only keys at most `width` − 1 tokens away are visible, and the first token, if `first`."""
 
-    name: str
     width: int
     first: bool
-    needs_means: bool = False
-    per_key_head: bool = False
 
     def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
         """The output with the weights of the window alone, normalised anew."""
@@ -177,14 +174,11 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class Rewritten(Change):
     """Queries and keys of each head are replaced by a rewrite: without a direction, or of another form."""
 
-    name: str
-    rewrites: Mapping[tuple[int, int], Rewrite]  # by site and head
-    facts: Mapping[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict)  # of a head, for its row
-    needs_means: bool = False
-    per_key_head: bool = False
+    rewrites: Mapping[Cell, Rewrite]  # by site and head
+    described: Mapping[Cell, Mapping[str, Any]] = field(default_factory=dict)  # facts of heads
 
     def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
         """The output with the products of the new queries and keys."""
@@ -194,17 +188,20 @@ class Rewritten:
             products[:, number] = ((query.to(products) @ key.to(products).mT) * heads.site.scale)[:, 0]
         return heads.attend(products)
 
+    def facts(self, head: Cell) -> Mapping[str, Any]:
+        """The number, value and share of a direction."""
+        return self.described.get(head, {})
+
 
 @dataclass(frozen=True)
-class Quantised:
+class Quantised(Change):
     """Keys or values are rounded to a few bits, as a compressed cache of keys and values holds them."""
 
-    name: str
+    per_key_head: ClassVar[bool] = True
+
     values: bool
     quantiser: Quantiser
     means: Mapping[int, SiteMeans] | None = None  # by site; stored apart: q·(k − k̄) is rounded, q·k̄ is not
-    needs_means: bool = False
-    per_key_head: bool = True
 
     def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
         """The output with rounded keys or values."""
@@ -222,13 +219,10 @@ class Quantised:
 
 
 @dataclass(frozen=True)
-class Called:
+class Called(Change):
     """A change of the user's: a function of the call that returns the new output of all its heads."""
 
-    name: str
     function: Callable[[Call], Tensor]
-    needs_means: bool = False
-    per_key_head: bool = False
 
     def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
         """The heads of what the function returns."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.checkpoints.sources import first_line
-from keyquery.instruments.ablation.changes import Change, HeadCall
+from keyquery.instruments.ablation.changes import Cell, Change, HeadCall
 from keyquery.instruments.ablation.losses import Loss, Objective, labelled, logits, output_of
 from keyquery.intervene.dial.means import Means, SiteMeans
 from keyquery.intervene.sites import Site
@@ -34,7 +34,6 @@ from keyquery.listening.hooks import evaluating
 
 TOKENS = {"cuda": 8192, "cpu": 1024}  # of a run, whose logits and gradients are all kept
 MAP = {"cuda": 2**28, "cpu": 2**22}  # entries of the attention maps that are changed at once
-Cell = tuple[int, int]  # a site and a head
 
 
 class Seen(NamedTuple):

@@ -61,7 +61,7 @@ class Measurement:
         self._by_module = {site.module: site for site in sites.values()}
         self._means_of: dict[int, SiteMeans | None] = {}
         self._trials: Sequence[Trial] = ()  # that are on
-        self._run = model, batches, _moved(model, batches, loss) if is_output(loss) else loss
+        self._run = model, batches, _moved() if is_output(loss) else loss
         self._most = fitting(model, batches)
         self.before = self._losses()
 
@@ -152,7 +152,7 @@ def is_output(loss: Loss) -> bool:
     return isinstance(loss, Objective) and loss.name == "output"
 
 
-def _moved(model: nn.Module, batches: Sequence[Batch], objective: Objective) -> Loss:
+def _moved() -> Loss:
     """How far the output moves from that of the model as it is: a share of its squared norm, per sequence."""
     kept: dict[int, Tensor] = {}
 
@@ -166,8 +166,8 @@ def _moved(model: nn.Module, batches: Sequence[Batch], objective: Objective) -> 
     return loss
 
 
-def _runs(trials: Iterable[Trial], batches: Sequence[Batch]) -> Runs:
-    """Trials, each a run on all batches."""
+def _runs(trials: Iterable[int], batches: Sequence[Batch]) -> Runs:
+    """Numbers of trials, each a run on all batches."""
     return Runs(trials, sum(batch["input_ids"].numel() for batch in batches if "input_ids" in batch))
 
 

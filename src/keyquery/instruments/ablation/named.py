@@ -15,7 +15,7 @@ from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.changes import Called, Change, Kept, Off, Quantised, Rewritten, Uniform, Window
 from keyquery.instruments.ablation.quantisation import BITS, Quantiser
 from keyquery.intervene.dial.directions import KINDS as DIRECTIONS
-from keyquery.intervene.dial.directions import DirectionGains, direction_gains
+from keyquery.intervene.dial.directions import DirectionGains, Directions, direction_gains
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.head_output import KINDS as WHOLE
 from keyquery.intervene.head_output import mean_outputs
@@ -126,7 +126,7 @@ class Made:
                 name, mean_outputs(self.model, self.batches, {index: self.sites[index] for index in self.chosen})
             )
         if name == "uniform":
-            return Uniform()
+            return Uniform(name)
         if match := WINDOW.fullmatch(name):
             return Window(name, int(match[1]), bool(match[2]))
         if match := DIRECTION.fullmatch(name):
@@ -149,17 +149,8 @@ class Made:
     def _direction(self, name: str, kind: str, number: int, basis: str) -> Change:
         if (kind, basis) not in self._gains:
             data = self.means() if basis == "data" else None
-            numbers = dict.fromkeys(self._heads(), 0)
-            self._gains[kind, basis] = direction_gains(
-                self.model,
-                self.sites,
-                numbers,
-                kind,
-                0.0,
-                basis,
-                data,
-                None,  # type: ignore[arg-type]
-            )
+            numbers: Directions = dict.fromkeys(self._heads(), 0)
+            self._gains[kind, basis] = direction_gains(self.model, self.sites, numbers, kind, 0.0, basis, data, None)
         rewrites, facts = {}, {}
         for head, gains in self._gains[kind, basis].items():
             values, shares = gains.basis.values, gains.basis.shares
