@@ -17,15 +17,16 @@ from keyquery.instruments.ablation.changes import Cell, Change
 from keyquery.instruments.ablation.estimate import Estimates, NoGradient, estimate
 from keyquery.instruments.ablation.losses import OUTPUT, Loss, Objective, default_loss
 from keyquery.instruments.ablation.measure import Measurement, Trial, is_output
-from keyquery.instruments.ablation.named import Changes, Made, names_of
+from keyquery.instruments.ablation.named import Changes, Made, names_of, uses_means
 from keyquery.instruments.ablation.plan import CHECK, flags, plan
-from keyquery.intervene.dial.means import Means
+from keyquery.intervene.dial.means import MEANS, Means
 from keyquery.intervene.rewrites import check_unchanged, sites_of
 from keyquery.intervene.selection import Selection, select
 from keyquery.intervene.sites import Site, labels_of
 from keyquery.listening import Batch
 from keyquery.listening.inputs.data import Data
 from keyquery.listening.live import live_heads
+from keyquery.listening.parts.on_data import SEQUENCES, rows_of
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.progress import Progress, silent
@@ -179,9 +180,10 @@ def ablate(
     check_number("threshold", threshold)
     batches, loss = _data(model, data, loss, text, tokenizer, progress or silent)
     job = _job(model, batches, loss, changes, heads, by, means)
-    estimates = _estimates(job, samples, measure)
+    estimates = _estimates(job, samples, measure, progress or silent)
     rows = [_row(trial, estimates) for trial in job.trials]
-    numbers = plan(rows, measure, budget, threshold)
+    checked, further = plan(rows, measure, budget, threshold)
+    numbers = sorted(checked + further)
     base = None if estimates is None else estimates.losses
     if numbers:
         runs = Measurement(model, batches, loss, job.sites, job.means)
@@ -199,7 +201,7 @@ def ablate(
         objective=loss.name if isinstance(loss, Objective) else "own",
         unit=loss.units if isinstance(loss, Objective) else "of the loss",
         threshold=threshold,
-        check=None if estimates is None else agreement([rows[number] for number in numbers]),
+        check=None if estimates is None else agreement([rows[number] for number in checked]),
         provenance=provenance(tensors=digests(model.state_dict()), samples=samples),
     )
 
@@ -242,6 +244,8 @@ def _data(
         raise ValueError("pass data, batches for the model, or text with a tokenizer")
     prepared = Data(text=text, inputs=data, tokenizer=tokenizer).load(model, progress)
     batches = next(iter(prepared.windows.values()))
+    if (count := sum(map(rows_of, batches))) == 1:
+        raise ValueError(f"the cost of a change has an interval over sequences and needs at least 2, got {count}")
     live_heads(model, batches[0])
     check_unchanged(model)
     if loss is not None:
@@ -271,9 +275,15 @@ def _job(
     else:
         sets = {name: select(own, known, labels) for name, own in by.items()}
         chosen = {index: list(numbers) for index, numbers in known.items()}
-    about = cache(lambda: means if isinstance(means, Means) else Means(model, batches, means))
-    placed = any(site.placed for site in sites.values()) or about().kind == "position"
+    if isinstance(means, str):
+        check_choice("means", means, MEANS)
+    count = sum(map(rows_of, batches))
+    kind = means.kind if isinstance(means, Means) else means or ("position" if count >= SEQUENCES else "global")
+    placed = any(site.placed for site in sites.values()) or kind == "position"
     names, functions = names_of(changes, placed)
+    if means == "position" and count < SEQUENCES and (name := next(filter(uses_means, names), None)):
+        raise ValueError(f"{name!r} needs means by position, of at least {SEQUENCES} sequences, got {count}")
+    about = cache(lambda: means if isinstance(means, Means) else Means(model, batches, means))
     made = Made(model, batches, sites, chosen, about)
     ready: list[Change] = [functions.get(each) or made.change(each) for each in names]
     rows = []
@@ -310,14 +320,15 @@ def _units(
                 yield {"layer": layer, "head": None, "key_head": key_head}, {layer: own}
 
 
-def _estimates(job: Job, samples: int, measure: str) -> Estimates | None:
+def _estimates(job: Job, samples: int, measure: str, progress: Progress) -> Estimates | None:
     cells: dict[str, dict[int, list[int]]] = {change.name: {} for change in job.changes}
     for own in job.trials:
         of_change = cells[own.trial.change.name]
         for index, heads in own.trial.heads.items():
             of_change[index] = sorted({*of_change.get(index, ()), *heads})
+    batches = progress(job.batches, "estimating", len(job.batches))
     try:
-        return estimate(job.model, job.batches, job.loss, job.changes, cells, job.sites, job.means, samples)
+        return estimate(job.model, batches, job.loss, job.changes, cells, job.sites, job.means, samples)
     except NoGradient:
         if measure != "all":
             raise

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 POOR = {"rank_correlation": 0.8, "inside": 0.8}  # below, estimates of this model and text are not to be relied on
-FEWEST = 8  # cells of which a correlation says anything
+CELLS = 8  # that a correlation needs to say anything
 
 
 def agreement(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -19,21 +19,23 @@ def agreement(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     within two standard errors of the measurement, or a tenth of it.
     """
     rows = [row for row in rows if "estimate" in row]
-    if len(rows) < FEWEST:
+    if len(rows) < CELLS:
         return None
     estimated, measured, low = (
         torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in ("estimate", "change", "low")
     )
     limit = (measured - low) + 0.1 * measured.abs()
     correlation = float(torch.corrcoef(torch.stack((_ranks(estimated), _ranks(measured))))[0, 1])
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "cells": len(rows),
         "rank_correlation": correlation,
         "slope": float((estimated @ measured) / (estimated @ estimated).clamp(min=1e-300)),
         "inside": float(((estimated - measured).abs() <= limit).double().mean()),
     }
-    return {**found, "poor": [name for name, limit in POOR.items() if not found[name] >= limit]}
+    return {**figures, "poor": [name for name, least in POOR.items() if not figures[name] >= least]}
 
 
 def _ranks(x: Tensor) -> Tensor:
-    return x.argsort().argsort().double()
+    """Ranks; equal values share their mean rank."""
+    _, groups, sizes = x.unique(return_inverse=True, return_counts=True)
+    return (sizes.cumsum(0) - (sizes - 1) / 2)[groups].double()

@@ -14,16 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.checkpoints.sources import first_line
 from keyquery.instruments.ablation.changes import Cell, Change, HeadCall
-from keyquery.instruments.ablation.losses import Loss, Objective, labelled, logits, output_of
+from keyquery.instruments.ablation.losses import Loss, Objective, labelled, logits, output_of, real_outputs
+from keyquery.instruments.ablation.variants import finite
 from keyquery.intervene.dial.means import Means, SiteMeans
 from keyquery.intervene.sites import Site
 from keyquery.listening import Batch
@@ -33,6 +35,7 @@ from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import evaluating
 
 TOKENS = {"cuda": 8192, "cpu": 1024}  # of a run, whose logits and gradients are all kept
+SEQUENCES = 1_000_003  # of one seed, whose draws differ
 MAP = {"cuda": 2**28, "cpu": 2**22}  # entries of the attention maps that are changed at once
 
 
@@ -42,6 +45,22 @@ class Seen(NamedTuple):
     site: Site
     call: Call
     output: Tensor
+
+
+class Draws:
+    """Random numbers that depend on the sequence alone, however sequences are batched and padded."""
+
+    def __init__(self, seed: int) -> None:
+        self._seeds = count(seed * SEQUENCES)
+
+    def uniform(self, counts: Sequence[int], *shape: int) -> Float64[Tensor, "sum *shape"]:
+        """So many rows for each of the next sequences, in [0, 1)."""
+        sources = (torch.Generator().manual_seed(next(self._seeds)) for _ in counts)
+        rows = [
+            torch.rand(size, *shape, generator=source, dtype=torch.float64)
+            for size, source in zip(counts, sources, strict=True)
+        ]
+        return torch.cat(rows)
 
 
 class Gradients(NamedTuple):
@@ -89,12 +108,14 @@ def estimate(
     seed: int = 0,
 ) -> Estimates:
     """Both terms of the cost of changes, each of some heads (`cells`, by change and site)."""
+    if any(weight.is_inference() for weight in model.parameters()):
+        raise NoGradient("the weights were made in inference mode, and an estimate needs gradients: measure all")
     terms = _Terms({change.name: change for change in changes}, cells, sites, means)
-    source = torch.Generator(_device(model)).manual_seed(seed)
+    draws = Draws(seed)
     for batch in batches:
         for inputs, labels in _parts(model, loss, batch):
             with _recorded(model, sites, set().union(*(set(own) for own in cells.values()))) as seen:
-                gradients = _gradients(model, loss, inputs, labels, seen, samples, source)
+                gradients = _gradients(model, loss, inputs, labels, seen, samples, draws)
             terms.add(seen, gradients)
     return terms.estimates()
 
@@ -146,7 +167,7 @@ def _recorded(model: nn.Module, sites: Mapping[int, Site], indices: set[int]) ->
                 weight.requires_grad_(False)
         add_listener(model, record, changes)
 
-    with evaluating(model), temporarily(model, frozen), torch.enable_grad():
+    with evaluating(model), temporarily(model, frozen), torch.inference_mode(False), torch.enable_grad():
         yield seen
 
 
@@ -157,31 +178,30 @@ def _gradients(
     labels: Tensor | None,
     seen: list[Seen],
     samples: int,
-    source: torch.Generator,
+    draws: Draws,
 ) -> Gradients:
     if not isinstance(loss, Objective):
         return _of_losses(loss(model, inputs), inputs, seen)
     if labels is None:
-        return _of_output(output_of(model, inputs), inputs, seen, samples, source)
+        return _of_output(output_of(model, inputs), inputs, seen, samples, draws)
     predicted, targets, rows = labelled(logits(model, inputs), labels)
     counts = torch.bincount(rows, minlength=len(labels)).double()
     with torch.no_grad():
         each = cross_entropy(predicted, targets, reduction="none").double()
         losses = torch.zeros_like(counts).index_add_(0, rows, each) / counts
         share = predicted.softmax(-1)
-    drawn = _drawn(share, samples, source)
+    drawn = _drawn(share, draws.uniform(counts.long().tolist(), samples))
     first, *rest = [
-        _backward(predicted, _residuals(share, own), seen, last=number == samples)
-        for number, own in enumerate((targets, *drawn))
+        _backward(predicted, _residuals(share, labels), seen, last=number == samples)
+        for number, labels in enumerate((targets, *drawn))
     ]
     return Gradients(first, rest, counts, losses)
 
 
-def _drawn(share: Float[Tensor, "t v"], samples: int, source: torch.Generator) -> Int[Tensor, "samples t"]:
+def _drawn(share: Float[Tensor, "t v"], draws: Float[Tensor, "t samples"]) -> Int[Tensor, "samples t"]:
     """Labels drawn from the model's distribution; one cumulative sum serves all draws."""
     below = share.cumsum(-1)
-    draws = torch.rand(len(share), samples, generator=source, device=share.device, dtype=share.dtype) * below[:, -1:]
-    return torch.searchsorted(below, draws).clamp(max=share.shape[-1] - 1).mT
+    return torch.searchsorted(below, draws.to(share) * below[:, -1:]).clamp(max=share.shape[-1] - 1).mT
 
 
 def _residuals(share: Float[Tensor, "t v"], labels: Int[Tensor, " t"]) -> Float[Tensor, "t v"]:
@@ -194,26 +214,22 @@ def _of_losses(losses: Tensor, inputs: Batch, seen: list[Seen]) -> Gradients:
     if not isinstance(losses, Tensor) or losses.ndim != 1:
         shape = tuple(getattr(losses, "shape", ()))
         raise ValueError(f"loss must return one value per sequence, (batch,), got {shape}")
+    finite(losses.detach())
     rows = len(seen[0].output) if seen else len(losses)
     if len(losses) != rows:
-        raise ValueError(f"an estimate needs a loss of every sequence, got {len(losses)} of {rows}: measure all")
+        raise NoGradient(f"an estimate needs a loss of every sequence, got {len(losses)} of {rows}: measure all")
     first = _backward(losses, torch.ones_like(losses), seen, last=True)
     return Gradients(first, [], losses.new_ones(rows, dtype=torch.float64), losses.detach().double())
 
 
-def _of_output(output: Tensor, inputs: Batch, seen: list[Seen], samples: int, source: torch.Generator) -> Gradients:
+def _of_output(output: Tensor, inputs: Batch, seen: list[Seen], samples: int, draws: Draws) -> Gradients:
     """Of random signs times the output: their mean square is the squared change, as a share of the squared norm."""
-    mask = inputs.get("attention_mask")
-    real = torch.ones(output.shape[:2], device=output.device)
-    if isinstance(mask, Tensor) and mask.shape == output.shape[:2]:
-        real = mask.to(output)
-    real = real.reshape(*real.shape, *[1] * (output.ndim - 2)) if output.ndim > 1 else real
-    norms = (output.detach().double() * real).flatten(1).square().sum(1)
-    signs = [
-        real * (2.0 * torch.randint(2, output.shape, generator=source, device=output.device) - 1)
-        for _ in range(samples)
-    ]
-    products = [_backward(output, own, seen, last=number == samples - 1) for number, own in enumerate(signs)]
+    real = real_outputs(output, inputs)
+    random = draws.uniform(real.reshape(len(real), -1).sum(1).tolist(), samples, *output.shape[real.ndim :])
+    signs = torch.zeros(samples, *output.shape, device=output.device)
+    signs[:, real] = torch.where(random < 0.5, -1.0, 1.0).transpose(0, 1).to(signs)
+    products = [_backward(output, each, seen, last=number == samples - 1) for number, each in enumerate(signs)]
+    norms = (output.detach() * signs[0]).double().flatten(1).square().sum(1)
     # the estimate halves the square of the products, and divides it by the count
     return Gradients(None, products, norms / 2, torch.zeros_like(norms))
 
@@ -227,7 +243,7 @@ def _backward(values: Tensor, weights: Tensor, seen: list[Seen], last: bool) -> 
     except (NotImplementedError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise NoGradient(f"the model has no gradients, which an estimate needs: {first_line(error)}") from error
+        raise NoGradient(f"an estimate needs gradients, which this model does not have: {first_line(error)}") from error
     return [torch.zeros_like(output) if grad is None else grad for output, grad in zip(outputs, grads, strict=True)]
 
 
@@ -248,9 +264,10 @@ class _Terms:
     @torch.no_grad()
     def add(self, seen: Sequence[Seen], gradients: Gradients) -> None:
         """Add a run; a module that is called several times has the sum of its calls."""
-        kept = (gradients.counts > 0).cpu()
-        self.counts.append(gradients.counts.cpu()[kept])
-        self.losses.append(gradients.losses.cpu()[kept])
+        counts, losses = gradients.counts.cpu(), gradients.losses.cpu()
+        kept = counts != 0
+        self.counts.append(finite(counts[kept]))
+        self.losses.append(finite(losses[kept]))
         totals: dict[tuple[str, Cell], Tensor] = {}
         for number, (site, call, _) in enumerate(seen):
             grads = [own[number] for own in ([gradients.first] if gradients.first else []) + gradients.samples]

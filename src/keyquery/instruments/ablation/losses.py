@@ -57,7 +57,15 @@ def output_of(model: nn.Module, batch: Batch) -> Float[Tensor, "batch *rest"]:
     out = out[0] if isinstance(out, (tuple, list)) else out
     if not isinstance(out, Tensor):
         raise ValueError(f"{type(model).__name__} returns a {type(out).__name__}: pass a loss")
-    return out.float()
+    return out.to(torch.promote_types(out.dtype, torch.float32))
+
+
+def real_outputs(output: Float[Tensor, "batch *rest"], batch: Batch) -> Bool[Tensor, "batch *n"]:
+    """Which vectors of an output are of tokens that are not padding; all, if it has one vector per sequence."""
+    shape, mask = output.shape[: 2 if output.ndim > 2 else 1], batch.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape == shape:
+        return mask.to(output.device).bool()
+    return torch.ones(shape, dtype=torch.bool, device=output.device)
 
 
 def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "batch *rest"]:
@@ -66,7 +74,7 @@ def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "batch *rest"]:
     values = out if isinstance(out, Tensor) else getattr(out, "logits", None)
     if values is None:
         raise ValueError(f"{type(model).__name__} returns no logits: load it with its LM head")
-    return values.float()
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _next_token(model: nn.Module, batch: Batch) -> tuple[Batch, Int[Tensor, "batch n"]]:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.instruments.ablation.changes import Change, HeadCall
-from keyquery.instruments.ablation.losses import Loss, Objective, output_of
+from keyquery.instruments.ablation.losses import Loss, Objective, output_of, real_outputs
 from keyquery.instruments.ablation.replay import Tape, from_block
 from keyquery.instruments.ablation.variants import fitting, losses_of, losses_together
 from keyquery.intervene.dial.means import Means, SiteMeans
@@ -157,9 +157,9 @@ def _moved() -> Loss:
     kept: dict[int, Tensor] = {}
 
     def loss(model: nn.Module, batch: Batch) -> Float[Tensor, " sequences"]:
-        out, mask = output_of(model, batch).double(), batch.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.shape == out.shape[:2]:
-            out = out * mask.to(out).reshape(*mask.shape, *[1] * (out.ndim - 2))
+        out = output_of(model, batch).double()
+        real = real_outputs(out, batch)
+        out = out * real.reshape(*real.shape, *[1] * (out.ndim - real.ndim))
         before = kept.setdefault(id(batch), out)
         return (out - before).flatten(1).square().sum(1) / before.flatten(1).square().sum(1)
 

@@ -48,6 +48,11 @@ def only(units: Iterable[str]) -> str:
     return "only " + " + ".join(part for unit in UNITS if unit in set(units) for part in UNITS[unit])
 
 
+def uses_means(name: str) -> bool:
+    """Whether a change rests on the means of data that separate the parts."""
+    return name in PARTS or name.startswith("only ") or name.endswith((" apart", " on data"))
+
+
 def names_of(changes: Changes, placed: bool) -> tuple[list[str], dict[str, Called]]:
     """The names of changes, with groups spelled out, and those that are functions; raises for an unknown name.
 

@@ -22,39 +22,46 @@ class Need(NamedTuple):
 def need_of(costs: Mapping[str, Cost], limit: float, sink: bool = False) -> Need | None:
     """The smallest set whose loss is kept up to `limit`, by the upper end of its interval; None if costs are missing.
 
-    A head is undecided if the interval of a smaller set, or of another of that size, contains the limit and none of
-    that size is below it. `sink`: its position part is mostly the first key's.
+    A head is undecided if the interval of a smaller set contains the limit. `sink`: its position part is mostly the
+    first key's.
     """
-    units = tuple(unit for unit in UNITS if any(unit in names for name in costs if (names := _units(name))))
-    sets: list[frozenset[str]] = [frozenset(), *(kept for kept in NEEDS if kept < set(units))]
-    if not units or not all(_name(kept) in costs for kept in sets):
+    units = units_of(costs)
+    if not units:
         return None
+    sets = _sets(units)
     for size in range(len(units)):
-        own = {kept: costs[_name(kept)] for kept in sets if len(kept) == size}
-        kept = min(own, key=lambda kept: own[kept][0])
-        if any(high <= limit for _, _, high in own.values()):
-            kept = min((kept for kept in own if own[kept][2] <= limit), key=lambda kept: own[kept][0])
-            return Need(_label(kept, sink), sorted(kept), _reason(kept, units, costs))
-        if own[kept][1] <= limit:
-            change, low, high = own[kept]
-            only_kept = f"keeping {_listed(kept)} alone" if kept else "switching it off"
-            reason = f"{only_kept} costs {change:+.4f} ({low:+.4f} to {high:+.4f}), across {limit:g}"
-            return Need("undecided", None, reason)
+        own = sorted((kept for kept in sets if len(kept) == size), key=lambda kept: costs[_name(kept)][0])
+        for kept in own:
+            if costs[_name(kept)][2] <= limit:
+                return Need(_label(kept, sink), sorted(kept), _reason(kept, units, costs))
+        for kept in own:
+            change, low, high = costs[_name(kept)]
+            if low <= limit:
+                only_kept = f"keeping {_listed(kept)} alone" if kept else "switching it off"
+                return Need("undecided", None, f"{only_kept} costs {change:.3f} ({low:.3f} to {high:.3f}) nats")
     return Need(_label(frozenset(units), sink), sorted(units), _reason(frozenset(units), units, costs))
 
 
 def costs_without(costs: Mapping[str, Cost]) -> dict[str, Cost]:
-    """The cost of each unit left out, from costs of sets alone; or that of the part, where it was left out by name."""
-    others = {unit: only(set(UNITS) - {unit}) for unit in UNITS}
-    return {unit: costs[name] for unit in UNITS for name in (unit, others[unit]) if name in costs}
+    """The costs without each part, also where only its complement was kept; other changes follow."""
+    named = {name: cost for name, cost in costs.items() if not name.startswith("only ")}
+    units = units_of(costs)
+    return {unit: costs[only(set(units) - {unit})] for unit in units} | named
+
+
+def units_of(costs: Mapping[str, Cost]) -> tuple[str, ...]:
+    """The units of a model, if the cost of each set of them alone is known; else none."""
+    mentioned = {part for name in costs if name.startswith("only ") for part in name.removeprefix("only ").split(" + ")}
+    units = tuple(unit for unit in UNITS if unit in mentioned)
+    return units if len(units) > 2 and all(_name(kept) in costs for kept in _sets(units)) else ()
+
+
+def _sets(units: Sequence[str]) -> list[frozenset[str]]:
+    return [frozenset(), *(kept for kept in NEEDS if kept < set(units))]
 
 
 def _name(kept: frozenset[str]) -> str:
     return only(kept) if kept else "zero"
-
-
-def _units(name: str) -> set[str]:
-    return set(name.removeprefix("only ").split(" + ")) if name.startswith("only ") else set()
 
 
 def _listed(kept: frozenset[str]) -> str:
@@ -63,12 +70,12 @@ def _listed(kept: frozenset[str]) -> str:
 
 def _reason(kept: frozenset[str], units: Sequence[str], costs: Mapping[str, Cost]) -> str:
     if not kept:
-        return f"it can be switched off for {costs['zero'][0]:+.4f}"
+        return f"can be switched off ({costs['zero'][0]:.3f} nats)"
     rest = frozenset(units) - kept
     lost = costs[_name(rest)][0]
     if not rest:
-        return f"needs every part ({lost:+.4f} switched off)"
-    return f"needs {_listed(kept)} ({lost:+.4f} without); all else could go for {costs[_name(kept)][0]:+.4f}"
+        return f"needs every part ({lost:.3f} nats switched off)"
+    return f"needs {_listed(kept)} ({lost:.3f} nats); all else could go for {costs[_name(kept)][0]:.3f}"
 
 
 def _label(kept: frozenset[str], sink: bool) -> str:

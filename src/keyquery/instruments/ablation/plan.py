@@ -23,28 +23,23 @@ def flags(terms: Float[Tensor, " sequences"]) -> list[str]:
     return reasons + (["few sequences"] if effective < min(EFFECTIVE, len(terms) / 2) else [])
 
 
-def plan(rows: Sequence[Mapping[str, Any]], measure: str, budget: int, threshold: float) -> list[int]:
-    """The numbers of the rows to measure: a random check, then flagged ones and those near the threshold."""
+def plan(rows: Sequence[Mapping[str, Any]], measure: str, budget: int, threshold: float) -> tuple[list[int], list[int]]:
+    """The numbers of the rows to measure: a random check, and flagged rows and those near the threshold."""
     everything = list(range(len(rows)))
     if measure == "all" or (measure == "auto" and len(rows) <= min(budget, CHECK)):
-        return everything
+        return everything, []
     if measure == "none":
-        return []
+        return [], []
     ranked = sorted(everything, key=lambda number: rows[number]["estimate"])
     source = torch.Generator().manual_seed(0)
     strata = torch.linspace(0, len(ranked), min(CHECK, budget) + 1).long().tolist()
-    chosen = {
-        ranked[low + int(torch.randint(max(high - low, 1), (1,), generator=source))] for low, high in pairwise(strata)
-    }
+    check = [ranked[int(torch.randint(low, high, (1,), generator=source))] for low, high in pairwise(strata)]
 
     def urgency(number: int) -> tuple[bool, float]:
         row = rows[number]
         half = (row["estimate_high"] - row["estimate_low"]) / 2
         return not row["flags"], abs(row["estimate"] - threshold) / max(half, 1e-12)
 
-    for number in sorted(everything, key=urgency):
-        unflagged, distance = urgency(number)
-        if len(chosen) >= budget or (unflagged and distance > 1):
-            break
-        chosen.add(number)
-    return sorted(chosen)
+    urgent = [number for number in everything if not urgency(number)[0] or urgency(number)[1] <= 1]
+    further = sorted(set(urgent) - set(check), key=urgency)
+    return check, further[: budget - len(check)]

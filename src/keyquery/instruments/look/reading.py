@@ -104,18 +104,21 @@ class Look(Reading, kind="look"):
         'estimated'
         """
         costs, known = ablation.costs(), {(head["layer"], head["head"]) for head in self.heads}
+        decides = ablation.unit.startswith("nats")  # as the threshold of labels is
         if not set(costs) <= known:
             raise ValueError(f"the look has no head {min(set(costs) - known)}: it belongs to another model")
-        measured = {(row["layer"], row["head"]) for row in ablation.rows if row.get("evidence") != "estimated"}
+        estimated = {(row["layer"], row["head"]) for row in ablation.rows if row.get("evidence") == "estimated"}
         heads = []
         for head in self.heads:
             cell = head["layer"], head["head"]
             if cell in costs:
-                evidence = "measured" if cell in measured else "estimated"
-                own = label_head(head["raw"], head["on_data"], costs[cell], evidence, thresholds)
-                head = {**head, "ablation": costs[cell], **(own if own["evidence"] != "weights" else {})}
+                evidence = "estimated" if cell in estimated else "measured"
+                new = label_head(head["raw"], head["on_data"], costs[cell], evidence, thresholds) if decides else {}
+                merged = {**head.get("ablation", {}), **costs[cell]}
+                head = {**head, "ablation": merged, **(new if new.get("evidence") == evidence else {})}
             heads.append(head)
         facts = {"sequences": ablation.sequences, "objective": ablation.objective, "unit": ablation.unit}
+        facts |= {"threshold": (thresholds or Thresholds()).loss} if decides else {}
         return replace(self, heads=heads, provenance={**self.provenance, "costs": facts})
 
     def records(self) -> list[dict[str, Any]]:
