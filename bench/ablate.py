@@ -2,9 +2,10 @@
 
     python bench/ablate.py                    270 heads; --device cpu --layers 2 --length 8 for a trial
 
-As `keyquery ablate` does by default, the windows come in two batches. Before it is timed, the changes of some heads are
-compared with those of the same model in float64, and with those of one run per ablation. What each of both ways to save
-work brings is measured on the middle layer: ablations as one batch, and layers below the ablated one run once.
+Estimates of all costs, with their operations over those of one run, and measurements. As `keyquery ablate` does by
+default, the windows come in two batches. Before it is timed, the changes of some heads are compared with those of the
+same model in float64, and with those of one run per ablation. What each of both ways to save work brings is measured on
+the middle layer: ablations as one batch, and layers below the ablated one run once.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from typing import Any
 
 import torch
 from harness import publish, row
+from torch.utils.flop_counter import FlopCounterMode
 
 import keyquery as kq
-from keyquery.instruments.ablation import ablate as module
 from keyquery.instruments.ablation import variants
+from keyquery.instruments.ablation.measure import Measurement
 
 SEQUENCES, LENGTH = 32, 128
 FEW = ["0.1", "29.8"]
 GOAL = "≤ 120 s"
+ESTIMATE = {"cuda": "≤ 3 s", "cpu": "≤ 150 CPU s"}  # of 16 windows
 
 
 def smollm(layers: int, device: str) -> torch.nn.Module:
@@ -47,7 +50,7 @@ def smollm(layers: int, device: str) -> torch.nn.Module:
 
 def timed(model: torch.nn.Module, batches: list[Any], **options: Any) -> tuple[float, list[dict[str, Any]]]:
     start = time.perf_counter()
-    rows = kq.ablate(model, batches, **options).rows
+    rows = kq.ablate(model, batches, **{"measure": "all", **options}).rows
     if next(model.parameters()).is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - start, [dict(each) for each in rows]
@@ -59,6 +62,16 @@ def one_at_a_time(model: torch.nn.Module, batches: list[Any], **options: Any) ->
         return timed(model, batches, **options)
     finally:
         variants.TOKENS = at_once
+
+
+def passes(model: torch.nn.Module, batches: list[Any]) -> float:
+    """Operations of an estimate over those of one run, with a change that computes no attention anew."""
+    with torch.no_grad(), FlopCounterMode(display=False) as once:
+        for batch in batches:
+            model(**batch)
+    with FlopCounterMode(display=False) as estimate:
+        kq.ablate(model, batches, changes="zero", measure="none")
+    return estimate.get_total_flops() / once.get_total_flops()
 
 
 def difference(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> float:
@@ -91,23 +104,32 @@ def main() -> None:
     middle = f"{given.layers // 2}.*"
     together, _ = timed(model, batches, heads=middle)
     print(f"middle layer: {together:.2f} s", flush=True)
+    half_of_them = batches[:1]  # 16 windows
+    estimated, _ = timed(model, half_of_them, measure="none", means="global")
+    estimated, _ = timed(model, half_of_them, measure="none", means="global")
+    operations = passes(model, half_of_them)
     seconds, rows = timed(model, batches)
     heads = 9 * given.layers
     what = f"`ablate` of {heads} heads × {len(rows) // heads} parts, random weights of SmolLM2-135M's shape"
     what += f", {ids.numel():,} tokens"
-    figures = [row(f"{what}, float32, H200", [seconds], "s", GOAL)]
+    kind = "H200" if given.device == "cuda" else given.device
+    figures = [
+        row(f"{what}, 16 windows, estimated, float32, {kind}", [estimated], "s", ESTIMATE[given.device]),
+        row("operations of the passes of an estimate over those of a run", [operations], "×", "≤ 12 ×"),
+        row(f"{what}, measured, float32, {kind}", [seconds], "s", GOAL),
+    ]
     together, _ = timed(model, batches, heads=middle)
     alone, _ = one_at_a_time(model, batches, heads=middle)
-    below, module.below = module.below, lambda *args: nullcontext()
+    below, Measurement._below = Measurement._below, lambda *args: nullcontext()
     whole, _ = one_at_a_time(model, batches, heads=middle)
-    module.below = below
+    Measurement._below = below
     same = "the same of the middle layer"
     figures += [
         row(f"{same}: one run per ablation over many as one batch", [alone / together], "×", "—"),
         row(f"{same}, one run per ablation: whole runs over runs from the ablated layer", [whole / alone], "×", "—"),
     ]
     half, _ = timed(model.bfloat16(), batches)
-    figures.append(row(f"{what}, bfloat16, H200", [half], "s", GOAL))
+    figures.append(row(f"{what}, measured, bfloat16, {kind}", [half], "s", GOAL))
     if not given.no_publish:
         publish("ablate_cuda", figures, device=torch.cuda.get_device_name() if given.device == "cuda" else "cpu")
 

@@ -310,7 +310,7 @@ ANALYSES = {
     "roles": lambda model: kq.roles(model, sequences=2, length=33),
     "attribute": lambda model: kq.attribute(model, head="1.0", inputs=[BATCH]),
     "wiring": lambda model: kq.wiring(model, inputs=[BATCH]),
-    "ablate": lambda model: kq.ablate(model, [BATCH], heads="0.*", parts=["skew", "zero"], means="global"),
+    "ablate": lambda model: kq.ablate(model, [BATCH], heads="0.*", changes=["skew", "zero"], means="global"),
     "ablate_heads": _ablate_heads,
     "dial": _dial,
     "project": _project,

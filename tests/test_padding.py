@@ -112,7 +112,7 @@ def test_ablations(name):
     head = "0.1" if name == "albert" else "1.1"
 
     def ablate(size, left=False):
-        reading = kq.ablate(model, batches(name, tokens, size, left), heads=head, parts=parts, means="global")
+        reading = kq.ablate(model, batches(name, tokens, size, left), heads=head, changes=parts, means="global")
         return {"loss": reading.loss, "rows": list(reading.rows), "sequences": reading.sequences}
 
     alone = ablate(1)
@@ -181,7 +181,8 @@ def test_means_by_position_of_many_sequences(name, in_double):
     for size, left in ((1, False), (40, True), (40, False), (7, True)):
         data = batches(name, tokens, size, left)
         look = kq.look(model, inputs=data)
-        ablation = kq.ablate(model, data, heads="1.1", parts=["symmetric", "position", "query_only"], means="position")
+        changes = ["symmetric", "position", "query_only"]
+        ablation = kq.ablate(model, data, heads="1.1", changes=changes, means="position")
         rows = [{key: row[key] for key in ("change", "low", "high")} for row in ablation.rows]
         readings.append([[head["on_data"] for head in look.heads], rows, ablation.loss])
     assert any("symmetric" in path for path in numbers(readings[0]))
@@ -209,7 +210,7 @@ def test_encoder_decoders(name, in_double):
 def test_a_sequence_of_one_token_has_no_loss():
     """It is left out, wherever it stands; the others are as without it."""
     model, tokens = made("llama"), sequences()
-    options = {"heads": "1.1", "parts": ["zero"], "means": "global"}
+    options = {"heads": "1.1", "changes": ["zero"], "means": "global"}
     expected = kq.ablate(model, batches("llama", tokens, 6), **options)
     for size, left in ((7, True), (7, False), (1, False)):
         reading = kq.ablate(model, batches("llama", [*tokens[:2], tokens[0][:1], *tokens[2:]], size, left), **options)

@@ -280,7 +280,7 @@ def test_ablate_says_which_parts_matter(tmp_path):
     files = ["--html", str(page), "--csv", str(table)]
     done = run(cli.app, ["ablate", "--heads", "3.*", "--tokens", "200", "--length", "40", "--means", "global", *files])
     assert done.exit_code == 0, done.output
-    assert "change with one part ablated" in done.output
+    assert "estimates against measurements of 20 cells: rank correlation" in done.output
     assert "popularity" in done.output
     assert len(table.read_text().splitlines()) == 1 + 4 * 3
     assert '"off"' in page.read_text()
@@ -291,11 +291,6 @@ def test_ablate_says_which_parts_matter(tmp_path):
     [
         (["dial", "--heads", "3.1", "--of", "skew"], "--of, --gain and --on are for --directions, which is missing"),
         (["dial", "--heads", "3.1", "--gain", "0.5"], "--of, --gain and --on are for --directions, which is missing"),
-        (["ablate", "--heads", "3.1", "--directions", "2"], "--directions, --of and --on require --by direction"),
-        (
-            ["ablate", "--heads", "3.1", "--by", "direction", "--parts", "skew"],
-            "--parts does not go with --by direction",
-        ),
     ],
 )
 def test_options_that_would_change_nothing_are_refused(words, message, main):
@@ -304,13 +299,14 @@ def test_options_that_would_change_nothing_are_refused(words, message, main):
     assert message in " ".join(said.split())
 
 
-def test_ablate_ranks_directions(tmp_path):
+def test_ablate_estimates_directions_and_keys(tmp_path):
     table = tmp_path / "rows.csv"
-    options = ["--by", "direction", "--heads", "2.2", "--of", "skew", "--directions", "2", "--csv", str(table)]
+    options = ["--heads", "2.2", "--changes", "skew directions 2, keys 4", "--measure", "none", "--csv", str(table)]
     done = run(cli.app, ["ablate", *options, "--tokens", "200", "--length", "40"])
     assert done.exit_code == 0, done.output
-    assert "change with one direction ablated" in done.output
+    assert "~: estimated, not measured (3 of 3)." in done.output
     assert table.read_text().splitlines()[0].startswith("layer,head,part,direction,value,share,change")
+    assert "keys 4" in table.read_text()
 
 
 def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
@@ -324,8 +320,12 @@ def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
     assert (code, "name them, such as 18.6" in said) == (2, True)
     code, said = main("dial", "--directions", "x", "--heads", "0.1")
     assert (code, "--directions takes numbers" in said) == (2, True)
-    code, said = main("ablate", "--by", "direction", "--of", "eigen")
-    assert (code, "--of must be one of 'singular', 'symmetric', 'skew'" in said) == (2, True)
+    code, said = main("ablate", "--changes", "skw")
+    assert (code, "there is no change 'skw': try symmetric, only position, zero" in " ".join(said.split())) == (2, True)
+    code, said = main("ablate", "--measure", "some")
+    assert (code, "--measure must be one of 'auto', 'all', 'none'" in said) == (2, True)
+    code, said = main("ablate", "--means", "position", "--tokens", "400", "--length", "40")
+    assert (code, "'symmetric' needs means by position, of at least 32 sequences, got 10" in said) == (2, True)
     code, said = main("dial", "--device", "cuda")
     assert (code, "there is no GPU here" in said) == (2, True)
     code, said = main("dial", tmp_path)

@@ -51,7 +51,6 @@ OWN = {
     ("flow", "device"): "auto",
     ("flow", "special"): "leave",  # Python: counted=False
     ("rerank", "most"): 10,  # ranks shown
-    ("ablate", "limit"): Thresholds().loss,  # of the labels on the page
     ("study objectives", "vocabulary"): 4096,  # of the shape that Python takes
 }
 
@@ -134,4 +133,4 @@ def test_further_files_are_checked_with_the_others(tmp_path):
 
 def test_what_is_not_chosen_keeps_its_default():
     assert chosen(seeds=None, sets=[], kernels=["psd", "skew", "psd"]) == {"kernels": ("psd", "skew")}
-    assert default_of(Thresholds, "loss") == 0.01
+    assert default_of(Thresholds, "loss") == default_of(kq.ablate, "threshold") == 0.003

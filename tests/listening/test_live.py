@@ -147,7 +147,7 @@ def test_every_analysis_works_without_a_declaration(name):
         return model(**batch).square().mean((1, 2))
 
     assert len(kq.look(model, inputs=[batch]).heads) == 8
-    assert len(kq.ablate(model, [batch], loss, parts=["skew", "zero"]).rows) == 16
+    assert len(kq.ablate(model, [batch], loss, changes=["skew", "zero"]).rows) == 16
     assert kq.attribute(model, inputs=[batch], head="1.0", query=3).sources
     with kq.dial(model, skew=0, data=[batch]):
         assert not torch.allclose(model(**batch), plain)

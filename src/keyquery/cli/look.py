@@ -113,6 +113,15 @@ Roles = Annotated[
         "--roles", help="Score every head by role, as keyquery roles does; needs no text, but runs the model."
     ),
 ]
+Cost = Annotated[
+    bool | None,
+    typer.Option(
+        "--cost/--no-cost",
+        help="Estimate what the loss needs of each head, which its label then says. Default: with --text, if the model "
+        "has a loss.",
+        show_default=False,
+    ),
+]
 
 
 @writes("json", "csv", "html", "picture")
@@ -142,6 +151,7 @@ def look(
     window: Window = WINDOW,
     ids: Ids = None,
     roles: Roles = False,
+    cost: Cost = None,
     device: Device = DEVICE,
     dtype: Dtype = None,
     *,
@@ -165,6 +175,7 @@ def look(
         "adapter": adapter,
         "partial": partial,
         "roles": roles,
+        "cost": cost,
         "tokens": tokens,
         "length": length,
         "lengths": None if lengths is None else numbers_of("--lengths", lengths),

@@ -14,13 +14,12 @@ from keyquery.checkpoints import read
 from keyquery.cli.look import for_page, watched_look
 from keyquery.cli.options import DATA, DEVICE, Device, Dtype, Ids, Output, default_of, numbers_of, writes
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.ablation.ablate import BY
-from keyquery.instruments.ablation.ablate import ablate as ablate_parts
+from keyquery.instruments.ablation.ablate import BY, MEASURE
+from keyquery.instruments.ablation.ablate import ablate as ablate_heads
 from keyquery.instruments.ablation.dialled import dial_effect
 from keyquery.instruments.ablation.losses import default_loss
-from keyquery.instruments.look.labels import Thresholds
+from keyquery.instruments.ablation.named import EXAMPLES
 from keyquery.intervene.dial.dial import dial as dial_parts
-from keyquery.intervene.dial.directions import BASES, KINDS
 from keyquery.listening import text_batches
 from keyquery.listening.inputs.batches import LENGTH, id_batches, read_ids, read_lines
 from keyquery.listening.inputs.load import load_model
@@ -131,24 +130,30 @@ def ablate(
     text: Text = None,
     ids: Ids = None,
     heads: Heads = None,
-    by: Annotated[str, typer.Option(help="Unit to ablate at a time: head, layer, all or direction.")] = default_of(
-        ablate_parts, "by"
+    changes: Annotated[str, typer.Option(help=f"What is changed, separated by commas: {EXAMPLES}.")] = default_of(
+        ablate_heads, "changes"
     ),
-    parts: Annotated[
-        str | None,
+    by: Annotated[
+        str,
+        typer.Option(help="What changes together: head (of keys and values: key head), layer, or all."),
+    ] = default_of(ablate_heads, "by"),
+    measure: Annotated[
+        str,
         typer.Option(
-            help="Parts, such as symmetric,position; zero and mean ablate whole heads. Default: all five parts."
+            help="Costs are estimated, and measured: auto (24 random ones as a check of the estimates, then those that "
+            "are flagged or near the threshold), all, or none."
         ),
-    ] = None,
+    ] = default_of(ablate_heads, "measure"),
+    budget: Annotated[int, typer.Option(min=0, help="With --measure auto: how many costs are measured at most.")] = (
+        default_of(ablate_heads, "budget")
+    ),
+    threshold: Annotated[
+        float, typer.Option(min=0, help="Cost in nats per token up to which a change counts as free.")
+    ] = default_of(ablate_heads, "threshold"),
+    samples: Annotated[
+        int, typer.Option(min=1, help="Draws of labels for the second term of the estimate, a backward pass each.")
+    ] = default_of(ablate_heads, "samples"),
     means: MeansOption = None,
-    directions: Annotated[
-        int, typer.Option(min=1, help="With --by direction: how many directions of each head, strongest first.")
-    ] = default_of(ablate_parts, "directions"),
-    of: Of = OF,
-    on: On = ON,
-    limit: Annotated[
-        float, typer.Option(min=0, help="Loss increase in nats per token below which a part counts as dispensable.")
-    ] = Thresholds.loss,
     tokens: Tokens = TOKENS,
     length: Length = LENGTH,
     device: Device = DEVICE,
@@ -156,28 +161,32 @@ def ablate(
     *,
     output: Output,
 ) -> None:
-    """Ablate every part of every head, one at a time, and measure the change of the loss.
+    """What would it cost? The loss without each part of each head, or with other changes, for all heads at once.
 
-    The model runs on the text once per head and part; use --heads, --by layer or --tokens to make it faster. The HTML
-    page is that of look, with labels based on the cost of each part. --by direction ranks single directions of the QK
-    form of --heads by their cost.
+    Costs are estimated from a few backward passes, checked on this model, and measured where it matters. The HTML page
+    is that of look, with the costs beside variance.
     """
     check_choice("--by", by, BY)
-    check_choice("--of", of, KINDS)
-    check_choice("--on", on, BASES)
-    if by != "direction" and (directions, of, on) != (default_of(ablate_parts, "directions"), OF, ON):
-        raise ValueError(f"--directions, --of and --on require --by direction, got --by {by}")
-    if by == "direction" and parts is not None:
-        raise ValueError("--parts does not go with --by direction: choose --of singular, symmetric or skew")
+    check_choice("--measure", measure, MEASURE)
     if "html" in output.files and by != "head":
         raise ValueError(f"--html requires --by head, got --by {by}")
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device, dtype)
     _, loss = default_loss(live, tokenizer)
     with output.watching() as progress:
-        options: dict[str, Any] = {} if parts is None else {"parts": [part.strip() for part in parts.split(",")]}
-        options |= {"directions": directions, "of": of, "on": on}
-        ablation = ablate_parts(
-            live, batches, loss, heads=heads, by=by, means=means, name=name, progress=progress, **options
+        ablation = ablate_heads(
+            live,
+            batches,
+            loss,
+            changes=changes,
+            heads=heads,
+            by=by,
+            measure=measure,
+            budget=budget,
+            threshold=threshold,
+            samples=samples,
+            means=means,
+            name=name,
+            progress=progress,
         )
     shown: Reading | None = None
     if "html" in output.files:
@@ -185,7 +194,7 @@ def ablate(
         data = {"ids": ids} if ids is not None else {"text": text or models.LONG_TEXT}
         shared: dict[str, Any] = {**data, "tokens": tokens, "length": length, "device": device, "dtype": dtype}
         look = watched_look(source, output, **shared, **for_page(True, None, source))
-        shown = ablation.onto(look, Thresholds(loss=limit))
+        shown = look.with_costs(ablation)
     output.deliver(ablation, page_of=shown)
 
 

@@ -123,6 +123,11 @@ class Site:
         self._pasts: WeakKeyDictionary[Any, Past] = WeakKeyDictionary()
 
     @property
+    def key_heads(self) -> int:
+        """Number of heads of its keys, fewer than its heads where queries are grouped."""
+        return int(self.read().weights.query.shape[0])
+
+    @property
     def placed(self) -> bool:
         """Whether positions enter its scores by RoPE, or by a bias that the dial can scale."""
         return self.turn.rope is not None or self.position in ("alibi", "scaled alibi", "t5")
@@ -136,9 +141,8 @@ class Site:
         layer: Layer = self.found[self.index]
         return layer
 
-    def rewritten(self, call: Call) -> dict[str, Tensor]:
-        """What replaces the queries, keys and bias of a call; nothing where they stay the same."""
-        self.calls += 1
+    def context(self, call: Call) -> Context:
+        """What rewrites of a call's queries and keys start from; their product times `scale` is the score."""
         if call.scale is None:
             raise ValueError(f"{self.name} does not scale q·k by a number: its scores cannot be changed")
         if self.longest is not None and call.key.shape[-2] > self.longest:
@@ -147,8 +151,14 @@ class Site:
                 "not supported"
             )
         factor = call.scale / self.scale  # some modules scale their queries themselves
-        query, key = call.query if factor == 1 else call.query * factor, call.keys()
-        context = self._context(call, query, key)
+        return self._context(call, call.query if factor == 1 else call.query * factor, call.keys())
+
+    def rewritten(self, call: Call) -> dict[str, Tensor]:
+        """What replaces the queries, keys and bias of a call; nothing where they stay the same."""
+        self.calls += 1
+        context = self.context(call)
+        factor, key = (call.scale or self.scale) / self.scale, context.keys
+        query = context.queries[..., -context.new :, :]
         parts = [(rewrite.heads, *rewrite(context)) for rewrite in self.rewrites]
         new: dict[str, Tensor] = {}
         if not all(self._same(query, heads, wide) and self._same(key, heads, its) for heads, wide, its in parts):

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 EVERY = slice(None)
 ROUNDING = 1e-5  # of scores: what differs by less is no bias
 REPLACEABLE = ("query", "key", "value", "bias", "scores", "output")
+FIELDS = ("query", "key", "value", "attn_mask", "position_bias", "sinks", "given_scores", "given_output")  # tensors
 HIDDEN = -9000.0  # added to the score of a hidden key, at most: models use −10,000, −1e9, the smallest number or −∞
 
 
@@ -35,6 +36,11 @@ class Tokens:
         """Whether they are of a call of these sizes."""
         sizes = {len(x) for x in vars(self).values() if x is not None}
         return sizes <= {1, batch} and self.positions.shape[-1] == n and self.key_positions.shape[-1] == m
+
+    def rows(self, rows: slice, batch: int) -> Tokens:
+        """The tokens of some of `batch` sequences."""
+        fields = {name: x if x is None or len(x) != batch else x[rows] for name, x in vars(self).items()}
+        return Tokens(**fields)
 
     def same(self, other: Tokens) -> bool:
         """Whether others are equal."""
@@ -237,6 +243,19 @@ class Call:
             change = change + (fields["bias"] if self.bias is None else fields["bias"] - self.bias)
         return self.given_scores + change.to(self.given_scores)
 
+    def rows(self, rows: slice) -> Call:
+        """The call of some sequences of its batch."""
+        batch = len(self.query)
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor) and name in FIELDS}
+        fields: dict[str, Any] = {name: value[rows] for name, value in tensors.items() if _is_batched(value, batch)}
+        return replace(self, tokens=self.tokens.rows(rows, batch), **fields)
+
+    def detached(self) -> Call:
+        """The call without gradients."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor) and name in FIELDS}
+        fields: dict[str, Any] = {name: value.detach() for name, value in tensors.items()}
+        return replace(self, **fields)
+
     def attend(self, new: Mapping[str, Tensor], dropout: float = 0.0) -> Float[Tensor, "batch heads n v"]:
         """The output of all heads with replaced tensors; fused where scores are the product of queries and keys."""
         if "output" in new:
@@ -293,6 +312,10 @@ def _check_tensor(what: str, tensor: Any, shape: tuple[Any, ...], like: Tensor) 
         raise ValueError(
             f"replaced {what} must be {like.dtype} on {like.device} as before, got {tensor.dtype} on {tensor.device}"
         )
+
+
+def _is_batched(x: Tensor, batch: int) -> bool:
+    return x.ndim == 4 and len(x) == batch
 
 
 def visible(mask: Tensor) -> Bool[Tensor, "*mask"]:

@@ -353,7 +353,7 @@ class Exam:
                 return binary_cross_entropy_with_logits(logits, truth, reduction="none")
 
             ablation = ablate(
-                self.network.joint, [{"x": x, "mask": real}], loss, by="all", parts=TURNED, means="position"
+                self.network.joint, [{"x": x, "mask": real}], loss, by="all", changes=TURNED, means="position"
             )
             rows += [{"task": task, "loss": ablation.loss, **_plain(row)} for row in ablation.rows]
         return rows

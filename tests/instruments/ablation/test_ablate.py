@@ -69,7 +69,7 @@ def test_a_model_is_asked_for_what_it_was_made_for(decoder):
 
 def test_a_change_is_that_of_a_dialled_model(decoder, batches):
     state = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
-    found = kq.ablate(decoder, batches, heads="2.*")
+    found = kq.ablate(decoder, batches, heads="2.*", measure="all")
     assert [(row["layer"], row["head"], row["part"]) for row in found.rows][:6] == [
         (2, 0, "symmetric"),
         (2, 0, "skew"),
@@ -92,9 +92,9 @@ def test_a_change_is_that_of_a_dialled_model(decoder, batches):
 
 
 def test_layers_and_all_heads_at_once(decoder, batches):
-    found = kq.ablate(decoder, batches, by="layer", parts=["position"])
+    found = kq.ablate(decoder, batches, by="layer", changes="position")
     assert [(row["layer"], row["head"]) for row in found.rows] == [(layer, None) for layer in range(4)]
-    whole = kq.ablate(decoder, batches, by="all", parts=["position"])
+    whole = kq.ablate(decoder, batches, by="all", changes=["position"])
     assert [row["layer"] for row in whole.rows] == [None]
     assert whole.rows[0]["change"] > max(row["change"] for row in found.rows) > 0
 
@@ -111,23 +111,28 @@ def test_position_is_turned_off_only_where_there_is_one():
 
 @pytest.mark.slow
 def test_a_look_shows_what_is_lost_beside_its_verdicts(decoder, batches):
-    found = kq.ablate(decoder, batches, heads="3.*")
-    shown = found.onto(kq.look(decoder, inputs=batches, name="decoder"))
+    look = kq.look(decoder, inputs=batches, name="decoder")
+    parts = kq.ablate(decoder, batches, heads="3.*", measure="none")
+    shown = look.with_costs(parts)
     assert set(shown.heads[-1]["ablation"]) == {"symmetric", "skew", "popularity", "query_only", "position"}
-    assert {head["evidence"] for head in shown.heads[:12]} == {"variance"}
-    assert "ablation" in {head["evidence"] for head in shown.heads[12:]}
+    assert [head["label"] for head in shown.heads] == [head["label"] for head in look.heads]  # parts alone say no need
+    sets = kq.ablate(decoder, batches, heads="3.*", changes="needs", measure="none")
+    shown = shown.with_costs(sets)
+    assert {head["evidence"] for head in shown.heads[:12]} == {"weights"}
+    assert {head["evidence"] for head in shown.heads[12:]} == {"estimated"}
     assert "ablation" not in shown.heads[0]
+    assert {"symmetric", "zero", "only position + query_only"} <= set(shown.heads[-1]["ablation"])
     assert '"off":{"symmetric":[' in shown._repr_html_().replace("&quot;", '"')
-    with pytest.raises(ValueError, match="only an ablation by head can be added to a look, this one is by layer"):
-        kq.ablate(decoder, batches, heads="3.*", by="layer").onto(shown)
+    with pytest.raises(ValueError, match="only an ablation by head has costs of heads, this one is by layer"):
+        look.with_costs(kq.ablate(decoder, batches, heads="3.*", by="layer", measure="none"))
     with pytest.raises(ValueError, match=r"no head \(3, 0\): it belongs to another model"):
-        found.onto(kq.look(nn.MultiheadAttention(8, 2)))
+        kq.look(nn.MultiheadAttention(8, 2)).with_costs(parts)
 
 
 def test_bad_input_is_told(decoder, batches):
     with pytest.raises(ValueError, match="at least one batch, got none"):
         kq.ablate(decoder, [])
-    with pytest.raises(ValueError, match="at least 2 pairs, got 1"):
+    with pytest.raises(ValueError, match="at least 2, got 1"):
         kq.ablate(decoder, [{"input_ids": batches[0]["input_ids"][:1]}], heads="0.0", means="global")
     with pytest.raises(ValueError, match="layer 0 has no head 9"):
         kq.ablate(decoder, batches, heads="0.9")
@@ -138,7 +143,7 @@ def test_bad_input_is_told(decoder, batches):
     bare = tiny_model("llama")
     with pytest.raises(ValueError, match="LlamaModel returns no logits"):
         kq.ablate(bare, [{"input_ids": torch.randint(3, 60, (3, 8))}], means="global")
-    assert isinstance(kq.ablate(decoder, batches, heads="0.0"), Ablation)  # the model still works
+    assert isinstance(kq.ablate(decoder, batches, heads="0.0", measure="none"), Ablation)  # the model still works
 
 
 def test_a_turned_encoder_fills_in_other_words():
@@ -153,13 +158,13 @@ def test_a_turned_encoder_fills_in_other_words():
 
 
 @pytest.mark.parametrize("on", ["weights", "data"])
-def test_directions_are_ranked_by_their_cost(decoder, batches, on):
+def test_the_cost_of_a_direction_is_that_of_the_dial(decoder, batches, on):
     """Each row is the paired change of the loss of a model dialled anew."""
-    ablation = kq.ablate(decoder, batches, heads="1.2", by="direction", of="symmetric", directions=3, on=on)
-    assert [row["change"] for row in ablation.rows] == sorted((row["change"] for row in ablation.rows), reverse=True)
-    assert {row["direction"] for row in ablation.rows} == {0, 1, 2}
+    changes = "symmetric directions 3" + " on data" * (on == "data")
+    ablation = kq.ablate(decoder, batches, heads="1.2", changes=changes, measure="all")
+    assert [row["direction"] for row in ablation.rows] == [0, 1, 2]
     assert 0 < sum(row["share"] for row in ablation.rows) < 1
-    row = ablation.rows[0]
+    row = max(ablation.rows, key=lambda row: row["change"])
     before = torch.cat([next_token_loss(decoder, batch).detach() for batch in batches])
     data = {"data": batches} if on == "data" else {}
     with kq.dial(decoder, directions={(1, 2): [row["direction"]]}, of="symmetric", on=on, **data):

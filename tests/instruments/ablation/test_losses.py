@@ -87,7 +87,7 @@ def test_ids_of_any_name_and_logits_in_a_tuple_will_do():
 @pytest.mark.parametrize(
     ("model", "batch", "message"),
     [
-        (Tuple(), {"idx": IDS.float()}, "has no token ids 'idx' in its batches: pass a loss"),
+        (Tuple(), {"idx": IDS.float()}, "batches must hold token ids as 'input_ids', got idx"),
         (Tuple(width=4), {"idx": IDS}, r"returns \(5, 5, 4\), not logits for each of \(5, 5\): pass a loss"),
         (nn.Sequential(nn.Embedding(9, 9), nn.Flatten()), {"input": IDS}, "not logits for each"),
     ],

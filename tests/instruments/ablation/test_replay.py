@@ -1,4 +1,4 @@
-"""Ablations with the layers below reused are those of whole runs, bit for bit; other wirings run as before."""
+"""Measurements with the layers below reused are those of whole runs, bit for bit; other wirings run as before."""
 
 from contextlib import nullcontext
 
@@ -7,22 +7,22 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.instruments.ablation import ablate as module
 from keyquery.instruments.ablation import variants
+from keyquery.instruments.ablation.measure import Measurement
 from keyquery.instruments.ablation.replay import from_block
 from keyquery.layers import LanguageModel
 
 BATCHES = [{"input_ids": torch.arange(160).reshape(16, 10) + start} for start in (300, 900)]
 
 
-@pytest.mark.parametrize("by", ["head", "layer", "all", "direction"])
+@pytest.mark.parametrize("by", ["head", "layer", "all"])
 @pytest.mark.few(1)
 def test_ablations_are_those_of_whole_runs(by, monkeypatch):
     model = LanguageModel.load(kq.models.DECODER)
-    options = {"heads": ["0.1", "3.*"], "by": by, "means": "global"}
-    options |= {"directions": 2} if by == "direction" else {"parts": ["skew", "position", "mean"]}
+    changes = ["skew", "mean", "singular direction 1", "keys 2"]
+    options = {"heads": ["0.1", "3.*"], "by": by, "means": "global", "changes": changes, "measure": "all"}
     reused = kq.ablate(model, BATCHES, **options)
-    monkeypatch.setattr(module, "below", lambda *args: nullcontext())
+    monkeypatch.setattr(Measurement, "_below", lambda self, site: nullcontext())
     assert kq.ablate(model, BATCHES, **options).rows == reused.rows
 
 
@@ -38,7 +38,7 @@ def test_blocks_below_are_computed_only_for_the_record(monkeypatch):
             return forward(*args, **kwargs)
 
         monkeypatch.setattr(block, "forward", counted)
-    kq.ablate(model, BATCHES[:1], heads="3.*", parts=["skew", "symmetric"], means="global")
+    kq.ablate(model, BATCHES[:1], heads="3.*", changes=["skew", "symmetric"], means="global", measure="all")
     assert calls[0] < calls[3] - 4
 
 

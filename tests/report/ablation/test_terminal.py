@@ -1,5 +1,6 @@
 """Ablations as tables and maps, with all parts and whole heads."""
 
+import dataclasses
 import io
 
 import pytest
@@ -38,23 +39,56 @@ def test_a_map_has_a_panel_for_each_part_and_whole_heads():
     assert names == [*(f"{part} ablated" for part in PARTS), "head to 0", "head to mean"]
 
 
-def by_direction(count):
-    sizes = {"value": 2.5, "share": 0.25, "change": 0.0123, "low": 0.0023, "high": 0.0223}
-    rows = [{"layer": 1, "head": 2, "part": "skew", "direction": number, **sizes} for number in range(count)]
-    return Ablation(model={"name": "a model", "layers": 2}, loss=3.0, sequences=32, by="direction", rows=rows)
+def estimated(count, check=None):
+    """Rows of estimates, of which the first are measured too."""
+    cost = {"estimate": 0.0123, "estimate_low": 0.0023, "estimate_high": 0.0223, "change": 0.0123}
+    cost |= {"low": 0.0023, "high": 0.0223, "first": 0.0, "second": 0.0123, "flags": [], "evidence": "estimated"}
+    rows = [{"layer": number, "head": 2, "part": "skew", **cost, "change": number / 100} for number in range(count)]
+    rows[0] |= {"evidence": "measured"}
+    return Ablation(model={"name": "a model", "layers": 2}, loss=3.0, sequences=32, by="head", rows=rows, check=check)
 
 
-def test_directions_are_listed_with_value_share_and_cost():
+CHECK = {"cells": 24, "rank_correlation": 0.97, "slope": 1.02, "inside": 0.96, "poor": []}
+
+
+def lines_of(reading, width=100):
     out = io.StringIO()
-    terminal.show(by_direction(60), Console(file=out, width=100))
-    text = out.getvalue()
-    assert "change with one direction ablated" in text
-    assert text.count("1.2 ") == text.count("25.0%") == text.count("+0.0123 ±0.0100*") == 48
-    assert "The 48 costliest of 60" in text
+    terminal.show(reading, Console(file=out, width=width))
+    return out.getvalue()
 
 
-def test_directions_are_bars_with_intervals():
+def test_estimates_are_marked_and_the_costliest_rows_shown():
+    text = lines_of(estimated(60, CHECK))
+    assert "estimates against measurements of 24 cells: rank correlation 0.97, slope 1.02, 96% inside the noise" in text
+    assert text.count("±0.0100*") == text.count("~+0.") == 48
+    assert "~+0.5900" in text
+    assert "~: estimated, not measured (59 of 60)." in text
+    assert "60 of 60 intervals contain the threshold of 0.003." in text
+    assert "The 48 of 60 rows with the largest changes" in text
+    assert "Estimates are poor" not in text
+
+
+def test_poor_estimates_are_said_above_the_table():
+    text = lines_of(estimated(3, CHECK | {"rank_correlation": 0.5, "poor": ["rank_correlation"]}))
+    assert text.index("Estimates are poor for this model and text (rank correlation): use --measure all") < text.index(
+        "2.2"
+    )
+    assert "+0.0000 ±0.0100" in text
+
+
+def test_key_heads_and_sets_are_named():
+    reading = estimated(2)
+    keys = [{**row, "head": None, "key_head": 1, "part": "keys 4"} for row in reading.rows]
+    text = lines_of(dataclasses.replace(reading, rows=keys))
+    assert "0 key head 1" in text
+    sets = [{**row, "layer": None, "head": None, "set": "induction"} for row in reading.rows[:1]]
+    assert "induction" in lines_of(dataclasses.replace(reading, rows=sets, by="set"))
+
+
+def test_a_map_of_key_heads_and_layers():
     pytest.importorskip("matplotlib")
-    [axis] = by_direction(3).plot().axes
-    assert [label.get_text() for label in axis.get_yticklabels()] == [f"1.2  direction {i}" for i in range(3)]
-    assert [bar.get_width() for bar in axis.patches] == [0.0123] * 3
+    reading = estimated(3)
+    keys = [{**row, "head": None, "key_head": 1, "part": "keys 4"} for row in reading.rows]
+    [axis] = [axis for axis in dataclasses.replace(reading, rows=keys).plot().axes if axis.get_title()]
+    assert axis.get_title() == "keys 4 ablated"
+    assert axis.images[0].get_array()[:, 1].tolist() == [0.0, 0.01, 0.02]

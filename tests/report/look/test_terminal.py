@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 
 import pytest
 import torch
@@ -85,15 +86,42 @@ def test_views_of_symmetry_are_named():
 def test_labels_say_how_they_are_known():
     reading = look((0.1, 0.1, 0.2, 0.6), (0.5, 0.2, 0.2, 0.1))
     first, second = reading.heads
-    on_data = {**second["on_data"], "changes_with_window": ["symmetry", "label"]}
-    heads = [{**first, "evidence": "ablation"}, {**second, "on_data": on_data}]
+    on_data = {**second["on_data"], "changes_with_window": ["symmetry"]}
+    heads = [{**first, "evidence": "measured"}, {**second, "on_data": on_data}]
     text = shown(dataclasses.replace(reading, heads=heads))
     assert "mixed\n" in text.replace(" ", "")
-    assert "mixed*~" in text
-    assert "+0.00~" in text
-    assert "* label from variance only" in text
-    assert "~ sign or label differs in the first half" in text
+    assert "mixed~" in text
+    assert "+0.00†" in text
+    assert "~ label from estimated costs" in text
+    assert "† sign differs in the first half" in text
     assert "° label from the weights only" in shown(kq.look(torch.nn.MultiheadAttention(8, 2)))
+
+
+def test_costs_stand_beside_variance():
+    """Nats of the head switched off and of its costliest part, and the needs of the costliest heads in a sentence."""
+    reading = look(*[(0.1, 0.1, 0.2, 0.6)] * 5)
+    needs = {"label": "position", "needs": ["position"]}
+    heads = [
+        {
+            **head,
+            **(needs if number else {"label": "undecided", "needs": None}),
+            "reason": f"needs position (0.{number}00 nats); all else could go for 0.001",
+            "ablation": {"zero": [number / 10, 0, 1], "skew": [0.002, 0, 1], "position": [number / 20, 0, 1]},
+        }
+        for number, head in enumerate(reading.heads)
+    ]
+    costs = {"sequences": 32, "objective": "next token", "unit": "nats per token", "threshold": 0.003}
+    text = shown(dataclasses.replace(reading, heads=heads, provenance={**reading.provenance, "costs": costs}), 110)
+    rows = {line.split()[0]: line for line in text.splitlines() if re.match(r"\d\.0 ", line)}
+    assert "0.400" in rows["4.0"]
+    assert "position 0.200" in rows["4.0"]
+    assert "skew 0.002" in rows["0.0"]
+    assert "Labels: 4 position, 1 undecided." in text
+    assert "costs at most 0.003 nats per token on 32 sequences" in " ".join(text.split())
+    assert [number for number in range(5) if f"{number}.0 needs position (0.{number}00 nats)" in text] == [2, 3, 4]
+    assert "nats with" not in shown(reading)
+    note = {**reading.provenance, "costs": {"note": "no costs: no mask token"}}
+    assert "Note: no costs: no mask token." in shown(dataclasses.replace(reading, provenance=note))
 
 
 def test_bars_of_two_kinds_are_never_in_one_table():

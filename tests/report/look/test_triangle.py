@@ -39,7 +39,7 @@ def look(*shares, name="a model", half=None):
         else:
             symmetry = share
         figures = {"symmetry": symmetry, "effective_rank": 1.0, "column_directionality": 0.0}
-        place = {"layer": layer, "head": 0, "name": f"{layer}.0", "label": "mixed", "evidence": "variance"}
+        place = {"layer": layer, "head": 0, "name": f"{layer}.0", "label": "mixed", "evidence": "estimated"}
         heads.append({**place, "raw": figures, "folded": figures, "on_data": on_data})
     rows = [{"layer": head["layer"], "raw": head["raw"]} for head in heads]
     data = {"data": DATA} if any(head["on_data"] for head in heads) else {}

@@ -1,128 +1,145 @@
-"""`ablate`: the change of the loss when parts of attention scores, or whole heads, are ablated."""
+"""`ablate`: what changes of attention heads cost, estimated for all at once and measured where it matters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar
 
-from jaxtyping import Float
-from torch import Tensor, nn
+import torch
+from torch import nn
 
 from keyquery.checkpoints.sources import bare
-from keyquery.forms.parts import PARTS
-from keyquery.instruments.ablation.losses import Loss, next_token_loss
-from keyquery.instruments.ablation.replay import Tape, from_block
-from keyquery.instruments.ablation.trials import Trial, Trials
-from keyquery.instruments.ablation.variants import losses_of
-from keyquery.instruments.look.labels import Thresholds, label_head
-from keyquery.instruments.look.reading import Look
-from keyquery.intervene.dial.dial import dial
-from keyquery.intervene.dial.means import Means
-from keyquery.intervene.handle import Handle
-from keyquery.intervene.head_output import KINDS, ablate_heads, mean_outputs
-from keyquery.intervene.rewrites import sites_of
+from keyquery.instruments.ablation.agreement import agreement
+from keyquery.instruments.ablation.changes import Cell, Change
+from keyquery.instruments.ablation.estimate import Estimates, NoGradient, estimate
+from keyquery.instruments.ablation.losses import OUTPUT, Loss, Objective, default_loss
+from keyquery.instruments.ablation.measure import Measurement, Trial, is_output
+from keyquery.instruments.ablation.named import Changes, Made, names_of, uses_means
+from keyquery.instruments.ablation.plan import CHECK, flags, plan
+from keyquery.intervene.dial.means import MEANS, Means
+from keyquery.intervene.rewrites import check_unchanged, sites_of
 from keyquery.intervene.selection import Selection, select
 from keyquery.intervene.sites import Site, labels_of
 from keyquery.listening import Batch
+from keyquery.listening.inputs.data import Data
 from keyquery.listening.live import live_heads
+from keyquery.listening.parts.on_data import SEQUENCES, rows_of
 from keyquery.reading import Reading, digests, provenance
-from keyquery.support.checks import check_choice, check_count
-from keyquery.support.progress import Progress, Runs, silent
+from keyquery.support.checks import check_choice, check_count, check_number
+from keyquery.support.progress import Progress, silent
 from keyquery.support.statistics import paired
 
-BY = ("head", "layer", "all", "direction")
+BY = ("head", "layer", "all")
+MEASURE = ("auto", "all", "none")
+THRESHOLD = 0.003  # nats per token
+SAMPLES = 4
+BUDGET = 2 * CHECK
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation(Reading, kind="ablation"):
-    """The change of the loss with each part ablated, per head, per layer, in all heads at once, or per direction.
+    """The cost of each change of each head, of each layer, of all heads, or of named sets of heads.
 
-    An ablation by direction has a row per direction, the costliest first, with its number, value and share. `low` and
-    `high` bound a 95 % interval over sequences, paired by sequence; intervals are not corrected for multiple
-    comparisons.
+    A row has the `change` of the loss with its 95 % interval over sequences (`low`, `high`), and its `evidence`:
+    "measured", or "estimated" where it was not measured. `estimate` is the sum of `first` and `second`, with the
+    interval `estimate_low`, `estimate_high`. Intervals are not corrected for multiple comparisons.
     """
 
-    units: ClassVar[Mapping[str, str]] = {"change": "loss with the part ablated minus the original loss"}
+    units: ClassVar[Mapping[str, str]] = {
+        "change": "loss with the change minus the original loss",
+        "estimate": "first + second, without a run of the changed model",
+        "first": "gradient of the loss times the exact change of the head's output",
+        "second": "half the expected square of the same for labels sampled from the model",
+    }
 
     model: Mapping[str, Any]  # name and facts of the model
     loss: float  # original, nats per token
     sequences: int  # that were run
-    by: str  # "head", "layer", "all" or "direction"
-    rows: Sequence[Mapping[str, Any]]  # one per ablation: part, change, low, high
+    by: str  # "head", "layer", "all" or "set"
+    rows: Sequence[Mapping[str, Any]]  # one per change of a head, layer or set
+    objective: str = "next token"
+    unit: str = "nats per token"
+    threshold: float = THRESHOLD  # cost up to which the loss counts as kept
+    check: Mapping[str, Any] | None = None  # how estimates agree with measurements of random cells of this model
 
     def records(self) -> list[dict[str, Any]]:
-        """One row per head (or layer) and part, or per direction."""
+        """One row per head, layer or set, and change."""
         return [dict(row) for row in self.rows]
 
-    def onto(self, look: Look, thresholds: Thresholds | None = None) -> Look:
-        """The look with the ablation of every head, and labels updated by it."""
+    def costs(self) -> dict[Cell, dict[str, list[float]]]:
+        """Change, low and high of every change, by head; of an ablation by head."""
         if self.by != "head":
-            raise ValueError(f"only an ablation by head can be added to a look, this one is by {self.by}")
-        changes: dict[tuple[int, int], dict[str, list[float]]] = {}
+            raise ValueError(f"only an ablation by head has costs of heads, this one is by {self.by}")
+        heads: dict[Cell, dict[str, list[float]]] = {}
         for row in self.rows:
-            cell = changes.setdefault((row["layer"], row["head"]), {})
-            cell[row["part"]] = [row["change"], row["low"], row["high"]]
-        known = {(head["layer"], head["head"]) for head in look.heads}
-        if not set(changes) <= known:
-            raise ValueError(f"the look has no head {min(set(changes) - known)}: it belongs to another model")
-        heads = [
-            _labelled(head, changes[at], thresholds) if (at := (head["layer"], head["head"])) in changes else head
-            for head in look.heads
-        ]
-        return replace(look, heads=heads)
-
-
-def _labelled(head: Mapping[str, Any], changes: dict[str, list[float]], limit: Thresholds | None) -> dict[str, Any]:
-    """A head of a look with its ablation; relabelling needs the changes of all parts."""
-    parts = {part: changes[part] for part in PARTS if part in changes}
-    whole = head["on_data"] is not None and {"symmetric", "skew", "popularity"} <= set(parts)
-    label = label_head(head["raw"], head["on_data"], parts, limit)._asdict() if whole else {}
-    return {**head, "ablation": changes, **label}
+            if row["head"] is not None:
+                cell = heads.setdefault((row["layer"], row["head"]), {})
+                cell[row["part"]] = [row["change"], row["low"], row["high"]]
+        return heads
 
 
 def ablate(
     model: nn.Module,
-    data: Iterable[Batch],
-    loss: Loss = next_token_loss,
+    data: Iterable[Batch] | None = None,
+    loss: Loss | None = None,
     *,
+    text: str | Path | None = None,
+    tokenizer: Any = None,
+    changes: Changes = "parts",
     heads: Selection = None,
-    by: str = "head",
-    parts: Sequence[str] = PARTS,
-    means: str | None = None,
-    directions: int = 8,
-    of: str = "singular",
-    on: str = "weights",
+    by: str | Mapping[str, Selection] = "head",
+    measure: str = "auto",
+    budget: int = BUDGET,
+    threshold: float = THRESHOLD,
+    samples: int = SAMPLES,
+    means: Means | str | None = None,
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Ablation:
-    """Ablate each part of each head's scores, and measure the change of the loss.
+    """What would it cost? The change of the loss with each part of each head's scores left out, or other changes.
 
-    change = loss with the part ablated − original loss, averaged over sequences.
+    All costs are estimated from 1 + K backward passes: with dz the exact change of a head's output and g the gradient
+    of the loss, Σ g·dz + ½ E(Σ g̃·dz)², g̃ for labels sampled from the model. The costs that matter are then measured.
 
     Parameters
     ----------
     model
-        A live model with an LM head.
+        A live model. It is given back as it was.
     data
-        Batches for the model; the means that separate the parts are computed on them.
+        Batches for the model; the means that separate the parts are computed on them. Default: `text`.
     loss
-        `loss(model, batch)` returns one loss per sequence. Default: next-token cross-entropy, nats per token.
+        An `Objective`, such as `next_token_loss`, or a function `loss(model, batch)` that returns one loss per
+        sequence, for which estimates have the first term alone. Default: next token for causal models, masked tokens
+        with a tokenizer that has a mask, else the squared change of the output.
+    text, tokenizer
+        Path of a text, and the tokenizer that cuts it into windows of 128 tokens. Default: none.
+    changes
+        Names, or functions of a `Call` that return the new output of all its heads: "parts" (each of the five left
+        out), "only" (each alone), "needs" (every set of parts alone, and the head off), a single one of them such as
+        "skew" or "only position + query_only", "zero", "mean" (over `data`), "uniform", "window 16",
+        "window 16 + first", "skew direction 0", "skew directions 8" ("singular", "symmetric"; "... on data"),
+        "form symmetric" ("psd", "skew", "split", "rank 8"), "keys 4" ("values", 2, 3, 4 or 8 bits; "keys 4 per channel
+        rotated mean apart"). Default: "parts".
     heads
         As in `kq.dial`. Default: all.
     by
-        What is ablated at a time: "head", "layer", "all", or "direction": single directions of each head. Default:
-        "head".
-    parts
-        Parts of the scores; "zero" and "mean" ablate whole heads, whose output is replaced by 0 or by its mean over
-        `data`. Default: the five parts; those absent from the model's scores are skipped.
+        What changes together: "head" (keys and values: key head), "layer", "all", or sets of heads by name, such as
+        `{"induction": ["18.6", "20.1"]}`. Default: "head".
+    measure
+        "auto" also measures 24 random cells, to check the estimates on this model, and those that are flagged or whose
+        interval contains the threshold, within the budget; "all"; "none". Default: "auto".
+    budget
+        Most cells that "auto" measures. Default: 48.
+    threshold
+        Cost up to which a change counts as free. Default: 0.003 nats per token.
+    samples
+        K, draws of labels for the second term. Default: 4.
     means
-        "position" or "global", as in `kq.dial`. Default: "position" with at least 32 sequences, else "global".
-    directions, of, on
-        By direction: how many of each head, strongest first, of which matrix, and on weights or data, as in `kq.dial`.
-        Default: 8 "singular" directions of the "weights".
+        "position" or "global", as in `kq.dial`, or `Means` of other data. Default: "position" with at least 32
+        sequences, else "global".
     name
         Name of the model. Default: that in its config.
     progress
@@ -131,24 +148,25 @@ def ablate(
     Returns
     -------
     Ablation
-        The change of the loss with its 95 % interval, per group and part.
+        The cost of each change with its 95 % interval and evidence.
 
     Raises
     ------
     ValueError
-        If `data` is empty, or `by`, `parts` or `heads` name something unknown.
+        If there are no data, the loss is not finite or has no gradient, or `by`, `changes` or `heads` name something
+        unknown.
 
     Examples
     --------
     >>> from keyquery.layers import LanguageModel
     >>> model = LanguageModel.load(kq.models.DECODER)
     >>> batch = {"input_ids": torch.arange(480).reshape(32, 15) + 300}
-    >>> ablation = kq.ablate(model, [batch], heads="0.*", by="layer", parts=["symmetric", "skew"])
-    >>> [row["part"] for row in ablation.rows]
-    ['symmetric', 'skew']
-    >>> ranked = kq.ablate(model, [batch], heads="0.1", by="direction", of="skew", directions=2)
-    >>> sorted(row["direction"] for row in ranked.rows), ranked.rows[0]["change"] >= ranked.rows[1]["change"]
-    ([0, 1], True)
+    >>> ablation = kq.ablate(model, [batch], heads="0.*", by="layer", changes=["symmetric", "uniform"])
+    >>> [(row["part"], row["evidence"]) for row in ablation.rows]
+    [('symmetric', 'measured'), ('uniform', 'measured')]
+    >>> quick = kq.ablate(model, [batch], changes="keys 4", measure="none")
+    >>> len(quick.rows), quick.rows[0]["evidence"], quick.rows[0]["estimate"] == quick.rows[0]["change"]
+    (16, 'estimated', True)
 
     See Also
     --------
@@ -156,112 +174,178 @@ def ablate(
     ablate_heads : Ablate whole heads in a running model.
     """
     model = bare(model)
-    check_choice("by", by, BY)
-    for part in (parts := [parts] if isinstance(parts, str) else parts):
-        check_choice("parts", part, (*PARTS, *KINDS))
-    batches = list(data)
-    if not batches:
-        raise ValueError("data must contain at least one batch, got none")
-    sites = sites_of(model, batches[0])
-    known = {index: range(site.count) for index, site in sites.items()}
-    chosen = select(heads, known, labels_of(sites))
-    if by == "direction":
-        check_count("directions", directions)
-        before, rows = _by_direction(model, batches, loss, chosen, (directions, of, on, means), progress or silent)
-        return _reading(model, name, before, by, rows)
-    measured = Means(model, batches, means)
-    placed = measured.kind == "position" or any(site.placed for site in sites.values())
-    parts = [part for part in parts if part not in ("position", "query_only") or placed]
-    before = losses_of(model, batches, loss)
-    trials = [Trial(*group, part) for group in _groups(chosen, by) for part in parts]
-    outputs = mean_outputs(model, batches, {i: sites[i] for i in chosen}) if "mean" in parts else {}
-    rows = []
-    with dial(model, heads=heads, data=measured) as dialled:
-
-        def whole(kind: str, own: Selection) -> Handle:
-            return ablate_heads(model, kind, own or heads, means=outputs)
-
-        runs = Trials(model, batches, loss, dialled, whole)
-        watched = (progress or silent)(_runs(trials, batches), "ablating parts", len(trials))
-        for layer, own in groupby(watched, key=lambda trial: trial.layer):
-            dialled.turn()
-            changed = sites if layer is None else {layer: sites[layer]}
-            with below(model, sites.get(layer), batches, loss) as tape:
-                for trial, losses in runs.losses(own, changed.values(), tape):
-                    where = {"layer": layer, "head": trial.head, "part": trial.part}
-                    rows.append({**where, **paired(before, losses)._asdict()})
-    return _reading(model, name, before, by, rows)
-
-
-def below(
-    model: nn.Module, site: Site | None, batches: Sequence[Batch], loss: Loss
-) -> AbstractContextManager[Tape | None]:
-    """Context in which the layers below a site run no more, since they do not change."""
-    if site is None:
-        return nullcontext()
-    return from_block(model, site.name.removesuffix(" (rope)"), lambda: losses_of(model, batches, loss))
-
-
-def _reading(
-    model: nn.Module, name: str | None, before: Tensor, by: str, rows: Sequence[Mapping[str, Any]]
-) -> Ablation:
+    check_choice("measure", measure, MEASURE)
+    check_count("budget", budget, least=0)
+    check_count("samples", samples, least=1)
+    check_number("threshold", threshold)
+    batches, loss = _data(model, data, loss, text, tokenizer, progress or silent)
+    job = _job(model, batches, loss, changes, heads, by, means)
+    estimates = _estimates(job, samples, measure, progress or silent)
+    rows = [_row(trial, estimates) for trial in job.trials]
+    checked, further = plan(rows, measure, budget, threshold)
+    numbers = sorted(checked + further)
+    base = None if estimates is None else estimates.losses
+    if numbers:
+        runs = Measurement(model, batches, loss, job.sites, job.means)
+        base = runs.before
+        losses = runs.losses([job.trials[number].trial for number in numbers], progress)
+        for number, after in zip(numbers, losses, strict=True):
+            rows[number] |= {**paired(base, after)._asdict(), "evidence": "measured"}
+    assert base is not None
     return Ablation(
         model=facts_of(model, name),
-        loss=float(before.mean()),
-        sequences=len(before),
-        by=by,
+        loss=0.0 if is_output(loss) else float(base.mean()),
+        sequences=len(base),
+        by=by if isinstance(by, str) else "set",
         rows=rows,
-        provenance=provenance(
-            tensors=digests(model.state_dict()),
-        ),
+        objective=loss.name if isinstance(loss, Objective) else "own",
+        unit=loss.units if isinstance(loss, Objective) else "of the loss",
+        threshold=threshold,
+        check=None if estimates is None else agreement([rows[number] for number in checked]),
+        provenance=provenance(tensors=digests(model.state_dict()), samples=samples),
     )
 
 
-def _by_direction(
+@dataclass(frozen=True)
+class RowTrial:
+    """A trial and the names of its row."""
+
+    names: Mapping[str, Any]
+    trial: Trial
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Its heads as pairs."""
+        return [(index, head) for index, numbers in self.trial.heads.items() for head in numbers]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is estimated and measured, all arguments checked."""
+
+    model: nn.Module
+    batches: Sequence[Batch]
+    loss: Loss
+    sites: Mapping[int, Site]
+    changes: Sequence[Change]
+    trials: Sequence[RowTrial]
+    means: Means | None  # that separate the parts, if a change needs them
+
+
+def _data(
+    model: nn.Module, data: Any, loss: Loss | None, text: Any, tokenizer: Any, progress: Progress
+) -> tuple[list[Batch], Loss]:
+    """The batches of a model, and its loss."""
+    if data is not None and not isinstance(data, Mapping):
+        data = list(data)
+        if not data:
+            raise ValueError("data must contain at least one batch, got none")
+    if data is None and text is None:
+        raise ValueError("pass data, batches for the model, or text with a tokenizer")
+    prepared = Data(text=text, inputs=data, tokenizer=tokenizer).load(model, progress)
+    batches = next(iter(prepared.windows.values()))
+    if (count := sum(map(rows_of, batches))) == 1:
+        raise ValueError(f"the cost of a change has an interval over sequences and needs at least 2, got {count}")
+    check_unchanged(model)
+    causal = live_heads(model, batches[0])[0].causal
+    if loss is not None:
+        return batches, loss
+    if not causal and getattr(prepared.tokenizer, "mask_token_id", None) is None:
+        return batches, OUTPUT
+    return batches, default_loss(model, prepared.tokenizer)[1]
+
+
+def _job(
     model: nn.Module,
-    batches: Sequence[Batch],
+    batches: list[Batch],
     loss: Loss,
-    chosen: Mapping[int, list[int]],
-    options: tuple[int, str, str, str | None],
-    progress: Progress,
-) -> tuple[Float[Tensor, " sequences"], list[dict[str, Any]]]:
-    """The original loss per sequence, and a row per direction, the costliest first."""
-    count, of, on, means = options
-    data: Any = {"data": Means(model, batches, means)} if on == "data" else {}
-    places = [(layer, head) for layer, heads in chosen.items() for head in heads]
+    changes: Changes,
+    heads: Selection,
+    by: str | Mapping[str, Selection],
+    means: Means | str | None,
+) -> Job:
+    sites = sites_of(model, batches[0])
+    known = {index: range(site.count) for index, site in sites.items()}
+    labels = labels_of(sites)
+    if isinstance(by, str):
+        check_choice("by", by, BY)
+        chosen = select(heads, known, labels)
+        sets = None
+    else:
+        sets = {name: select(own, known, labels) for name, own in by.items()}
+        chosen = {index: list(numbers) for index, numbers in known.items()}
+    if isinstance(means, str):
+        check_choice("means", means, MEANS)
+    count = sum(map(rows_of, batches))
+    kind = means.kind if isinstance(means, Means) else means or ("position" if count >= SEQUENCES else "global")
+    placed = any(site.placed for site in sites.values()) or kind == "position"
+    names, functions = names_of(changes, placed)
+    if means == "position" and count < SEQUENCES and (name := next(filter(uses_means, names), None)):
+        raise ValueError(f"{name!r} needs means by position, of at least {SEQUENCES} sequences, got {count}")
+    about = cache(lambda: means if isinstance(means, Means) else Means(model, batches, means))
+    made = Made(model, batches, sites, chosen, about)
+    ready: list[Change] = [functions.get(each) or made.change(each) for each in names]
     rows = []
-    with dial(model, directions={place: [0] for place in places}, of=of, on=on, gain=1.0, **data) as dialled:
-        before = losses_of(model, batches, loss)
-        trials = [(at, number) for at in places for number in range(min(count, len(dialled.bases[at].values)))]
-        sites = sites_of(model)
-        watched = progress(_runs(trials, batches), "ablating directions", len(trials))
-        for index, own in groupby(watched, key=lambda trial: trial[0][0]):
-            dialled.turn_directions({})
-            with below(model, sites[index], batches, loss):
-                for (layer, head), number in own:
-                    dialled.turn_directions({(layer, head): [number]})
-                    interval = paired(before, losses_of(model, batches, loss))
-                    basis = dialled.bases[layer, head]
-                    where = {"layer": layer, "head": head, "part": of, "direction": number}
-                    size = {"value": float(basis.values[number]), "share": float(basis.shares[number])}
-                    rows.append({**where, **size, **interval._asdict()})
-    return before, sorted(rows, key=lambda row: -row["change"])
+    for order, change in enumerate(ready):
+        units = _sets(sets) if sets is not None else _units(str(by), chosen, sites, change)
+        for place, (row, own) in enumerate(units):
+            rows.append((place, order, RowTrial({**row, "part": change.name}, Trial(change, own))))
+    rows.sort(key=lambda row: row[:2])
+    needed = about() if any(change.needs_means for change in ready) else None
+    return Job(model, batches, loss, sites, ready, [row[2] for row in rows], needed)
 
 
-def _runs(trials: Iterable[Any], batches: Sequence[Batch]) -> Runs:
-    """Trials, each a run on all batches."""
-    return Runs(trials, sum(batch["input_ids"].numel() for batch in batches if "input_ids" in batch))
+def _sets(sets: Mapping[str, Mapping[int, list[int]]]) -> Iterator[tuple[dict[str, Any], Mapping[int, list[int]]]]:
+    for name, own in sets.items():
+        yield {"layer": None, "head": None, "set": name}, own
 
 
-def _groups(chosen: Mapping[int, list[int]], by: str) -> Iterator[tuple[int | None, int | None, Any]]:
-    """Layer, head, and the heads that are ablated together."""
+def _units(
+    by: str, chosen: Mapping[int, list[int]], sites: Mapping[int, Site], change: Change
+) -> Iterator[tuple[dict[str, Any], Mapping[int, list[int]]]]:
+    """The names of each row of a change, and the heads that change together."""
     if by == "all":
-        yield None, None, None
+        yield {"layer": None, "head": None}, chosen
+        return
     for layer, heads in chosen.items():
         if by == "layer":
-            yield layer, None, [(layer, head) for head in heads]
-        elif by == "head":
-            yield from ((layer, head, (layer, head)) for head in heads)
+            yield {"layer": layer, "head": None}, {layer: heads}
+        elif not change.per_key_head:
+            yield from (({"layer": layer, "head": head}, {layer: [head]}) for head in heads)
+        else:
+            shared = sites[layer].count // sites[layer].key_heads
+            for key_head in sorted({head // shared for head in heads}):
+                own = list(range(key_head * shared, (key_head + 1) * shared))
+                yield {"layer": layer, "head": None, "key_head": key_head}, {layer: own}
+
+
+def _estimates(job: Job, samples: int, measure: str, progress: Progress) -> Estimates | None:
+    cells: dict[str, dict[int, list[int]]] = {change.name: {} for change in job.changes}
+    for own in job.trials:
+        of_change = cells[own.trial.change.name]
+        for index, heads in own.trial.heads.items():
+            of_change[index] = sorted({*of_change.get(index, ()), *heads})
+    batches = progress(job.batches, "estimating", len(job.batches))
+    try:
+        return estimate(job.model, batches, job.loss, job.changes, cells, job.sites, job.means, samples)
+    except NoGradient:
+        if measure != "all":
+            raise
+        return None
+
+
+def _row(own: RowTrial, estimates: Estimates | None) -> dict[str, Any]:
+    """The row of a trial, from its estimate."""
+    row = {**own.names, **(own.trial.change.facts(own.cells[0]) if len(own.cells) == 1 else {})}
+    if estimates is None:
+        return row
+    first, second = estimates.of(own.trial.change.name, own.cells)
+    change, low, high = paired(torch.zeros_like(first), first + second)
+    return row | {
+        **{"change": change, "low": low, "high": high, "evidence": "estimated"},
+        **{"estimate": change, "estimate_low": low, "estimate_high": high},
+        **{"first": float(first.mean()), "second": float(second.mean()), "flags": flags(first + second)},
+    }
 
 
 def facts_of(model: nn.Module, name: str | None) -> dict[str, Any]:

@@ -56,7 +56,15 @@ def _checked(losses: Any) -> Float[Tensor, " sequences"]:
     values = torch.as_tensor(losses).detach().double().cpu()
     if values.ndim != 1:
         raise ValueError(f"loss must return one value per sequence, (batch,), got {tuple(values.shape)}")
-    return values
+    return finite(values)
+
+
+def finite(losses: Float[Tensor, " sequences"]) -> Float[Tensor, " sequences"]:
+    """Losses; raises if one of them is no number."""
+    wrong = losses[~losses.isfinite()]
+    if len(wrong):
+        raise ValueError(f"the loss is not finite: it is {float(wrong[0])} for {len(wrong)} of {len(losses)} sequences")
+    return losses
 
 
 class Copies:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from keyquery.checkpoints import Heads
+from keyquery.checkpoints.sources import first_line
+from keyquery.instruments.ablation.ablate import Ablation
+from keyquery.instruments.look.cost import estimated_costs
 from keyquery.instruments.look.on_data import PAIRS, OnData
 from keyquery.instruments.look.sample import Sample, take
 from keyquery.instruments.roles.run import SEQUENCES, Options, run
@@ -25,10 +28,13 @@ class LookData(Data):
     pairs: str = PAIRS[0]
     sample: int = 0
     roles: bool = False
+    cost: bool | None = None  # None: with text, where the model has a loss
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.text is None and self.inputs is None and not self.roles:
             raise ValueError("dtype is that of the model that runs: pass text, inputs or roles as well")
+        if self.cost and self.text is None and self.inputs is None:
+            raise ValueError("costs are changes of the loss on data: pass text or inputs as well")
         check_count("sample", self.sample, least=0)
         check_choice("pairs", self.pairs, PAIRS)
         super().__post_init__()
@@ -37,7 +43,25 @@ class LookData(Data):
         """The model, with its LoRA adapter, and its batches, none of which has run; None if nothing needs a run."""
         if self.text is None and self.inputs is None and not self.roles:
             return None
-        return self.load(source, watching, adapter, lm_head=self.roles)
+        return self.load(source, watching, adapter, lm_head=self.roles or self._costs)
+
+    @property
+    def _costs(self) -> bool:
+        """Whether costs are wanted."""
+        return self.text is not None if self.cost is None else self.cost
+
+    def costs(
+        self, prepared: Prepared | None, heads: Heads, layers: Sequence[int], watching: Progress
+    ) -> tuple[Ablation | None, dict[str, Any]]:
+        """The estimated costs, if they are wanted; and, where the model has none, why."""
+        if prepared is None or not self._costs:
+            return None, {}
+        try:
+            return estimated_costs(prepared, prepared.windows[self.length], heads, layers, watching), {}
+        except (NotImplementedError, ValueError) as error:
+            if self.cost:
+                raise
+            return None, {"costs": {"note": f"no costs: {first_line(error)}"}}
 
     def run(self, prepared: Prepared, heads: Heads, watching: Progress) -> RunResult:
         """Metrics on windows of `length`, with the sample, and on windows of each of `lengths`; and roles if wanted."""

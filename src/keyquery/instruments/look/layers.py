@@ -56,11 +56,8 @@ def _of_heads(layer: Layer, form: Form, heads: Heads, seen: OnData, thresholds: 
     raw, folded = metrics_of(form, layer.rope), metrics_of(layer.folded)
     rows = []
     for head, on_data in enumerate(seen.of_layer(layer, heads)):
-        label = label_head(raw[head], on_data, None, thresholds)
         if on_data is not None and "half_window" in on_data:
-            half = label_head(raw[head], {**on_data["half_window"], "sink": on_data["sink"]}, None, thresholds).label
-            decided = half != label.label and label.label != "undecided"
-            on_data["changes_with_window"] = on_data.pop("sign_changes") + ["label"] * decided
+            on_data["changes_with_window"] = on_data.pop("sign_changes")
         rows.append(
             {
                 **_place(layer),
@@ -71,7 +68,7 @@ def _of_heads(layer: Layer, form: Form, heads: Heads, seen: OnData, thresholds: 
                 "raw": raw[head],
                 "folded": folded[head],
                 "on_data": on_data,
-                **label._asdict(),
+                **label_head(raw[head], thresholds=thresholds),
                 "properties": properties(raw[head], on_data, form.rank, thresholds),
             }
         )

@@ -57,6 +57,7 @@ def look(
     corpus: str | Path | Cooccurrence | None = None,
     window: int = WINDOW,
     roles: bool = False,
+    cost: bool | None = None,
     name: str | None = None,
     thresholds: Thresholds | None = None,
     device: Any = None,
@@ -99,6 +100,9 @@ def look(
         A text file or a `kq.Cooccurrence` to compare heads with, counted within `window` tokens. Default: none, and 5.
     roles
         Whether to score every head by role, as `kq.roles` does, on random tokens and on the data. Default: no.
+    cost
+        Whether to estimate what every set of parts of each head costs the loss, on at most 32 sequences; labels then
+        say what a head needs. Default: with `text`, if the model has a loss.
     name
         Name of the model. Default: that of its file.
     thresholds
@@ -132,7 +136,8 @@ def look(
     """
     layers = _check_options(layers, directions, corpus, window, workers, name, thresholds)
     cut: dict[str, Any] = {"length": length, "lengths": lengths, "tokens": tokens, "pairs": pairs, "sample": sample}
-    data = LookData(text=text, inputs=inputs, tokenizer=tokenizer, roles=roles, device=device, dtype=dtype, **cut)
+    cut |= {"roles": roles, "cost": cost}
+    data = LookData(text=text, inputs=inputs, tokenizer=tokenizer, device=device, dtype=dtype, **cut)
     how: dict[str, Any] = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
     source, name = opened(source, name or adapted_name(source, adapter), text=text, corpus=corpus, **how)
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
@@ -151,6 +156,7 @@ def look(
         chosen = _chosen(checkpoint, layers)
         tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)  # the last check before the model runs
         ran = RunResult() if prepared is None else data.run(prepared, checkpoint, watching)
+        costs, why = data.costs(prepared, checkpoint, chosen, watching)
         tensors = checkpoint.recorded()
         embedded = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
         metrics = Metrics(checkpoint, ran.on_data, ran.lengths, embedded, thresholds or Thresholds(), ran.roles)
@@ -159,7 +165,8 @@ def look(
         )
         facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim}
     facts |= {"name": name or Path(stored or "").name} if name or stored else {}
-    return _whole(facts, measured, tensors, ran.facts, sample=ran.sample, corpus=embedded.facts)
+    whole = _whole(facts, measured, tensors, ran.facts | why, sample=ran.sample, corpus=embedded.facts)
+    return whole if costs is None else whole.with_costs(costs, thresholds)
 
 
 def look_at_layer(layer: Layer, heads: Heads) -> Measured:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from keyquery.instruments.look.labels import Thresholds, label_head
 from keyquery.instruments.look.validity import check_look
 from keyquery.instruments.roles.naming import flat_scores
 from keyquery.reading import Reading
 from keyquery.support.printable import counted
+
+if TYPE_CHECKING:
+    from keyquery.instruments.ablation.ablate import Ablation
 
 # Names of schema 1.
 FORMER = {
@@ -75,6 +79,48 @@ class Look(Reading, kind="look"):
         size = f"{counted(len(self.heads), 'head')} in {counted(len(self.layers), 'layer')}"
         return f"Look({self.model['name']}: {size}: {counts})"
 
+    def with_costs(self, ablation: Ablation, thresholds: Thresholds | None = None) -> Look:
+        """The look with the costs of every head, and with labels by what a head needs, if costs of all sets are known.
+
+        Parameters
+        ----------
+        ablation
+            An ablation of this model by head; `changes="needs"` gives labels.
+        thresholds
+            Default: `Thresholds()`.
+
+        Returns
+        -------
+        Look
+            A copy; heads without costs stay as they are.
+
+        Examples
+        --------
+        >>> from keyquery.layers import LanguageModel
+        >>> model = LanguageModel.load(kq.models.DECODER)
+        >>> data = [{"input_ids": torch.arange(480).reshape(32, 15) + 300}]
+        >>> costs = kq.ablate(model, data, heads="0.0", changes="needs", measure="none")
+        >>> kq.look(model).with_costs(costs).heads[0]["evidence"]
+        'estimated'
+        """
+        costs, known = ablation.costs(), {(head["layer"], head["head"]) for head in self.heads}
+        decides = ablation.unit.startswith("nats")  # as the threshold of labels is
+        if not set(costs) <= known:
+            raise ValueError(f"the look has no head {min(set(costs) - known)}: it belongs to another model")
+        estimated = {(row["layer"], row["head"]) for row in ablation.rows if row.get("evidence") == "estimated"}
+        heads = []
+        for head in self.heads:
+            cell = head["layer"], head["head"]
+            if cell in costs:
+                evidence = "estimated" if cell in estimated else "measured"
+                new = label_head(head["raw"], head["on_data"], costs[cell], evidence, thresholds) if decides else {}
+                merged = {**head.get("ablation", {}), **costs[cell]}
+                head = {**head, "ablation": merged, **(new if new.get("evidence") == evidence else {})}
+            heads.append(head)
+        facts = {"sequences": ablation.sequences, "objective": ablation.objective, "unit": ablation.unit}
+        facts |= {"threshold": (thresholds or Thresholds()).loss} if decides else {}
+        return replace(self, heads=heads, provenance={**self.provenance, "costs": facts})
+
     def records(self) -> list[dict[str, Any]]:
         """One row per head: layer, head, every scalar metric of each view, its interval, and the label."""
         rows = []
@@ -89,6 +135,8 @@ class Look(Reading, kind="look"):
             row |= {f"corpus_{key}": value for key, value in head.get("corpus", {}).items()}
             if by_role := head.get("roles"):
                 row |= {"role": by_role["role"], "roles": ", ".join(by_role["roles"]), **flat_scores(by_role["scores"])}
+            for part, (change, low, high) in head.get("ablation", {}).items():
+                row |= {f"cost_{part}": change, f"cost_{part}_low": low, f"cost_{part}_high": high}
             known = {key: head[key] for key in ("label", "evidence")}
             rows.append({**row, **known, "properties": ", ".join(head["properties"])})
         return rows

@@ -56,37 +56,21 @@ class Gains:
     def set(self, gains: Float[Tensor, "5 heads"]) -> None:
         """Set new gains."""
         self.gains, self._moves_bias = gains, bool((gains[POSITION] != 1).any())
-        self.set_rows([gains])
-
-    def set_rows(self, gains: Sequence[Float[Tensor, "5 heads"]]) -> None:
-        """Set gains for each of so many equal parts of a batch, in the order of its rows."""
-        self._rows = list(gains)
-        self._idle = all(bool((own == 1).all()) for own in gains)
-        self._across = not all(torch.equal(own[0], own[1]) for own in gains)
+        self._idle = bool((gains == 1).all())
+        self._across = not torch.equal(gains[0], gains[1])
 
     def __call__(self, context: Context) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
         """q̃ of the new tokens and k̃ of all."""
         queries, keys = self._own(context.queries), self._own(context.keys)
         if self._idle:  # unchanged heads keep their original path
             return queries[..., -context.new :, :], keys
-        if self._rows[0].device != keys.device:  # moved once; kernels take float32
-            dtype = torch.promote_types(keys.dtype, torch.float32)
-            self._rows = [own.to(keys.device, dtype) for own in self._rows]
+        if self.gains.device != keys.device:  # moved once; kernels take float32
+            self.gains = self.gains.to(keys.device, torch.promote_types(keys.dtype, torch.float32))
         by_position = self._means is not None and self._means.by_position
         # Otherwise constant per query, and softmax is invariant to it.
         placed = context.turn.rope is not None or context.constants or by_position
         turn = self._half_turn(context) if self._across else None
-        if len(self._rows) == 1:
-            return widen(queries, keys, *self._at(context), self._rows[0], context.new, self._across, placed, turn)
-        if self._means is None or len(keys) % len(self._rows) or len(context.turned) > 1:
-            raise ValueError(f"{len(keys)} sequences cannot be divided into {len(self._rows)} parts with own gains")
-        parts = zip(queries.chunk(len(self._rows)), keys.chunk(len(self._rows)), self._rows, strict=True)
-        at_query, at_key = self._at(context)
-        wide = [
-            widen(query, key, at_query, at_key, gains, context.new, self._across, placed, turn)
-            for query, key, gains in parts
-        ]
-        return torch.cat([query for query, _ in wide]), torch.cat([key for _, key in wide])
+        return widen(queries, keys, *self._at(context), self.gains, context.new, self._across, placed, turn)
 
     def _half_turn(self, context: Context) -> HalfTurn | None:
         """The rotation R(−2t) of swapped contents; cached while positions stay the same."""
@@ -159,25 +143,6 @@ class Dial(Handle):
         values = _checked(symmetric, skew, popularity, query_only, position)
         for index, gains in self._values(heads, values).items():
             self._gains[index].set(gains)
-
-    def turn_rows(self, variants: Sequence[tuple[Selection, Mapping[str, float]]]) -> None:
-        """Set gains for each of so many equal parts of a batch: heads and their gains by part; all others are 1.
-
-        The first rows of a batch get the first variant, and so on: many ablations run as one batch. Positions must be
-        the same in all rows, and scores have no position bias; means are those of data.
-
-        >>> model, x = kq.Encoder(8, depth=2, heads=2).eval(), torch.randn(3, 5, 8)
-        >>> with torch.no_grad(), kq.dial(model, data=[{"x": x}], means="global") as dial:
-        ...     dial.turn("0.1", skew=0)
-        ...     alone = model(x)
-        ...     dial.turn_rows([("0.0", {"symmetric": 0}), ("0.1", {"skew": 0})])
-        ...     together = model(torch.cat((x, x)))
-        >>> torch.allclose(together[3:], alone, atol=1e-6), torch.allclose(together[:3], alone, atol=1e-6)
-        (True, False)
-        """
-        rows = [self._values(heads, _checked(*(gains.get(part, 1.0) for part in PARTS))) for heads, gains in variants]
-        for index, own in self._gains.items():
-            own.set_rows([values[index] for values in rows])
 
     def _values(self, heads: Selection, values: Tensor) -> dict[int, Float[Tensor, "5 heads"]]:
         """Gains of every site: those given for some heads, 1 for all others."""

@@ -27,6 +27,10 @@ class SiteMeans:
         self.by_position = len(query) > 1
         self._warned = False
 
+    def overall(self) -> SiteMeans:
+        """Their mean over all positions."""
+        return SiteMeans(self.query.mean(0, keepdim=True), self.key.mean(0, keepdim=True))
+
     def at(self, context: Context) -> tuple[Float[Tensor, "#batch heads m r"], Float[Tensor, "#batch heads m r"]]:
         """Both means at the position of every token, rotated as it is."""
         if self.query.shape[-1] != context.keys.shape[-1]:

@@ -18,7 +18,7 @@ from keyquery.listening import Batch, batches_of, joint_moments
 from keyquery.listening.exclusive import Changes
 from keyquery.support.checks import check_choice, check_count
 
-KERNELS = ("general", "symmetric", "psd", "skew", "zero")
+KERNELS = ("general", "symmetric", "psd", "skew", "split", "zero")
 
 
 class Maps(NamedTuple):
@@ -74,7 +74,8 @@ def project(
     """Replace the QK form of one head while the model runs.
 
     "symmetric" is ½(s_ij + s_ji) and "skew" ½(s_ij − s_ji), exactly, by vectors of twice the width; "psd" is the
-    positive part of the symmetric one, "zero" removes the score, "general" keeps the form, at a lower rank.
+    positive part of the symmetric one, "split" the largest of symmetric and skew dimensions, as many as the head has,
+    "zero" removes the score, "general" keeps the form, at a lower rank.
 
     Parameters
     ----------
@@ -131,6 +132,11 @@ def project(
     return lasting(model, change)
 
 
+def linear(model: nn.Module, site: Site, head: int, kernel: str, rank: int | None) -> Linear:
+    """The rewrite of a head to its nearest form of a kernel, by the weights."""
+    return Linear(head, _maps(site, kernel, rank, _gram(model, site, head, None)))
+
+
 def _gram(model: nn.Module, site: Site, head: int, data: list[Batch] | None) -> Float[Tensor, "n n"]:
     """The Gram matrix of [Q; K] of a head, or the covariance of [q; k] on data."""
     if data is not None:
@@ -143,17 +149,22 @@ def _gram(model: nn.Module, site: Site, head: int, data: list[Batch] | None) -> 
 def _maps(site: Site, kernel: str, rank: int | None, gram: Float[Tensor, "n n"]) -> Maps:
     rope, dims = site.turn.rope, gram.shape[-1] // 2
     check_count("rank", rank, 1, 2 * dims, optional=True)
-    if site.turn.start and (rank is not None or kernel == "psd"):
+    if site.turn.start and (rank is not None or kernel in ("psd", "split")):
         raise ValueError(f"{site.name} is an MLA head: only symmetric, skew and zero, without a rank, are supported")
     if rank is None and kernel == "general":
         raise ValueError('kernel "general" needs a rank')
-    if rank is not None and rank % 2 and (rope is not None or kernel == "skew"):
+    if rank is not None and rank % 2 and (rope is not None or kernel in ("skew", "split")):
         raise ValueError(f"rank must be even here, since dimensions come in rotation pairs, got {rank}")
     blank = torch.zeros(1, 2 * dims, dtype=torch.float64)  # also if a head has no such part
     if kernel == "zero":
         return Maps(blank, blank, 1.0)
     kept: list[Component] = []
-    for component in components(kernel, gram, rope):
+    if kernel == "split":
+        rank = rank or dims
+        parts = components("symmetric", gram, rope) + components("skew", gram, rope)
+    else:
+        parts = components(kernel, gram, rope)
+    for component in sorted(parts, key=lambda part: -part.share):
         if rank is None or sum(len(earlier.query) for earlier in kept) + len(component.query) <= rank:
             kept.append(component)
     lost = 1 - sum(component.share for component in kept)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from keyquery.instruments.ablation.ablate import Ablation
 from keyquery.report.kit.colours import LIGHT, WHOLE
 from keyquery.support.extras import optional
 
-BARS = 40  # most directions of a figure
-
 
 def ablation_map(reading: Ablation, pyplot: Any) -> Any:
     """A panel per part, layers by heads: the change of the loss on a common scale; yellow is a decrease."""
-    if reading.by == "direction":
-        return _direction_bars(reading, pyplot)
     parts = list(dict.fromkeys(row["part"] for row in reading.rows))
     layers = 1 + max(row["layer"] or 0 for row in reading.rows)
-    heads = 1 + max(row["head"] or 0 for row in reading.rows)
+    heads = 1 + max(map(_column, reading.rows))
     most = max(abs(row["change"]) for row in reading.rows) or 1.0
     size = (len(parts) * max(0.7 + 0.25 * heads, 1.5) + 0.9, 1.4 + 0.25 * layers)
     figure, axes = pyplot.subplots(1, len(parts), figsize=size, layout="constrained", squeeze=False, sharey=True)
@@ -25,7 +22,7 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
         grid = [[float("nan")] * heads for _ in range(layers)]
         for row in reading.rows:
             if row["part"] == part:
-                grid[row["layer"] or 0][row["head"] or 0] = row["change"]
+                grid[row["layer"] or 0][_column(row)] = row["change"]
         colour = LIGHT.get(part, "#8250df")
         steps = ["#c8a600", "#f2f4f6", colour]
         colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list(part, steps)
@@ -44,17 +41,7 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
     return figure
 
 
-def _direction_bars(reading: Ablation, pyplot: Any) -> Any:
-    """A bar per direction with its interval, the costliest on top."""
-    rows = reading.rows[:BARS]
-    figure, axis = pyplot.subplots(figsize=(6.4, 1.2 + 0.22 * len(rows)), layout="constrained")
-    changes = [row["change"] for row in rows]
-    errors = [[row["change"] - row["low"] for row in rows], [row["high"] - row["change"] for row in rows]]
-    colour = LIGHT.get(rows[0]["part"], "#8250df")
-    axis.barh(range(len(rows)), changes, xerr=errors, color=colour, error_kw={"ecolor": "#57606a", "lw": 1})
-    axis.set_yticks(range(len(rows)), [f"{row['layer']}.{row['head']}  direction {row['direction']}" for row in rows])
-    axis.invert_yaxis()
-    axis.axvline(0, color="#57606a", lw=0.8)
-    axis.set_xlabel("change of the loss with the direction ablated")
-    axis.set_title(f"{reading.model['name']}: {rows[0]['part']} directions, loss {reading.loss:.2f}")
-    return figure
+def _column(row: Mapping[str, Any]) -> int:
+    """Head, or key head, of a row; 0 if it is of several."""
+    numbers = (row["head"], row.get("key_head"))
+    return next((number for number in numbers if number is not None), 0)

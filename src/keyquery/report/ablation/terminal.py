@@ -13,8 +13,6 @@ from keyquery.instruments.ablation.ablate import Ablation
 from keyquery.instruments.ablation.dialled import DialEffect
 from keyquery.report.kit.colours import WHOLE
 
-MOST = 48  # rows of a table; if there are more, those with the largest changes
-
 
 def dial_effect_lines(reading: DialEffect) -> list[Any]:
     """The loss before and after, then sample outputs of the model."""
@@ -34,60 +32,76 @@ def dial_effect_lines(reading: DialEffect) -> list[Any]:
 
 
 def ablation_lines(reading: Ablation) -> list[Any]:
-    """A row per head (or layer), a column per part; changes whose interval excludes 0 are marked."""
-    if reading.by == "direction":
-        return _direction_lines(reading)
-    parts = list(dict.fromkeys(row["part"] for row in reading.rows))
-    cells: dict[tuple[Any, Any], dict[str, Any]] = {}
+    """How estimates agree with measurements; then a row per head, layer or set, and a column per change."""
+    changes = list(dict.fromkeys(row["part"] for row in reading.rows))
+    cells: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in reading.rows:
-        cells.setdefault((row["layer"], row["head"]), {})[row["part"]] = row
-    places = list(cells)
-    cut = len(places) > MOST
-    if cut:
-        places = sorted(places, key=lambda place: -max(abs(row["change"]) for row in cells[place].values()))[:MOST]
+        cells.setdefault((row["layer"], row["head"], row.get("key_head"), row.get("set")), {})[row["part"]] = row
+    units = list(cells)
+    if len(units) > SHOWN:
+        units = sorted(units, key=lambda unit: -max(abs(row["change"]) for row in cells[unit].values()))[:SHOWN]
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(reading.by, no_wrap=True)
-    for part in parts:
-        table.add_column(WHOLE.get(part, part), justify="right")  # wraps the interval in a narrow terminal
-    for place in places:
-        table.add_row(Text(_name(reading.model, *place)), *(_change(cells[place][part]) for part in parts))
-    loss = f"loss {reading.loss:.3f} over {reading.sequences} sequences"
-    title = f"{reading.model['name']}: {loss}; change with one part ablated"
-    notes = ["", NOTE]
-    if cut:
-        notes.append(f"The {MOST} of {len(cells)} rows with the largest changes; --csv or --json for all.")
-    return [Text(title, style="bold"), table, *notes]
+    for change in changes:
+        table.add_column(WHOLE.get(change, change), justify="right")  # wraps the interval in a narrow terminal
+    for unit in units:
+        shown = (_change(cells[unit][change]) if change in cells[unit] else Text("") for change in changes)
+        table.add_row(Text(_name(reading.model, *unit)), *shown)
+    loss = f"loss {reading.loss:.3f} over" if reading.loss else ""
+    title = f"{reading.model['name']}: {loss} {reading.sequences} sequences; change in {reading.unit}"
+    lines = [Text(title, style="bold"), *_agreement(reading), table, "", NOTE, *_counts(reading)]
+    if len(units) < len(cells):
+        lines.append(f"The {SHOWN} of {len(cells)} rows with the largest changes; --csv or --json for all.")
+    return lines
 
 
+SHOWN = 48  # rows of a table; if there are more, those with the largest changes
 NOTE = "*: the 95 % interval of the change excludes 0; intervals are not corrected for multiple comparisons."
-MATRIX = {"singular": "‖M‖²", "symmetric": "‖S‖²", "skew": "‖A‖²"}
+WORDS = {"rank_correlation": "rank correlation", "inside": "share of estimates within the noise of the measurement"}
 
 
-def _direction_lines(reading: Ablation) -> list[Any]:
-    """A row per direction, the costliest first."""
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("head", no_wrap=True)
-    kind = reading.rows[0]["part"]
-    for column in (f"{kind} direction", "value", f"share of {MATRIX[kind]}", "change of the loss"):
-        table.add_column(column, justify="right")
-    for row in reading.rows[:MOST]:
-        numbers = str(row["direction"]), f"{row['value']:.3g}", f"{row['share']:.1%}"
-        table.add_row(Text(_name(reading.model, row["layer"], row["head"])), *numbers, _change(row))
-    loss = f"loss {reading.loss:.3f} over {reading.sequences} sequences"
-    title = f"{reading.model['name']}: {loss}; change with one direction ablated"
-    cut = f" The {MOST} costliest of {len(reading.rows)}; --csv or --json for all."
-    return [Text(title, style="bold"), table, "", NOTE + (cut if len(reading.rows) > MOST else "")]
+def _agreement(reading: Ablation) -> list[Text]:
+    """The check of estimates on this model; a warning above the table where it is poor."""
+    if reading.check is None:
+        return []
+    check = reading.check
+    facts = (
+        f"rank correlation {check['rank_correlation']:.2f}, slope {check['slope']:.2f}, {check['inside']:.0%} inside"
+    )
+    lines = [Text(f"estimates against measurements of {check['cells']} cells: {facts} the noise", style="dim")]
+    if check["poor"]:
+        poor = " and ".join(WORDS[name] for name in check["poor"])
+        lines.insert(
+            0, Text(f"Estimates are poor for this model and text ({poor}): use --measure all.", style="bold red")
+        )
+    return lines
 
 
-def _name(model: Mapping[str, Any], layer: int | None, head: int | None) -> str:
+def _counts(reading: Ablation) -> list[str]:
+    """How many costs are estimated, which are marked ~, and how many cannot be told from the threshold."""
+    estimated = sum(row.get("evidence") == "estimated" for row in reading.rows)
+    across = sum(row["low"] <= reading.threshold <= row["high"] for row in reading.rows)
+    notes = [f"~: estimated, not measured ({estimated} of {len(reading.rows)})."] if estimated else []
+    if across:
+        notes.append(f"{across} of {len(reading.rows)} intervals contain the threshold of {reading.threshold:g}.")
+    return notes
+
+
+def _name(model: Mapping[str, Any], layer: int | None, head: int | None, key_head: int | None, name: str | None) -> str:
+    if layer is None:
+        return name or "all"
+    if key_head is not None:
+        return f"{name_of(model, layer)} key head {key_head}"
     # The two kernels of an MLA head are changed together.
-    return "all" if layer is None else name_of(model, layer, head).replace(" rope", " nope+rope")
+    return name_of(model, layer, head).replace(" rope", " nope+rope")
 
 
 def _change(row: Mapping[str, Any]) -> Text:
     half = (row["high"] - row["low"]) / 2
-    sure = row["low"] > 0 or row["high"] < 0
-    return Text(f"{row['change']:+z.4f} ±{half:.4f}{'*' if sure else ' '}", style="bold" if sure else "dim")
+    excludes = row["low"] > 0 or row["high"] < 0
+    mark = "~" if row.get("evidence") == "estimated" else ""
+    text = f"{mark}{row['change']:+z.4f} ±{half:.4f}{'*' if excludes else ' '}"
+    return Text(text, style="bold" if excludes else "dim")
 
 
 def _one_line(text: str) -> str:

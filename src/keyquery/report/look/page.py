@@ -10,6 +10,7 @@ import numpy as np
 
 from keyquery.checkpoints.labels import family_of
 from keyquery.forms.parts import PARTS
+from keyquery.instruments.ablation.needs import costs_without
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.reading import Look
 from keyquery.reading import short
@@ -107,7 +108,7 @@ def _head(
             for row in head["lengths"]
         ]
     if "ablation" in head:
-        out["off"] = short(head["ablation"], 3)
+        out["off"] = short(costs_without(head["ablation"]), 3)
     if kept and "scores" in head:
         out["maps"] = _maps(head["scores"], causal, kept)
     return out

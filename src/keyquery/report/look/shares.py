@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 from keyquery.forms.parts import PARTS
+from keyquery.instruments.ablation.needs import costs_without
 from keyquery.instruments.look.reading import Look
 
-# Marks behind a label for its evidence; a label from ablation has none.
-EVIDENCE = {"variance": "*", "weights": "°"}
-CHANGES = "~"  # mark of values that differ between the half and the full window
+# Marks behind a label for its evidence; a measured one has none.
+EVIDENCE = {"estimated": "~", "weights": "°"}
+CHANGES = "†"  # mark of a symmetry whose sign differs between the half and the full window
 # Parts of a bar; pairwise stands for symmetric and skew in cross-attention.
 BARS = (*PARTS, "pairwise")
 OF_DATA, OF_WEIGHTS = "shares of score variance", "‖S‖² and ‖A‖² of the weights, as shares of ‖M‖²"
@@ -76,6 +78,12 @@ def sample_of(look: Look) -> str:
     return f"{data['from']}: {window(look)}, {data['tokens']:,} tokens{rest}"
 
 
-def changes(head: Mapping[str, Any], name: str) -> bool:
-    """Whether the label, or the sign of symmetry, differs between the half and the full window."""
-    return name in ((head["on_data"] or {}).get("changes_with_window") or [])
+def changes_sign(head: Mapping[str, Any]) -> bool:
+    """Whether the sign of symmetry differs between the half and the full window."""
+    return "symmetry" in ((head["on_data"] or {}).get("changes_with_window") or [])
+
+
+def costliest(costs: Mapping[str, Sequence[float]]) -> tuple[str, float] | None:
+    """The part whose absence costs most, and its cost; None where no part was left out."""
+    without = {name: cost[0] for name, cost in costs_without(costs).items() if name in PARTS}
+    return max(without.items(), key=itemgetter(1)) if without else None

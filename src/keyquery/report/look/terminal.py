@@ -27,7 +27,8 @@ from keyquery.report.look.shares import (
     EVIDENCE,
     OF_DATA,
     OF_WEIGHTS,
-    changes,
+    changes_sign,
+    costliest,
     crossed,
     has_data,
     leading,
@@ -48,6 +49,7 @@ MARKS = dict(
 )
 WIDEST, NARROWEST = 24, 8  # characters of a bar
 MOST_HEADS = 160
+COSTLIEST = 3  # heads whose needs are spelled out
 
 
 def look_lines(reading: Look) -> list[Any]:
@@ -150,7 +152,9 @@ def _heads_table(reading: Look) -> Table:
     on_data = has_data(reading)
     table = plain_table("head")
     table.add_column("parts")
-    columns = ["largest\nshare"] * on_data + ["symmetry\nraw", "symmetry\nfolded"] + ["symmetry\non data"] * on_data
+    costs = any(_off(head) for head in reading.heads)
+    columns = ["largest\nshare"] * on_data + ["nats with\nhead off", "costliest part\nin nats"] * costs
+    columns += ["symmetry\nraw", "symmetry\nfolded"] + ["symmetry\non data"] * on_data
     for name in [*columns, "rank\nraw"]:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("label")
@@ -163,6 +167,7 @@ def _heads_table(reading: Look) -> Table:
             Text(name_of(reading.model, head["layer"], head["head"])),
             _bar_of([head], reading),
             *([_largest(head["on_data"])] if on_data else []),
+            *([_off(head), _costliest(head)] if costs else []),
             *(_symmetry([head], view) for view in views),
             f"{head['raw']['effective_rank']:.0f}",
             ", ".join([_label(head), *head.get("properties", [])]),
@@ -206,17 +211,28 @@ def _largest(data: Mapping[str, Any] | None) -> str:
     return f"{100 * share:.0f} %" if half is None else f"{100 * share:.0f} ±{100 * half:.0f} %"
 
 
+def _off(head: Mapping[str, Any]) -> str:
+    """What it costs to switch a head off, if that is known."""
+    cost = head.get("ablation", {}).get("zero")
+    return "" if cost is None else f"{cost[0]:.3f}"
+
+
+def _costliest(head: Mapping[str, Any]) -> str:
+    part = costliest(head.get("ablation", {}))
+    return "" if part is None else f"{part[0]} {part[1]:.3f}"
+
+
 def _symmetry(heads: Sequence[Mapping[str, Any]], view: str) -> str:
     """The mean symmetry of heads in a view, with a mark if its sign depends on the window."""
     values = [head[view]["symmetry"] for head in heads if "symmetry" in (head[view] or {})]
     if not values:
         return "–"
-    mark = CHANGES if view == "on_data" and any(changes(head, "symmetry") for head in heads) else ""
+    mark = CHANGES if view == "on_data" and any(map(changes_sign, heads)) else ""
     return f"{sum(values) / len(values):+z.2f}{mark}"
 
 
 def _label(head: Mapping[str, Any]) -> str:
-    return head["label"] + EVIDENCE.get(head.get("evidence", ""), "") + CHANGES * changes(head, "label")
+    return head["label"] + EVIDENCE.get(head.get("evidence", ""), "")
 
 
 def _footnotes(looks: Sequence[Look], labels: bool, shares: bool = False) -> list[str]:
@@ -224,12 +240,12 @@ def _footnotes(looks: Sequence[Look], labels: bool, shares: bool = False) -> lis
     heads, notes = [head for look in looks for head in look.heads], []
     data = [head["on_data"] for head in heads if head["on_data"]]
     evidence = {head.get("evidence") for head in heads} if labels else set()
-    if "variance" in evidence:
-        notes.append("* label from variance only: not tested by ablation")
+    if "estimated" in evidence:
+        notes.append("~ label from estimated costs")
     if "weights" in evidence:
         notes.append("° label from the weights only")
-    if labels and any(changes(head, "symmetry") or changes(head, "label") for head in heads):
-        notes.append(f"{CHANGES} sign or label differs in the first half of each window")
+    if any(map(changes_sign, heads)):
+        notes.append(f"{CHANGES} sign differs in the first half of each window")
     if shares and any(metrics.get("intervals") for metrics in data):
         notes.append("± half-width of the 95 % interval over sequences")
     if data:
@@ -272,13 +288,28 @@ def _summary(reading: Look) -> list[str]:
             "" if reading.model.get("family") == "custom" else " For shares of score variance on data: --text FILE."
         )
         lines.append(f"Weights alone decide few labels.{on_data}")
-    lines.append(f"Labels: {_counts(reading)}.")
+    lines += [f"Labels: {_counts(reading)}.", *_needs(reading)]
     if len(reading.heads) > MOST_HEADS:
         lines.append("For single heads: --layers to select some, --csv or --json for all.")
     notes = sorted({note for layer in reading.layers for note in layer.get("notes", [])})
-    few = (reading.provenance.get("data") or {}).get("note")
-    notes += [few] if few else []
+    notes += [
+        reading.provenance[of]["note"] for of in ("data", "costs") if (reading.provenance.get(of) or {}).get("note")
+    ]
     return lines + [f"Note: {note}." for note in notes]
+
+
+def _needs(reading: Look) -> list[str]:
+    """What labels by costs rest on, and what the costliest heads need."""
+    costs = reading.provenance.get("costs") or {}
+    if "threshold" not in costs:
+        return []
+    limit = f"{costs['threshold']:g} {costs['unit']} on {costs['sequences']} sequences"
+    known = [head for head in reading.heads if head.get("needs") and _off(head)]
+    first = sorted(known, key=lambda head: -head["ablation"]["zero"][0])[:COSTLIEST]
+    return [
+        f"A head needs the smallest set of parts that costs at most {limit}; undecided: the interval contains it.",
+        *(f"  {name_of(reading.model, head['layer'], head['head'])} {head['reason']}." for head in first),
+    ]
 
 
 def _counts(reading: Look) -> str:

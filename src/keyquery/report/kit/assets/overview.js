@@ -3,10 +3,8 @@
 const PARTS = ["symmetric", "skew", "popularity", "query_only", "position"];
 // Parts of bars: cross-attention has a pairwise part instead of symmetric and skew.
 const bars = () => (model().columns.on_data?.includes("pairwise") ? [...PARTS, "pairwise"] : PARTS);
-const MARKS = { variance: "*", weights: "°" };  // evidence of a label; one from ablation has no mark
-const KNOWN = {
-  ablation: "by ablation", variance: "from variance only, not tested by ablation", weights: "from the weights only",
-};
+const MARKS = { estimated: "~", weights: "°" };  // evidence of a label; a measured one has no mark
+const KNOWN = { measured: "by measured costs", estimated: "by estimated costs", weights: "from the weights only" };
 const CHANGES = "differs in the first half of each window";
 const VIEWS = { raw: "raw", folded: "folded", on_data: "on data" };
 const FIRST = "parts";  // the default of the map: the bar of each head instead of a metric
@@ -68,7 +66,7 @@ function shares(one) {
   const total = Math.max(1, clipped.reduce((a, b) => a + b, 0));
   return clipped.map((value) => value / total);
 }
-const labelled = (one) => one.label + (MARKS[one.evidence] ?? "") + (one.changes?.includes("label") ? "~" : "");
+const labelled = (one) => one.label + (MARKS[one.evidence] ?? "");
 const partsShown = () => (hasData() ? bars() : PARTS.slice(0, 2));
 const split = (heads) => heads.filter((one) => one.on_data || !hasData());  // some heads may have none on data
 function meanShares(heads) {

@@ -1,0 +1,178 @@
+"""The losses of a model under one change of heads after another, as many in one batch as the device takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from keyquery.instruments.ablation.changes import Change, HeadCall
+from keyquery.instruments.ablation.losses import Loss, Objective, output_of, real_outputs
+from keyquery.instruments.ablation.replay import Tape, from_block
+from keyquery.instruments.ablation.variants import fitting, losses_of, losses_together
+from keyquery.intervene.dial.means import Means, SiteMeans
+from keyquery.intervene.rewrites import check_unchanged
+from keyquery.intervene.sites import Site
+from keyquery.listening import Batch
+from keyquery.listening.attachment import add_listener
+from keyquery.listening.call import Call
+from keyquery.listening.exclusive import temporarily
+from keyquery.support.progress import Progress, Runs, silent
+
+# Kinds of error of a model that does not run on repeated inputs: any code may be in it.
+REFUSALS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A change of some heads (by site), made together in one run."""
+
+    change: Change
+    heads: Mapping[int, list[int]]
+
+    @property
+    def site(self) -> int | None:
+        """The one site that changes; None for several."""
+        return next(iter(self.heads)) if len(self.heads) == 1 else None
+
+
+class Measurement:
+    """Runs of a model, one or many trials at a time; what they return differs by rounding.
+
+    Many run as one batch of repeated inputs, if the first such batch of a layer agrees with a run of its last trial
+    alone. Memory that does not suffice halves the batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Batch],
+        loss: Loss,
+        sites: Mapping[int, Site],
+        means: Means | None,
+    ) -> None:
+        check_unchanged(model)
+        self._sites, self._means = sites, means
+        self._by_module = {site.module: site for site in sites.values()}
+        self._means_of: dict[int, SiteMeans | None] = {}
+        self._trials: Sequence[Trial] = ()  # that are on
+        self._run = model, batches, _moved() if is_output(loss) else loss
+        self._most = fitting(model, batches)
+        self.before = self._losses()
+
+    def _losses(self) -> Float[Tensor, " sequences"]:
+        return losses_of(*self._run)
+
+    def losses(self, trials: Sequence[Trial], progress: Progress | None = None) -> list[Float[Tensor, " sequences"]]:
+        """Losses per sequence of trials; they run layer by layer."""
+        model, batches, _ = self._run
+        of_site: dict[int | None, list[int]] = {}
+        for number, trial in enumerate(trials):
+            of_site.setdefault(trial.site, []).append(number)
+        order = [number for numbers in of_site.values() for number in numbers]
+        watched = iter((progress or silent)(_runs(order, batches), "measuring", len(order)))
+        measured: dict[int, Tensor] = {}
+        with temporarily(model, self._listen):
+            for site, numbers in of_site.items():
+                self._trials = ()
+                with self._below(site) as tape:
+                    runs = self._of_layer((trials[next(watched)] for _ in numbers), tape)
+                    measured |= dict(zip(numbers, runs, strict=True))
+        return [measured[number] for number in range(len(trials))]
+
+    def _listen(self, changes: ExitStack) -> None:
+        add_listener(self._run[0], self._changed, changes)
+
+    def _below(self, site: int | None) -> AbstractContextManager[Tape | None]:
+        """Context in which the layers below a site run no more, since they do not change."""
+        if site is None:
+            return nullcontext()
+        return from_block(self._run[0], self._sites[site].name.removesuffix(" (rope)"), self._losses)
+
+    def _changed(self, call: Call) -> Mapping[str, Tensor] | None:
+        """The output of a call with the heads of all trials changed, each in its part of the batch."""
+        site = self._by_module.get(call.module)
+        if site is None or call.is_cross or not any(site.index in trial.heads for trial in self._trials):
+            return None
+        if site.index not in self._means_of:
+            self._means_of[site.index] = None if self._means is None else self._means.of(site)
+        output, rows = call.attend({}).clone(), len(call.query) // len(self._trials)
+        if rows * len(self._trials) != len(call.query):
+            raise ValueError(f"{len(call.query)} sequences cannot be divided among {len(self._trials)} trials")
+        for number, trial in enumerate(self._trials):
+            heads = trial.heads.get(site.index, [])
+            if heads:
+                part = slice(number * rows, (number + 1) * rows)
+                span = range(min(heads), max(heads) + 1)
+                own = call if len(self._trials) == 1 else call.rows(part)
+                out = trial.change(HeadCall(own, site, span, self._means_of[site.index]))
+                output[part, heads] = out[:, [head - span.start for head in heads]].to(output)
+        return {"output": output}
+
+    def _of_layer(self, trials: Iterable[Trial], tape: Tape | None) -> Iterator[Float[Tensor, " sequences"]]:
+        rest, single, proven = iter(trials), False, False
+        while own := list(islice(rest, 1 if single else self._most)):
+            together = None if single or len(own) < 2 else self._together(own, tape, proven)
+            single = single or (together is None and len(own) > 1)
+            proven = proven or together is not None
+            yield from together or (self._alone(trial, tape) for trial in own)
+
+    def _alone(self, trial: Trial, tape: Tape | None) -> Float[Tensor, " sequences"]:
+        if tape is not None:
+            tape.rewind()
+        self._trials = [trial]
+        return self._losses()
+
+    def _together(self, trials: Sequence[Trial], tape: Tape | None, proven: bool) -> list[Tensor] | None:
+        """Losses of several trials as one batch, halved as long as memory does not suffice; None if they differ."""
+        losses: list[Tensor] = []
+        while len(losses) < len(trials):
+            own = trials[len(losses) : len(losses) + self._most]
+            if tape is not None:
+                tape.rewind(len(own))
+            self._trials = own
+            try:
+                losses += losses_together(*self._run, len(own))
+            except torch.OutOfMemoryError:
+                if len(own) == 1:
+                    raise
+                self._most = len(own) // 2
+            except REFUSALS:
+                return None
+        return losses if proven or _near(losses[-1], self._alone(trials[-1], tape), self._run[0]) else None
+
+
+def is_output(loss: Loss) -> bool:
+    """Whether a loss is the output itself."""
+    return isinstance(loss, Objective) and loss.name == "output"
+
+
+def _moved() -> Loss:
+    """How far the output moves from that of the model as it is: a share of its squared norm, per sequence."""
+    kept: dict[int, Tensor] = {}
+
+    def loss(model: nn.Module, batch: Batch) -> Float[Tensor, " sequences"]:
+        out = output_of(model, batch).double()
+        real = real_outputs(out, batch)
+        out = out * real.reshape(*real.shape, *[1] * (out.ndim - real.ndim))
+        before = kept.setdefault(id(batch), out)
+        return (out - before).flatten(1).square().sum(1) / before.flatten(1).square().sum(1)
+
+    return loss
+
+
+def _runs(trials: Iterable[int], batches: Sequence[Batch]) -> Runs:
+    """Numbers of trials, each a run on all batches."""
+    return Runs(trials, sum(batch["input_ids"].numel() for batch in batches if "input_ids" in batch))
+
+
+def _near(losses: Tensor, expected: Tensor, model: nn.Module) -> bool:
+    """Whether losses agree up to rounding in the dtype of the model."""
+    dtype = next((weight.dtype for weight in model.parameters()), torch.float32)
+    limit = torch.finfo(dtype).eps ** 0.75 * max(float(expected.abs().max()), 1.0)
+    return losses.shape == expected.shape and bool(((losses - expected).abs() <= limit).all())
