@@ -10,7 +10,7 @@ from keyquery.instruments.ablation.changes import HeadCall
 from keyquery.instruments.ablation.named import Made
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 
 # llama: GQA; gpt2, opt: learned positions; gemma2: soft cap, windows; qwen3: QK-norm; falcon: parallel blocks, MQA;
 # bloom: ALiBi; gpt_oss: sinks, without float64; t5: relative bias.

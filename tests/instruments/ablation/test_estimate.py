@@ -10,7 +10,7 @@ from keyquery.instruments.ablation.losses import OUTPUT, class_loss, next_token_
 from keyquery.instruments.ablation.named import Made
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
-from keyquery.testing.families import tiny_model
+from keyquery.proof.families import tiny_model
 from tests.instruments.ablation.oracles import CAUSAL, curvature, decoder, losses_of_logits, moves_of, slope, text
 from tests.listening.models import full_precision
 

@@ -22,7 +22,6 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.checkpoints.sources import first_line
 from keyquery.instruments.ablation.changes import Cell, Change, HeadCall
 from keyquery.instruments.ablation.losses import Loss, Objective, labelled, output_of, predictions, real_outputs
 from keyquery.instruments.ablation.variants import finite
@@ -33,6 +32,7 @@ from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import evaluating
+from keyquery.support.printable import first_line
 
 TOKENS = {"cuda": 8192, "cpu": 1024}  # of a run, whose logits and gradients are all kept
 SEQUENCES = 1_000_003  # of one seed, whose draws differ

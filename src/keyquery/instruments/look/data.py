@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from keyquery.checkpoints import Heads
-from keyquery.checkpoints.sources import first_line
 from keyquery.instruments.ablation.ablate import Ablation
 from keyquery.instruments.look.cost import estimated_costs
 from keyquery.instruments.look.on_data import PAIRS, OnData
@@ -18,6 +17,7 @@ from keyquery.intervene.rewrites import check_unchanged
 from keyquery.listening.inputs.batches import SIZE
 from keyquery.listening.inputs.data import Data, Prepared
 from keyquery.support.checks import check_choice, check_count
+from keyquery.support.printable import first_line
 from keyquery.support.progress import Progress
 
 
