@@ -30,11 +30,11 @@ def need_of(costs: Mapping[str, Cost], limit: float, sink: bool = False) -> Need
         return None
     sets = _sets(units)
     for size in range(len(units)):
-        own = sorted((kept for kept in sets if len(kept) == size), key=lambda kept: costs[_name(kept)][0])
-        for kept in own:
+        of_size = sorted((kept for kept in sets if len(kept) == size), key=lambda kept: costs[_name(kept)][0])
+        for kept in of_size:
             if costs[_name(kept)][2] <= limit:
                 return Need(_label(kept, sink), sorted(kept), _reason(kept, units, costs))
-        for kept in own:
+        for kept in of_size:
             change, low, high = costs[_name(kept)]
             if low <= limit:
                 only_kept = f"keeping {_listed(kept)} alone" if kept else "switching it off"

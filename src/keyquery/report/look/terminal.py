@@ -303,7 +303,7 @@ def _needs(reading: Look) -> list[str]:
     costs = reading.provenance.get("costs") or {}
     if "threshold" not in costs:
         return []
-    limit = f"{costs['threshold']:g} {costs['unit']} on {costs['sequences']} sequences"
+    limit = f"{costs['threshold']} {costs['unit']} on {costs['sequences']} sequences"
     known = [head for head in reading.heads if head.get("needs") and _off(head)]
     first = sorted(known, key=lambda head: -head["ablation"]["zero"][0])[:COSTLIEST]
     return [
