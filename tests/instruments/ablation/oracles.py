@@ -93,13 +93,13 @@ def losses_of_logits(logits, ids):
     return cross_entropy(logits[:, :-1].double().mT, ids[:, 1:], reduction="none").mean(1)
 
 
-def slope(model, batch, moves, step=1e-4):
+def slope(model, batch, moves, step=1e-5):
     """The derivative of the mean loss along a move of outputs, per sequence, by central differences."""
     up, down = (losses_of_logits(logits_moved(model, batch, moves, s), batch["input_ids"]) for s in (step, -step))
     return (up - down) / (2 * step)
 
 
-def curvature(model, batch, moves, step=1e-4):
+def curvature(model, batch, moves, step=1e-5):
     """½ΔᵀJᵀFJΔ per label of every sequence: half the variance, under the model, of what a move adds to its logits."""
     up, down, here = (logits_moved(model, batch, moves, s)[:, :-1].double() for s in (step, -step, 0.0))
     added, share = (up - down) / (2 * step), here.softmax(-1)

@@ -15,8 +15,9 @@ HEAD = (1, 2)
 
 
 @pytest.fixture(autouse=True)
-def _in_double(monkeypatch):
-    exact(monkeypatch)
+def _in_double(monkeypatch, request):
+    if "gpt_oss" not in request.node.name:  # whose experts know no float64
+        exact(monkeypatch)
 
 
 def losses(model, batch):

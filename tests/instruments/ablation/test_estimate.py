@@ -28,8 +28,9 @@ COPIES, SAMPLES = 500, 8  # 4,000 draws
 
 
 @pytest.fixture(autouse=True)
-def _in_double(monkeypatch):
-    exact(monkeypatch)
+def _in_double(monkeypatch, request):
+    if "gpt_oss" not in request.node.name:  # whose experts know no float64
+        exact(monkeypatch)
 
 
 def estimated(model, batch, changes, cells, **options):
@@ -48,7 +49,7 @@ def test_the_first_term_is_the_derivative_along_the_change(name):
     placed = any(site.placed for site in sites_of(model).values())
     changes, cells = CHANGES if placed else UNPLACED, {0: [1], 1: [0, 3]}
     terms = estimated(model, batch, changes, cells, samples=1)
-    limit, step = (1e-2, 1e-2) if name == "gpt_oss" else (1e-6, 1e-4)
+    limit, step = (1e-2, 1e-2) if name == "gpt_oss" else (1e-6, 1e-5)
     for change in changes:
         for cell, moves in zip(((0, 1), (1, 3)), moves_of(model, batch, change, {0: [1]}, {1: [3]}), strict=True):
             derivative = slope(model, batch, moves, step)

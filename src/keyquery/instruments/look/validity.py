@@ -51,7 +51,7 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
 
 def _check_costs(where: str, costs: Any) -> None:
     """Validate the costs of a head: change, low and high by name."""
-    rows = list(costs.values()) if isinstance(costs, Mapping) else [costs]
+    rows = list(costs.values()) if isinstance(costs, Mapping) else [None]
     for row in rows:
         numbers = isinstance(row, Sequence) and len(row) == 3 and all(type(x) in (int, float) for x in row)
         if not numbers:
