@@ -11,6 +11,7 @@ from keyquery.instruments.ablation.named import Made
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
 from keyquery.proof.families import tiny_model
+from tests.listening.models import full_precision
 
 # llama: GQA; gpt2, opt: learned positions; gemma2: soft cap, windows; qwen3: QK-norm; falcon: parallel blocks, MQA;
 # bloom: ALiBi; gpt_oss: sinks, without float64; t5: relative bias.
@@ -30,26 +31,44 @@ def text(rows=3, length=6, high=60, seed=0):
     return {"input_ids": torch.randint(3, high, (rows, length), generator=torch.Generator().manual_seed(seed))}
 
 
-def moves_of(model, batch, name, cells, means="global"):
-    """The change of the output of heads (by site) in the run as it is: (batch, heads, n, v), nothing at other heads."""
-    sites, moves = sites_of(model), {}
-    about = Means(model, [batch], means)
+def exact(monkeypatch):
+    """Let models of float64 take their softmax and norms in it, not in float32."""
+    full_precision(monkeypatch)
+    single, to = torch.Tensor.float, torch.Tensor.to
+
+    def kept(x, *args, **kwargs):
+        return x if x.dtype == torch.float64 and args[:1] == (torch.float32,) else to(x, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", kept)
+    monkeypatch.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else single(x))
+
+
+def moves_of(model, batch, name, *several):
+    """The change of the output of sets of heads (by site) in the run as it is: of (batch, heads, n, v) per call."""
+    sites, moved = sites_of(model), {}
+    about = Means(model, [batch], "global")
     made = Made(model, [batch], sites, {index: range(site.count) for index, site in sites.items()}, lambda: about)
     change = made.change(name)
 
     def record(call):
         index = next((index for index, site in sites.items() if site.module is call.module), None)
-        if index not in cells or call.is_cross:
-            return
-        heads = HeadCall(call, sites[index], range(call.heads), about.of(sites[index]))
-        moved = change(heads) - heads.output
-        kept = torch.zeros_like(moved)
-        kept[:, cells[index]] = moved[:, cells[index]]
-        moves.setdefault(index, []).append(kept)
+        if index is not None and not call.is_cross:
+            heads = HeadCall(call, sites[index], range(call.heads), about.of(sites[index]))
+            moved.setdefault(index, []).append(change(heads) - heads.output)
 
     with torch.no_grad(), kq.listen(model, record):
         model(**batch)
-    return moves
+    sets = [
+        {index: [_kept(move, cells[index]) for move in moved[index]] for index in cells if index in moved}
+        for cells in several
+    ]
+    return sets if len(several) > 1 else sets[0]
+
+
+def _kept(moved, heads):
+    kept = torch.zeros_like(moved)
+    kept[:, heads] = moved[:, heads]
+    return kept
 
 
 def logits_moved(model, batch, moves, step):
@@ -74,13 +93,13 @@ def losses_of_logits(logits, ids):
     return cross_entropy(logits[:, :-1].double().mT, ids[:, 1:], reduction="none").mean(1)
 
 
-def slope(model, batch, moves, step=1e-4):
+def slope(model, batch, moves, step=1e-5):
     """The derivative of the mean loss along a move of outputs, per sequence, by central differences."""
     up, down = (losses_of_logits(logits_moved(model, batch, moves, s), batch["input_ids"]) for s in (step, -step))
     return (up - down) / (2 * step)
 
 
-def curvature(model, batch, moves, step=1e-4):
+def curvature(model, batch, moves, step=1e-5):
     """½ΔᵀJᵀFJΔ per label of every sequence: half the variance, under the model, of what a move adds to its logits."""
     up, down, here = (logits_moved(model, batch, moves, s)[:, :-1].double() for s in (step, -step, 0.0))
     added, share = (up - down) / (2 * step), here.softmax(-1)

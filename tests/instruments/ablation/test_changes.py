@@ -8,16 +8,16 @@ import torch
 import keyquery as kq
 from keyquery.instruments.ablation.quantisation import BITS, Quantiser, hadamard
 from keyquery.intervene.rewrites import sites_of
-from tests.instruments.ablation.oracles import decoder, losses_of_logits, text
-from tests.listening.models import full_precision
+from tests.instruments.ablation.oracles import decoder, exact, losses_of_logits, text
 
 NAMES = ("llama", "gpt2", "gemma2", "bloom", "falcon", "gpt_oss")
 HEAD = (1, 2)
 
 
 @pytest.fixture(autouse=True)
-def _full_precision(monkeypatch):
-    full_precision(monkeypatch)
+def _in_double(monkeypatch, request):
+    if "gpt_oss" not in request.node.name:  # whose experts know no float64
+        exact(monkeypatch)
 
 
 def losses(model, batch):
@@ -31,8 +31,8 @@ def measured(model, batch, changes, **options):
     return {row["part"]: row for row in rows}
 
 
-def assert_costs(row, model, batch, after):
-    before, limit = losses(model, batch), 1e-5 if next(model.parameters()).dtype == torch.float32 else 1e-9
+def assert_costs(row, model, batch, after, limit=1e-9):
+    before, limit = losses(model, batch), 1e-5 if next(model.parameters()).dtype == torch.float32 else limit
     assert row["change"] == pytest.approx(float((after - before).mean()), abs=limit)
     assert row["evidence"] == "measured"
 
@@ -51,7 +51,7 @@ def test_parts_are_those_of_the_dial(name):
         with kq.dial(model, **gains, heads=[HEAD], data=[batch], means="global"):
             after = losses(model, batch)
         assert_costs(rows[change], model, batch, after)
-    assert max(abs(row["change"]) for row in rows.values()) > 1e-3
+    assert max(abs(row["change"]) for row in rows.values()) > 1e-4
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -224,7 +224,7 @@ def test_the_mean_key_before_rope_is_stored_apart():
 
     change = "keys 3 mean apart"
     row = measured(model, batch, change, heads="1.3")[change]
-    assert_costs(row, model, batch, replaced(model, batch, 1, "key", stored))
+    assert_costs(row, model, batch, replaced(model, batch, 1, "key", stored), limit=1e-6)  # float32 angles in the model
     plain = measured(model, batch, "keys 3", heads="1.3")["keys 3"]
     assert row["change"] != pytest.approx(plain["change"], rel=1e-3)
 

@@ -11,8 +11,16 @@ from keyquery.instruments.ablation.named import Made
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
 from keyquery.proof.families import tiny_model
-from tests.instruments.ablation.oracles import CAUSAL, curvature, decoder, losses_of_logits, moves_of, slope, text
-from tests.listening.models import full_precision
+from tests.instruments.ablation.oracles import (
+    CAUSAL,
+    curvature,
+    decoder,
+    exact,
+    losses_of_logits,
+    moves_of,
+    slope,
+    text,
+)
 
 CHANGES = ("skew", "only position + query_only", "zero", "window 2", "keys 2")
 UNPLACED = ("skew", "only popularity", "zero", "window 2", "keys 2")
@@ -20,8 +28,9 @@ COPIES, SAMPLES = 500, 8  # 4,000 draws
 
 
 @pytest.fixture(autouse=True)
-def _full_precision(monkeypatch):
-    full_precision(monkeypatch)
+def _in_double(monkeypatch, request):
+    if "gpt_oss" not in request.node.name:  # whose experts know no float64
+        exact(monkeypatch)
 
 
 def estimated(model, batch, changes, cells, **options):
@@ -40,13 +49,13 @@ def test_the_first_term_is_the_derivative_along_the_change(name):
     placed = any(site.placed for site in sites_of(model).values())
     changes, cells = CHANGES if placed else UNPLACED, {0: [1], 1: [0, 3]}
     terms = estimated(model, batch, changes, cells, samples=1)
-    limit, step = (1e-2, 1e-2) if name == "gpt_oss" else (1e-6, 1e-4)
+    limit, step = (1e-2, 1e-2) if name == "gpt_oss" else (1e-6, 1e-5)
     for change in changes:
-        for cell in ((0, 1), (1, 3)):
-            exact = slope(model, batch, moves_of(model, batch, change, {cell[0]: [cell[1]]}), step)
+        for cell, moves in zip(((0, 1), (1, 3)), moves_of(model, batch, change, {0: [1]}, {1: [3]}), strict=True):
+            derivative = slope(model, batch, moves, step)
             first, _ = terms.of(change, [cell])
             assert first.abs().max() > 1e-6
-            torch.testing.assert_close(first, exact, rtol=limit, atol=limit * float(exact.abs().max()))
+            torch.testing.assert_close(first, derivative, rtol=limit, atol=limit * float(derivative.abs().max()))
 
 
 def test_encoder_decoders_have_costs_too():
@@ -55,10 +64,10 @@ def test_encoder_decoders_have_costs_too():
     batch = {"input_ids": ids, "decoder_input_ids": ids}
     cells = {index: [1] for index in sites_of(model)}
     terms = estimated(model, batch, ["symmetric", "zero"], cells, samples=1)
-    for index in cells:
-        for change in ("symmetric", "zero"):
-            exact = slope(model, batch, moves_of(model, batch, change, {index: [1]}))
-            torch.testing.assert_close(terms.of(change, [(index, 1)])[0], exact, rtol=1e-6, atol=1e-9)
+    for change in ("symmetric", "zero"):
+        for index, moves in zip(cells, moves_of(model, batch, change, *({index: [1]} for index in cells)), strict=True):
+            derivative = slope(model, batch, moves)
+            torch.testing.assert_close(terms.of(change, [(index, 1)])[0], derivative, rtol=1e-6, atol=1e-9)
 
 
 def test_a_module_that_is_called_in_every_layer_has_the_sum_of_its_calls():
@@ -75,11 +84,11 @@ def repeated(batch):
     return {name: x.repeat(COPIES, *[1] * (x.ndim - 1)) for name, x in batch.items()}
 
 
-def assert_near(draws, exact):
+def assert_near(draws, expected):
     """The mean over draws is exact up to three standard errors."""
     error = float(draws.std()) / len(draws) ** 0.5
-    assert abs(float(draws.mean()) - float(exact)) < 3 * error
-    assert error < 0.1 * float(exact)
+    assert abs(float(draws.mean()) - float(expected)) < 3 * error
+    assert error < 0.1 * float(expected)
 
 
 def halves(terms, change, cells):
@@ -100,14 +109,14 @@ def halves(terms, change, cells):
 def test_the_second_term_is_half_the_fisher_form(name, change, cells):
     model, batch = decoder(name), text(rows=1)
     heads = [(index, head) for index, numbers in cells.items() for head in numbers]
-    exact = curvature(model, batch, moves_of(model, batch, change, cells))
+    form = curvature(model, batch, moves_of(model, batch, change, cells))
     terms = estimated(model, repeated(batch), [change], cells, samples=SAMPLES)
     draws = halves(terms, change, heads)
     assert len(draws) == COPIES * SAMPLES
-    assert_near(draws, exact)
+    assert_near(draws, form)
     torch.testing.assert_close(terms.of(change, heads)[1].mean(), draws.mean())
     if len(heads) > 1:
-        assert not torch.isclose(draws.mean(), sum(terms.of(change, [head])[1].mean() for head in heads), rtol=0.05)
+        assert not torch.allclose(draws, sum(halves(terms, change, [head]) for head in heads), rtol=0.1)
 
 
 class Linear(nn.Module):
@@ -130,9 +139,9 @@ def test_without_a_loss_the_estimate_is_the_squared_change_of_the_output():
         before = model(**batch)[:, :4]
         with kq.ablate_heads(model, heads="0.1"):
             after = model(**batch)[:, :4]
-    exact = (after - before).square().sum() / before.square().sum()
+    change = (after - before).square().sum() / before.square().sum()
     terms = estimated(model, repeated(batch), ["zero"], {0: [1]}, samples=SAMPLES, loss=OUTPUT)
-    assert_near(halves(terms, "zero", [(0, 1)]), exact)
+    assert_near(halves(terms, "zero", [(0, 1)]), change)
     assert not any(first.any() for first in terms.first.values())
     data = [{"x": torch.randn(3, 6, 8, dtype=torch.float64)}]
     measured = kq.ablate(model, data, OUTPUT, changes="zero", measure="all", samples=200)
@@ -161,8 +170,8 @@ def test_joint_estimates_are_of_all_heads_at_once(by):
     names = [(cells, change) for cells in sets for change in ("skew", "zero")]
     assert [row["part"] for row in ablation.rows] == [change for _, change in names]
     for row, (cells, change) in zip(ablation.rows, names, strict=True):
-        exact = slope(model, batch, moves_of(model, batch, change, cells)).mean()
-        assert row["first"] == pytest.approx(float(exact), rel=1e-6)
+        derivative = slope(model, batch, moves_of(model, batch, change, cells)).mean()
+        assert row["first"] == pytest.approx(float(derivative), rel=1e-6)
         assert row["estimate"] == pytest.approx(row["first"] + row["second"])
     if not isinstance(by, str):
         assert [(row["layer"], row["head"], row["set"]) for row in ablation.rows[::2]] == [
@@ -181,21 +190,21 @@ def test_keys_of_a_group_change_together():
     ]
     for row in ablation.rows:
         group = [2 * row["key_head"], 2 * row["key_head"] + 1]
-        exact = slope(model, batch, moves_of(model, batch, row["part"], {row["layer"]: group}))
-        assert row["first"] == pytest.approx(float(exact.mean()), rel=1e-6)
+        derivative = slope(model, batch, moves_of(model, batch, row["part"], {row["layer"]: group}))
+        assert row["first"] == pytest.approx(float(derivative.mean()), rel=1e-6)
 
 
 def test_small_changes_cost_what_is_estimated():
-    """With the expectation over labels and a small change, first and second term are what is measured."""
+    """What neither term holds, the curvature of the network itself, shrinks with the square of the change."""
     model, batch = decoder("llama"), text(rows=2)
 
     def nudged(call):
-        return call.output() + 1e-2 * call.output().flip(-1)
+        return call.output() + 1e-4 * call.output().flip(-1)
 
-    ablation = kq.ablate(model, [batch], changes={"nudge": nudged}, measure="all", samples=400)
+    ablation = kq.ablate(model, [batch], changes={"nudge": nudged}, measure="all")
     for row in ablation.rows:
         assert row["part"] == "nudge"
-        assert row["estimate"] == pytest.approx(row["change"], abs=0.05 * abs(row["change"]) + 3e-6)
+        assert row["estimate"] == pytest.approx(row["change"], rel=5e-3)
 
 
 def test_classes_and_losses_of_ones_own():

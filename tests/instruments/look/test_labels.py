@@ -72,6 +72,13 @@ def test_an_interval_across_the_threshold_is_undecided(costs, words):
     assert words in head["reason"]
 
 
+def test_an_undecided_head_needs_some_parts_in_any_case():
+    costs = table(("symmetric", "skew")) | {"only symmetric + skew": ACROSS}
+    words = "needs at least symmetric and skew; keeping symmetric and skew alone costs 0.010 (0.001 to 0.020) nats"
+    assert label_head(WEIGHTS, None, costs)["reason"] == words
+    assert label_head(WEIGHTS, None, table(()) | {"zero": ACROSS})["reason"].startswith("switching it off costs")
+
+
 def test_a_larger_set_does_not_make_a_smaller_one_undecided():
     free = table(("skew",)) | {"only skew + position + query_only": ACROSS}
     assert label_head(WEIGHTS, None, free)["label"] == "skew"

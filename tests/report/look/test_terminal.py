@@ -114,12 +114,12 @@ def test_costs_stand_beside_variance():
     text = shown(dataclasses.replace(reading, heads=heads, provenance={**reading.provenance, "costs": costs}), 110)
     rows = {line.split()[0]: line for line in text.splitlines() if re.match(r"\d\.0 ", line)}
     assert "0.400" in rows["4.0"]
-    assert "position 0.200" in rows["4.0"]
-    assert "skew 0.002" in rows["0.0"]
+    assert "░ 0.200" in rows["4.0"]
+    assert "▓ 0.002" in rows["0.0"]
     assert "Labels: 4 position, 1 undecided." in text
     assert "costs at most 0.003 nats per token on 32 sequences" in " ".join(text.split())
     assert [number for number in range(5) if f"{number}.0 needs position (0.{number}00 nats)" in text] == [2, 3, 4]
-    assert "nats with" not in shown(reading)
+    assert "nats" not in shown(reading)
     note = {**reading.provenance, "costs": {"note": "no costs: no mask token"}}
     assert "Note: no costs: no mask token." in shown(dataclasses.replace(reading, provenance=note))
 

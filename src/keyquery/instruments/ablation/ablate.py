@@ -272,7 +272,7 @@ def _job(
         chosen = select(heads, known, labels)
         sets = None
     else:
-        sets = {name: select(own, known, labels) for name, own in by.items()}
+        sets = {name: select(members, known, labels) for name, members in by.items()}
         chosen = {index: list(numbers) for index, numbers in known.items()}
     if isinstance(means, str):
         check_choice("means", means, MEANS)
@@ -284,20 +284,20 @@ def _job(
         raise ValueError(f"{name!r} needs means by position, of at least {SEQUENCES} sequences, got {count}")
     about = cache(lambda: means if isinstance(means, Means) else Means(model, batches, means))
     made = Made(model, batches, sites, chosen, about)
-    ready: list[Change] = [functions.get(each) or made.change(each) for each in names]
+    ready: list[Change] = [functions.get(name) or made.change(name) for name in names]
     rows = []
     for order, change in enumerate(ready):
         units = _sets(sets) if sets is not None else _units(str(by), chosen, sites, change)
-        for place, (row, own) in enumerate(units):
-            rows.append((place, order, RowTrial({**row, "part": change.name}, Trial(change, own))))
+        for unit, (row, members) in enumerate(units):
+            rows.append((unit, order, RowTrial({**row, "part": change.name}, Trial(change, members))))
     rows.sort(key=lambda row: row[:2])
     needed = about() if any(change.needs_means for change in ready) else None
     return Job(model, batches, loss, sites, ready, [row[2] for row in rows], needed)
 
 
 def _sets(sets: Mapping[str, Mapping[int, list[int]]]) -> Iterator[tuple[dict[str, Any], Mapping[int, list[int]]]]:
-    for name, own in sets.items():
-        yield {"layer": None, "head": None, "set": name}, own
+    for name, members in sets.items():
+        yield {"layer": None, "head": None, "set": name}, members
 
 
 def _units(
@@ -315,15 +315,15 @@ def _units(
         else:
             shared = sites[layer].count // sites[layer].key_heads
             for key_head in sorted({head // shared for head in heads}):
-                own = list(range(key_head * shared, (key_head + 1) * shared))
-                yield {"layer": layer, "head": None, "key_head": key_head}, {layer: own}
+                group = list(range(key_head * shared, (key_head + 1) * shared))
+                yield {"layer": layer, "head": None, "key_head": key_head}, {layer: group}
 
 
 def _estimates(job: Job, samples: int, measure: str, progress: Progress) -> Estimates | None:
     cells: dict[str, dict[int, list[int]]] = {change.name: {} for change in job.changes}
-    for own in job.trials:
-        of_change = cells[own.trial.change.name]
-        for index, heads in own.trial.heads.items():
+    for row in job.trials:
+        of_change = cells[row.trial.change.name]
+        for index, heads in row.trial.heads.items():
             of_change[index] = sorted({*of_change.get(index, ()), *heads})
     batches = progress(job.batches, "estimating", len(job.batches))
     try:
@@ -334,12 +334,12 @@ def _estimates(job: Job, samples: int, measure: str, progress: Progress) -> Esti
         return None
 
 
-def _row(own: RowTrial, estimates: Estimates | None) -> dict[str, Any]:
+def _row(named: RowTrial, estimates: Estimates | None) -> dict[str, Any]:
     """The row of a trial, from its estimate."""
-    row = {**own.names, **(own.trial.change.facts(own.cells[0]) if len(own.cells) == 1 else {})}
+    row = {**named.names, **(named.trial.change.facts(named.cells[0]) if len(named.cells) == 1 else {})}
     if estimates is None:
         return row
-    first, second = estimates.of(own.trial.change.name, own.cells)
+    first, second = estimates.of(named.trial.change.name, named.cells)
     change, low, high = paired(torch.zeros_like(first), first + second)
     return row | {
         **{"change": change, "low": low, "high": high, "evidence": "estimated"},

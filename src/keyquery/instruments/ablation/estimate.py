@@ -114,7 +114,7 @@ def estimate(
     draws = Draws(seed)
     for batch in batches:
         for inputs, labels in _parts(model, loss, batch):
-            with _recorded(model, sites, set().union(*(set(own) for own in cells.values()))) as seen:
+            with _recorded(model, sites, set().union(*map(set, cells.values()))) as seen:
                 gradients = _gradients(model, loss, inputs, labels, seen, samples, draws)
             terms.add(seen, gradients)
     return terms.estimates()
@@ -136,8 +136,8 @@ def _parts(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[tuple[Batch, 
         return
     for start in range(0, rows, size):
         part = slice(start, start + size)
-        own = {name: x[part] if name in tensors else x for name, x in inputs.items()}
-        yield own, None if labels is None else labels[part]
+        some = {name: x[part] if name in tensors else x for name, x in inputs.items()}
+        yield some, None if labels is None else labels[part]
 
 
 class NoGradient(ValueError):  # noqa: N818
@@ -187,8 +187,8 @@ def _gradients(
     predicted, targets, rows = labelled(predictions(model, inputs, labels), labels)
     counts = torch.bincount(rows, minlength=len(labels)).double()
     with torch.no_grad():
-        each = cross_entropy(predicted, targets, reduction="none").double()
-        losses = torch.zeros_like(counts).index_add_(0, rows, each) / counts
+        by_label = cross_entropy(predicted, targets, reduction="none").double()
+        losses = torch.zeros_like(counts).index_add_(0, rows, by_label) / counts
         share = predicted.softmax(-1)
     drawn = _drawn(share, draws.uniform(counts.long().tolist(), samples))
     first, *rest = [
@@ -228,7 +228,7 @@ def _of_output(output: Tensor, inputs: Batch, seen: list[Seen], samples: int, dr
     random = draws.uniform(real.reshape(len(real), -1).sum(1).tolist(), samples, *output.shape[real.ndim :])
     signs = torch.zeros(samples, *output.shape, device=output.device)
     signs[:, real] = torch.where(random < 0.5, -1.0, 1.0).transpose(0, 1).to(signs)
-    products = [_backward(output, each, seen, last=number == samples - 1) for number, each in enumerate(signs)]
+    products = [_backward(output, sign, seen, last=number == samples - 1) for number, sign in enumerate(signs)]
     norms = (output.detach() * signs[0]).double().flatten(1).square().sum(1)
     # the estimate halves the square of the products, and divides it by the count
     return Gradients(None, products, norms / 2, torch.zeros_like(norms))
@@ -237,7 +237,7 @@ def _of_output(output: Tensor, inputs: Batch, seen: list[Seen], samples: int, dr
 def _backward(values: Tensor, weights: Tensor, seen: list[Seen], last: bool) -> list[Tensor]:
     if not values.requires_grad:
         raise NoGradient("the loss has no gradient with respect to the attention, which an estimate needs: measure all")
-    outputs = [each.output for each in seen]
+    outputs = [call.output for call in seen]
     try:
         grads = torch.autograd.grad(values, outputs, weights.to(values), retain_graph=not last, allow_unused=True)
     except (NotImplementedError, RuntimeError) as error:
@@ -270,7 +270,7 @@ class _Terms:
         self.losses.append(finite(losses[kept]))
         totals: dict[tuple[str, Cell], Tensor] = {}
         for number, (site, call, _) in enumerate(seen):
-            grads = [own[number] for own in ([gradients.first] if gradients.first else []) + gradients.samples]
+            grads = [each[number] for each in ([gradients.first] if gradients.first else []) + gradients.samples]
             for key, total in self._of_call(site, call, torch.stack(grads)):
                 totals[key] = totals[key] + total if key in totals else total
         for key, total in totals.items():
@@ -285,14 +285,14 @@ class _Terms:
         if site.index not in self._means:
             self._means[site.index] = None if self.means is None else self.means.of(site)
         means = self._means[site.index]
-        wanted = sorted({head for own in self.cells.values() for head in own.get(site.index, ())})
+        wanted = sorted({head for cells in self.cells.values() for head in cells.get(site.index, ())})
         for heads in _ranges(wanted, _fitting(call)):
-            view, own = HeadCall(call, site, heads, means), grads[:, :, heads.start : heads.stop]
+            view, slopes = HeadCall(call, site, heads, means), grads[:, :, heads.start : heads.stop]
             for name, change in self.changes.items():
                 if not set(self.cells[name].get(site.index, ())) & set(heads):
                     continue
                 moved = change(view) - view.output
-                sums = torch.einsum("bhnv,gbhnv->hgb", moved, own.to(moved)).double().cpu()
+                sums = torch.einsum("bhnv,gbhnv->hgb", moved, slopes.to(moved)).double().cpu()
                 for head, total in zip(heads, sums, strict=True):
                     if head in self.cells[name].get(site.index, ()):
                         yield (name, (site.index, head)), total

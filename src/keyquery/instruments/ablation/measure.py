@@ -109,18 +109,18 @@ class Measurement:
             if heads:
                 part = slice(number * rows, (number + 1) * rows)
                 span = range(min(heads), max(heads) + 1)
-                own = call if len(self._trials) == 1 else call.rows(part)
-                out = trial.change(HeadCall(own, site, span, self._means_of[site.index]))
+                rows_of_trial = call if len(self._trials) == 1 else call.rows(part)
+                out = trial.change(HeadCall(rows_of_trial, site, span, self._means_of[site.index]))
                 output[part, heads] = out[:, [head - span.start for head in heads]].to(output)
         return {"output": output}
 
     def _of_layer(self, trials: Iterable[Trial], tape: Tape | None) -> Iterator[Float[Tensor, " sequences"]]:
         rest, single, proven = iter(trials), False, False
-        while own := list(islice(rest, 1 if single else self._most)):
-            together = None if single or len(own) < 2 else self._together(own, tape, proven)
-            single = single or (together is None and len(own) > 1)
+        while some := list(islice(rest, 1 if single else self._most)):
+            together = None if single or len(some) < 2 else self._together(some, tape, proven)
+            single = single or (together is None and len(some) > 1)
             proven = proven or together is not None
-            yield from together or (self._alone(trial, tape) for trial in own)
+            yield from together or (self._alone(trial, tape) for trial in some)
 
     def _alone(self, trial: Trial, tape: Tape | None) -> Float[Tensor, " sequences"]:
         if tape is not None:
@@ -132,16 +132,16 @@ class Measurement:
         """Losses of several trials as one batch, halved as long as memory does not suffice; None if they differ."""
         losses: list[Tensor] = []
         while len(losses) < len(trials):
-            own = trials[len(losses) : len(losses) + self._most]
+            some = trials[len(losses) : len(losses) + self._most]
             if tape is not None:
-                tape.rewind(len(own))
-            self._trials = own
+                tape.rewind(len(some))
+            self._trials = some
             try:
-                losses += losses_together(*self._run, len(own))
+                losses += losses_together(*self._run, len(some))
             except torch.OutOfMemoryError:
-                if len(own) == 1:
+                if len(some) == 1:
                     raise
-                self._most = len(own) // 2
+                self._most = len(some) // 2
             except REFUSALS:
                 return None
         return losses if proven or _near(losses[-1], self._alone(trials[-1], tape), self._run[0]) else None

@@ -86,8 +86,8 @@ def _group(name: str, placed: bool) -> list[str]:
     if name == "only":
         return [f"only {part}" for part in parts]
     if name == "needs":
-        kept = {unit: own for unit, own in UNITS.items() if placed or unit not in PLACED}
-        sets = [only(units) for units in NEEDS if units <= set(kept) and len(units) < len(kept)]
+        kept = {unit for unit in UNITS if placed or unit not in PLACED}
+        sets = [only(units) for units in NEEDS if units < kept]
         return ["zero", *sets]
     if match := SEVERAL.fullmatch(name):
         return [f"{match[1]} direction {number}{match[3] or ''}" for number in range(int(match[2] or COUNT))]

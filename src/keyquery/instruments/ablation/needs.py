@@ -30,15 +30,16 @@ def need_of(costs: Mapping[str, Cost], limit: float, sink: bool = False) -> Need
         return None
     sets = _sets(units)
     for size in range(len(units)):
-        own = sorted((kept for kept in sets if len(kept) == size), key=lambda kept: costs[_name(kept)][0])
-        for kept in own:
+        of_size = sorted((kept for kept in sets if len(kept) == size), key=lambda kept: costs[_name(kept)][0])
+        for kept in of_size:
             if costs[_name(kept)][2] <= limit:
                 return Need(_label(kept, sink), sorted(kept), _reason(kept, units, costs))
-        for kept in own:
+        for kept in of_size:
             change, low, high = costs[_name(kept)]
             if low <= limit:
                 only_kept = f"keeping {_listed(kept)} alone" if kept else "switching it off"
-                return Need("undecided", None, f"{only_kept} costs {change:.3f} ({low:.3f} to {high:.3f}) nats")
+                interval = f"{only_kept} costs {change:.3f} ({low:.3f} to {high:.3f}) nats"
+                return Need("undecided", None, _surely(units, costs, limit) + interval)
     return Need(_label(frozenset(units), sink), sorted(units), _reason(frozenset(units), units, costs))
 
 
@@ -62,6 +63,12 @@ def _sets(units: Sequence[str]) -> list[frozenset[str]]:
 
 def _name(kept: frozenset[str]) -> str:
     return only(kept) if kept else "zero"
+
+
+def _surely(units: Sequence[str], costs: Mapping[str, Cost], limit: float) -> str:
+    """The units that an undecided head needs in any case."""
+    sure = frozenset(unit for unit in units if costs[_name(frozenset(units) - {unit})][1] > limit)
+    return f"needs at least {_listed(sure)}; " if sure else ""
 
 
 def _listed(kept: frozenset[str]) -> str:

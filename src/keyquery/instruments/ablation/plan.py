@@ -20,7 +20,7 @@ def flags(terms: Float[Tensor, " sequences"]) -> list[str]:
     sizes = terms.abs()
     effective = float(sizes.sum().square() / sizes.square().sum().clamp(min=1e-300))
     reasons = ["large"] if float(terms.mean().abs()) > LARGE else []
-    return reasons + (["few sequences"] if effective < min(EFFECTIVE, len(terms) / 2) else [])
+    return reasons + (["few sequences"] if 0 < effective < min(EFFECTIVE, len(terms) / 2) else [])
 
 
 def plan(rows: Sequence[Mapping[str, Any]], measure: str, budget: int, threshold: float) -> tuple[list[int], list[int]]:

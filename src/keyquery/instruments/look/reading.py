@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from keyquery.instruments.ablation.needs import costs_without
 from keyquery.instruments.look.labels import Thresholds, label_head
 from keyquery.instruments.look.validity import check_look
 from keyquery.instruments.roles.naming import flat_scores
@@ -135,7 +136,8 @@ class Look(Reading, kind="look"):
             row |= {f"corpus_{key}": value for key, value in head.get("corpus", {}).items()}
             if by_role := head.get("roles"):
                 row |= {"role": by_role["role"], "roles": ", ".join(by_role["roles"]), **flat_scores(by_role["scores"])}
-            for part, (change, low, high) in head.get("ablation", {}).items():
+            costs = head.get("ablation", {})
+            for part, (change, low, high) in {**costs_without(costs), **costs}.items():
                 row |= {f"cost_{part}": change, f"cost_{part}_low": low, f"cost_{part}_high": high}
             known = {key: head[key] for key in ("label", "evidence")}
             rows.append({**row, **known, "properties": ", ".join(head["properties"])})

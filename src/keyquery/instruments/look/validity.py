@@ -46,6 +46,16 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
             _check_on_data(f"heads[{index}].on_data", head["on_data"])
         if head.get("roles") is not None:
             check_roles(f"heads[{index}].roles", head["roles"], "look")
+        _check_costs(f"heads[{index}].ablation", head.get("ablation", {}))
+
+
+def _check_costs(where: str, costs: Any) -> None:
+    """Validate the costs of a head: change, low and high by name."""
+    rows = list(costs.values()) if isinstance(costs, Mapping) else [None]
+    for row in rows:
+        numbers = isinstance(row, Sequence) and len(row) == 3 and all(type(x) in (int, float) for x in row)
+        if not numbers:
+            raise ValueError(f"not a look: {where} must have change, low and high by name, got {row!r:.60}")
 
 
 def _check_on_data(where: str, data: Any) -> None:

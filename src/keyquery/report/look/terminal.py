@@ -153,11 +153,11 @@ def _heads_table(reading: Look) -> Table:
     table = plain_table("head")
     table.add_column("parts")
     costs = any(_off(head) for head in reading.heads)
-    columns = ["largest\nshare"] * on_data + ["nats with\nhead off", "costliest part\nin nats"] * costs
+    columns = ["largest\nshare"] * on_data + ["nats:\nhead off", "nats: cost-\nliest part"] * costs
     columns += ["symmetry\nraw", "symmetry\nfolded"] + ["symmetry\non data"] * on_data
     for name in [*columns, "rank\nraw"]:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("label")
+    table.add_column("label", min_width=len("undecided~"))
     roles = has_roles(reading)
     if roles:
         table.add_column("role")
@@ -217,9 +217,10 @@ def _off(head: Mapping[str, Any]) -> str:
     return "" if cost is None else f"{cost[0]:.3f}"
 
 
-def _costliest(head: Mapping[str, Any]) -> str:
+def _costliest(head: Mapping[str, Any]) -> Text:
+    """The part whose absence costs most, by its mark, and its cost."""
     part = costliest(head.get("ablation", {}))
-    return "" if part is None else f"{part[0]} {part[1]:.3f}"
+    return Text() if part is None else Text.assemble(MARKS[part[0]], f" {part[1]:.3f}")
 
 
 def _symmetry(heads: Sequence[Mapping[str, Any]], view: str) -> str:
@@ -303,8 +304,8 @@ def _needs(reading: Look) -> list[str]:
     costs = reading.provenance.get("costs") or {}
     if "threshold" not in costs:
         return []
-    limit = f"{costs['threshold']:g} {costs['unit']} on {costs['sequences']} sequences"
-    known = [head for head in reading.heads if head.get("needs") and _off(head)]
+    limit = f"{costs['threshold']} {costs['unit']} on {costs['sequences']} sequences"
+    known = [head for head in reading.heads if _off(head)]
     first = sorted(known, key=lambda head: -head["ablation"]["zero"][0])[:COSTLIEST]
     return [
         f"A head needs the smallest set of parts that costs at most {limit}; undecided: the interval contains it.",
