@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import keyquery as kq
+from keyquery.pages.kinds import DISPLAYS, imported
 from keyquery.reading import KINDS, MODULES
-from keyquery.report.registry import DISPLAYS, imported
 from keyquery.support.plugins import plugins
 
 SOURCE = Path(kq.__file__).parent
@@ -25,6 +25,7 @@ PACKAGES = [
     "_version",
     "support",
     "reading",
+    "pages",
     "forms",
     "checkpoints",
     "layers",
@@ -100,7 +101,7 @@ def test_imports_go_upwards(own):
                 assert hasattr(kq, package), f"{path} imports {package}, which is neither a package nor a public name"
 
 
-def test_the_one_call_downwards_is_from_reading_to_report():
+def test_the_one_call_downwards_is_from_reading_to_pages():
     calls = [
         (package_of(path), node.args[0].value)
         for path in modules()
@@ -110,7 +111,7 @@ def test_the_one_call_downwards_is_from_reading_to_report():
         and isinstance(node.args[0], ast.Constant)
         and node.args[0].value.startswith("keyquery")
     ]
-    assert calls == [("reading", "keyquery.report")]
+    assert calls == [("reading", "keyquery.pages")]
 
 
 def test_folders_stay_small():
@@ -159,7 +160,7 @@ look = kq.Reading.load({reading.to_json()!r})
 assert look.kind == "look"
 left = ("keyquery.estimators", "keyquery.instruments.causes", "keyquery_studies.", "matplotlib")
 print([name for name in sys.modules if name.startswith(left) and name != "keyquery_studies.registry"])
-import keyquery.report, torch
+import keyquery.pages, torch
 reading = kq.look(torch.nn.MultiheadAttention(8, 2))
 assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
 """

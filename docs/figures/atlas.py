@@ -10,7 +10,7 @@ from statistics import fmean
 import keyquery as kq
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.reading import Look
-from keyquery.report.kit.colours import DARK, LIGHT, depth_colour
+from keyquery.pages.colours import DARK, LIGHT, depth_colour
 from keyquery.report.look.triangle import STYLE, Dot, barycentric, dots, has_data
 
 HERE = Path(__file__).parent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keyquery.report.registry import Display
+from keyquery.pages.kinds import Display
 
 KINDS = {
     "causes study": "keyquery_studies.causes.study",

@@ -30,8 +30,8 @@ from keyquery.instruments.cooccurrence.tally import Tally, read_into
 from keyquery.intervene.swap.swap import FORMAT, _read_saved
 from keyquery.layers import LanguageModel, Shape
 from keyquery.listening.inputs.batches import read_lines, text_batches
+from keyquery.pages import terminal
 from keyquery.reading import MODULES
-from keyquery.report.kit import terminal
 from keyquery.support.files import read_text
 from keyquery.support.plugins import plugins
 from keyquery.training import Recipe, train

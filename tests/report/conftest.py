@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from keyquery.report.kit.page import page
+from keyquery.pages.document import page
 
 CHROMIUM = shutil.which("chromium")
 VIEWPORT = {"width": 1200, "height": 900}

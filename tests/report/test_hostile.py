@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery import report
+from keyquery import pages
 from keyquery.reading import Reading
 from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL, tiny
 
-ASSETS = Path(report.__file__).parent / "kit" / "assets"
+ASSETS = Path(pages.__file__).parent / "old"
 # Texts that the page takes for names of its own, not for something to show.
 OWN = {"kind", "schema", "units", "mark_i", "mark_j", "method", "verdict", "unit", "graphs"}
 
@@ -71,7 +71,7 @@ def test_markup_in_every_text_of_a_reading_is_shown_as_text(name, visit):
 def test_a_script_that_got_in_would_not_run(name, browser, tmp_path):
     """The policy is a second wall: here the first is broken on purpose."""
     pytest.importorskip("transformers")
-    text = report.page(READINGS[name]())
+    text = pages.page(READINGS[name]())
     broken = text.replace("</header>", '</header><script>window.hurt = 1</script><img src=x onerror="window.hurt = 1">')
     assert broken != text
     (tmp_path / "page.html").write_text(broken)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery.support.statistics import Interval
 from keyquery_studies.causes.figure import CALLED, FOUND, TITLES
 from keyquery_studies.causes.searches import BEST, ORDERS, SEARCHES

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.circuit.study import Circuit
 
 NOTE = (

@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.kit.colours import KERNELS
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.colours import KERNELS
+from keyquery.pages.tables import columns_table
 from keyquery_studies.datapoints.figure import CALLED, TITLES, claimed
 from keyquery_studies.datapoints.lookups import DEVIATION, PUBLISHED, VARIANTS
 from keyquery_studies.datapoints.study import GROWTH, DatapointStudy

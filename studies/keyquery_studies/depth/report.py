@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from keyquery.pages.tables import columns_table
 from keyquery.report.depth.figure import short
-from keyquery.report.kit.tables import columns_table
 from keyquery_studies.depth.study import DepthStudy
 from keyquery_studies.kernels.report import seeds_of
 

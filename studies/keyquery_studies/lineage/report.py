@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.lineage.study import Kinship
 
 

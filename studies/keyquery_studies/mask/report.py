@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from keyquery.forms.parts import PARTS
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery.report.look.terminal import Bar
 from keyquery_studies.mask.study import Masks
 

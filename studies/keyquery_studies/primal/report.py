@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.kernels.report import seeds_of
 from keyquery_studies.primal.figure import TITLES, Rows, called, labelled, percent
 from keyquery_studies.primal.study import PrimalStudy

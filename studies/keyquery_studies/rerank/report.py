@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.kernels.report import seeds_of
 from keyquery_studies.rerank.figure import CALLED, size_of, title_of
 from keyquery_studies.rerank.study import PLACE, RerankStudy

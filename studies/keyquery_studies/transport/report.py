@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.kernels.report import seeds_of
 from keyquery_studies.transport.figure import BEGUN, CALLED
 from keyquery_studies.transport.study import TransportStudy

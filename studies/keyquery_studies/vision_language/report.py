@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.kernels.report import seeds_of
 from keyquery_studies.vision_language.figure import PARTS
 from keyquery_studies.vision_language.study import FEWEST, VisionLanguageStudy

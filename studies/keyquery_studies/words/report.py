@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.common.objectives import OBJECTIVES
 from keyquery_studies.kernels.report import seeds_of
 from keyquery_studies.words.figure import FILLED, STARTED

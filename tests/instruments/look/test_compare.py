@@ -14,8 +14,8 @@ import keyquery as kq
 from keyquery import cli
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.difference import difference
-from keyquery.report.kit import terminal
-from keyquery.report.kit.page import page
+from keyquery.pages import terminal
+from keyquery.pages.document import page
 
 run = CliRunner().invoke
 

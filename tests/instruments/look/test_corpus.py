@@ -12,7 +12,7 @@ import keyquery as kq
 from keyquery import cli
 from keyquery.instruments.look.corpus import Corpus, centred, level
 from keyquery.layers import LanguageModel, Shape
-from keyquery.report.kit.page import page
+from keyquery.pages.document import page
 
 run = CliRunner().invoke
 WORDS = 120

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.ablate import Ablation
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 
 KINDS = (*PARTS, "zero", "mean")
 

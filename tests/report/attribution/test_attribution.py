@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.report.kit.terminal import show
+from keyquery.pages.terminal import show
 from tests.instruments.attribution.test_induction import IDS, circuit
 from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL, Evil

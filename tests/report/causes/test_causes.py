@@ -13,12 +13,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli, report
+from keyquery import cli, pages
 from keyquery.instruments.causes.causes import Causes
+from keyquery.pages import terminal
 from keyquery.report.causes.layout import KINDS, kind_of, ring, tips, written
 from keyquery.report.causes.page import graph_page
 from keyquery.report.causes.svg import svg
-from keyquery.report.kit import terminal
 from tests.report.readings import EVIL
 
 run = CliRunner().invoke
@@ -103,7 +103,7 @@ def test_edges_in_words_point_forwards():
 @pytest.mark.few(1)  # those of a look are written in every format
 @pytest.mark.parametrize(("name", "start"), [("g.svg", b"<svg"), ("g.png", b"\x89PNG"), ("g.pdf", b"%PDF")])
 def test_pictures(decoder, name, start):
-    assert report.picture_bytes(Path(name), decoder).startswith(start)
+    assert pages.picture_bytes(Path(name), decoder).startswith(start)
 
 
 def test_figures_have_a_panel_for_the_consensus_and_each_head(decoder):
@@ -126,16 +126,16 @@ def test_a_head_that_is_not_there_is_told(decoder):
 def test_one_token_and_no_edge_draw():
     reading = kq.causes(torch.ones(1, 1))
     assert "<svg" in svg(reading)
-    assert "No edge" in report.page(reading)
+    assert "No edge" in pages.page(reading)
     reading.plot()
 
 
 def test_the_page_stands_alone_and_texts_are_data():
     explained = {"target": 0, "sets": [[1]], "calls": 3, "pool": [1], "largest": 3}
-    text = report.page(made(EVERY, heads=2, tokens=[EVIL] * 6, explanation=explained))
+    text = pages.page(made(EVERY, heads=2, tokens=[EVIL] * 6, explanation=explained))
     assert "<img" not in text
     assert text.count("<script>") == 1
-    plain = report.page(made(EVERY))
+    plain = pages.page(made(EVERY))
     assert not re.search(r"(src|href)\s*=|https?://|@import|url\(", plain)
     assert "3 model queries" in text
     assert EVIL not in svg(made(EVERY, tokens=[EVIL] * 6))

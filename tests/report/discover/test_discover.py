@@ -9,8 +9,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli, report
-from keyquery.report.kit import terminal
+from keyquery import cli, pages
+from keyquery.pages import terminal
 from tests.report.readings import EVIL
 
 run = CliRunner().invoke
@@ -31,7 +31,7 @@ def printed(reading):
 
 
 def test_the_page_has_edges_knowledge_and_resamples_and_no_foreign_markup(reading):
-    page = report.page(reading)
+    page = pages.page(reading)
     assert "rain o→ wet" in page
     assert "Background knowledge: order: rain, " in page
     assert "adjacent in 4 resamples" in page
@@ -39,7 +39,7 @@ def test_the_page_has_edges_knowledge_and_resamples_and_no_foreign_markup(readin
 
 
 def test_picture_and_figure(reading, tmp_path):
-    svg = report.picture_bytes(tmp_path / "graph.svg", reading, False)
+    svg = pages.picture_bytes(tmp_path / "graph.svg", reading, False)
     nodes = [part for part in ET.fromstring(svg).iter() if part.get("class") == "node"]
     assert len(nodes) == 3
     figure = reading.plot()

@@ -12,9 +12,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli, report
+from keyquery import cli, pages
+from keyquery.pages import terminal
 from keyquery.report.flow.page import depths, grid, views
-from keyquery.report.kit import terminal
 from tests import vision
 from tests.report.look.test_page import data_of, unpacked
 from tests.report.readings import EVIL
@@ -38,7 +38,7 @@ def shown(reading):
 
 def test_the_page_holds_the_figures_of_the_reading():
     attention, reading = made(values=torch.rand(3, 2, 10, 4, dtype=torch.float64))
-    data = data_of(report.page(reading))
+    data = data_of(pages.page(reading))
     assert list(data["views"]) == ["flow", "net of sinks", *WAYS, "norm-weighted", "reciprocity"]
     assert np.allclose(data["views"]["flow"], reading.corrected, rtol=1e-4)
     assert np.allclose(data["views"]["net of sinks"], reading.of("net", corrected=True), rtol=1e-4)
@@ -58,7 +58,7 @@ def test_the_page_holds_the_figures_of_the_reading():
 
 def test_the_page_stands_alone_and_texts_are_data():
     _, reading = made(tokens=[EVIL] * 10, name=EVIL)
-    text = report.page(reading)
+    text = pages.page(reading)
     assert "<img" not in text
     assert text.count("<script>") == 1
     assert "img-src" not in text  # there is no picture in it
@@ -68,7 +68,7 @@ def test_the_page_stands_alone_and_texts_are_data():
 def test_leading_dimensions_of_any_number_have_a_page():
     for lead in ((), (2,), (3, 2), (3, 4, 2)):
         reading = kq.flow(torch.full((*lead, 4, 4), 0.25), ["a", "a", "b", "b"], keep=1)
-        data = data_of(report.page(reading))
+        data = data_of(pages.page(reading))
         assert np.shape(data["views"]["flow"]) == {0: (1, 1), 1: (1, 2)}.get(len(lead), (3, 2))
         assert len(depths(reading)) == (lead[0] if len(lead) > 1 else 1)
         assert "Cross-modal attention" in shown(reading)
@@ -78,7 +78,7 @@ def test_leading_dimensions_of_any_number_have_a_page():
 
 def test_layers_without_heads_stand_one_above_the_other():
     reading = kq.flow([torch.full((4, 4), 0.25)] * 3, ["a", "a", "b", "b"], keep=2)
-    assert np.shape(data_of(report.page(reading))["views"]["flow"]) == (3, 1)
+    assert np.shape(data_of(pages.page(reading))["views"]["flow"]) == (3, 1)
     assert "attention: 3 layers, 1 head\n" in shown(reading)
     assert len(reading.plot().axes[0].images[0].get_array()) == 3
 
@@ -90,7 +90,7 @@ def test_a_notebook_shows_the_page():
 @pytest.mark.few(1)  # those of a look are written in every format
 @pytest.mark.parametrize(("name", "start"), [("f.svg", b"<?xml"), ("f.png", b"\x89PNG"), ("f.pdf", b"%PDF")])
 def test_pictures(name, start):
-    assert report.picture_bytes(Path(name), made()[1]).startswith(start)
+    assert pages.picture_bytes(Path(name), made()[1]).startswith(start)
 
 
 def test_figures_have_a_map_and_a_curve():

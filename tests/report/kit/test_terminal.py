@@ -8,9 +8,9 @@ import torch
 from rich.console import Console
 
 import keyquery as kq
+from keyquery.pages import terminal
+from keyquery.pages.progress_bar import paced
 from keyquery.reading import Reading
-from keyquery.report.kit import terminal
-from keyquery.report.kit.progress_bar import paced
 from keyquery.support.progress import bar
 from tests.report.test_hostile import READINGS, spoiled
 from tests.support.test_printable import HOSTILE

@@ -12,7 +12,7 @@ import torch
 import keyquery as kq
 from keyquery.forms.parts import PARTS
 from keyquery.listening import attention_maps
-from keyquery.report.kit.notebook import frame
+from keyquery.pages.notebook import frame
 from keyquery.report.look.shares import bar_shares
 from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL, tiny

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 import keyquery as kq
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 from keyquery.report.look.shares import BARS, bar_shares
 from keyquery.report.look.triangle import dots
 from keyquery.testing.families import tiny_model

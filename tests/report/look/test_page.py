@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.forms.parts import PARTS
-from keyquery.report.kit.colours import DARK, LIGHT
-from keyquery.report.kit.packed_numbers import pack
-from keyquery.report.kit.page import ASSETS, page
+from keyquery.pages.colours import DARK, LIGHT
+from keyquery.pages.document import ASSETS, page
+from keyquery.pages.packing import pack
 from tests.report.readings import EVIL, crowd, tiny
 
 run = CliRunner().invoke

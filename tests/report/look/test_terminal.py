@@ -9,7 +9,7 @@ from rich.console import Console
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 from keyquery.report.look.shares import BARS, bar_shares, leading, window
 from keyquery.report.look.terminal import MARKS, Bar
 from tests.report.look.test_triangle import look

@@ -10,8 +10,8 @@ import torch
 import keyquery as kq
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.reading import Look
-from keyquery.report import picture_bytes
-from keyquery.report.kit.colours import DEPTHS, depth_colour
+from keyquery.pages import picture_bytes
+from keyquery.pages.colours import DEPTHS, depth_colour
 from keyquery.report.look.triangle import BUBBLE, LEFT, SIDE, TOP, barycentric, dots, filled, region, svg
 from keyquery.support.printable import printable
 

@@ -10,9 +10,8 @@ import torch
 from rich.console import Console
 
 import keyquery as kq
-from keyquery.report import picture_bytes
-from keyquery.report.kit import terminal
-from keyquery.report.kit.page import page
+from keyquery.pages import picture_bytes, terminal
+from keyquery.pages.document import page
 from tests.report.readings import EVIL
 
 

@@ -9,9 +9,9 @@ import pytest
 import keyquery as kq
 from keyquery.instruments.roles.patterns import ROLES
 from keyquery.instruments.roles.roles import Roles
-from keyquery.report.kit.colours import ROLES as TONES
-from keyquery.report.kit.colours import ROLES_DARK
-from keyquery.report.kit.page import page
+from keyquery.pages.colours import ROLES as TONES
+from keyquery.pages.colours import ROLES_DARK
+from keyquery.pages.document import page
 from keyquery.report.look.roles import roles_of
 from keyquery.report.roles.terminal import role_table, roles_lines
 from tests.report.conftest import CHROMIUM

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from keyquery.report.kit.page import page
+from keyquery.pages.document import page
 from keyquery.survey.reading import Survey, answer
 from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL
@@ -112,7 +112,7 @@ def test_a_survey_of_nothing_and_one_of_steps_alone_have_pages(reading):
 def test_the_terminal_takes_names_for_names(reading):
     from rich.console import Console
 
-    from keyquery.report.kit import terminal
+    from keyquery.pages import terminal
 
     rows = [model("[/red]a", 0.2, "[/red]", 1), model("[bold]b", 0.3, "[/red]", 2)]
     survey = Survey(models=rows, broken=[{"name": "[/x]", "source": "x", "why": "[link]"}], **answer(rows))

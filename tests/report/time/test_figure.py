@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery import report
+from keyquery import pages
 
 pytest.importorskip("matplotlib")
 
@@ -18,7 +18,7 @@ def test_known_periods_are_dashed(tmp_path):
 
     assert (dashed(left), dashed(right)) == ([3, 4, 6, 8, 9], [3, 4])
     assert dashed(reading.plot().axes[0]) == []
-    plain, marked = (report.picture_bytes(tmp_path / "a.svg", reading, **options) for options in ({}, {"periods": [3]}))
+    plain, marked = (pages.picture_bytes(tmp_path / "a.svg", reading, **options) for options in ({}, {"periods": [3]}))
     assert plain != marked
     with pytest.raises(ValueError, match="periods must be above 0, got \\[3, 0\\]"):
         reading.plot(periods=[3, 0])

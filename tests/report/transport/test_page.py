@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.report.kit.notebook import frame
-from keyquery.report.kit.page import page
+from keyquery.pages.document import page
+from keyquery.pages.notebook import frame
 from tests.report.conftest import CHROMIUM
 from tests.report.readings import EVIL
 

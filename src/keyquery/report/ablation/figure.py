@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keyquery.instruments.ablation.ablate import Ablation
-from keyquery.report.kit.colours import LIGHT, WHOLE
+from keyquery.pages.colours import LIGHT, WHOLE
 from keyquery.support.extras import optional
 
 BARS = 40  # most directions of a figure

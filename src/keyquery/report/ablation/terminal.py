@@ -11,7 +11,7 @@ from rich.text import Text
 from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.ablation.ablate import Ablation
 from keyquery.instruments.ablation.dialled import DialEffect
-from keyquery.report.kit.colours import WHOLE
+from keyquery.pages.colours import WHOLE
 
 MOST = 48  # rows of a table; if there are more, those with the largest changes
 

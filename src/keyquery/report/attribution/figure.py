@@ -8,7 +8,7 @@ import numpy as np
 
 from keyquery.instruments.attribution.attribution import Attribution
 from keyquery.instruments.attribution.wiring import SIDES, Wiring
-from keyquery.report.kit.colours import LIGHT
+from keyquery.pages.colours import LIGHT
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 

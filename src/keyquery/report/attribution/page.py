@@ -8,11 +8,11 @@ import numpy as np
 
 from keyquery.instruments.attribution.attribution import Attribution
 from keyquery.instruments.attribution.wiring import SIDES, Wiring
+from keyquery.pages.document import document
+from keyquery.pages.packing import pack
 from keyquery.reading import short
 from keyquery.report.attribution.figure import SHOWN
 from keyquery.report.attribution.wording import DEPTH_2, ablation_sentence, sentence
-from keyquery.report.kit.packed_numbers import pack
-from keyquery.report.kit.page import document
 
 DIGITS = 4
 

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from keyquery.instruments.attribution.attribution import Attribution
 from keyquery.instruments.attribution.wiring import Wiring
+from keyquery.pages.tables import columns_table
 from keyquery.report.attribution.wording import DEPTH_2, ablation_sentence, named, only_key, sentence
-from keyquery.report.kit.tables import columns_table
 
 ROWS = 8  # of a table
 PATHS, STEPS = 3, 2  # paths of depth 2, and tokens of each

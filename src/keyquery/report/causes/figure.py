@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from keyquery.instruments.causes.causes import Causes
+from keyquery.pages.colours import EDGES
 from keyquery.report.causes.layout import MEANS, Ring, kinds, rings, short, tips
-from keyquery.report.kit.colours import EDGES
 from keyquery.support.extras import optional
 
 TOKENS = {"target": "#cf222e", "cause": "#1f2328", "": "#59636e"}

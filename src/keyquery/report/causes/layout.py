@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from keyquery.instruments.causes.causes import Causes
 from keyquery.instruments.causes.discovery import Edge
-from keyquery.report.kit.colours import EDGES
+from keyquery.pages.colours import EDGES
 
 # The kind of an edge by its two marks, in alphabetical order.
 KINDS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from keyquery.instruments.causes.causes import Causes
+from keyquery.pages.document import document
 from keyquery.report.causes import svg as graphs
 from keyquery.report.causes.layout import MEANS, kind_of, kinds, ring, strong, written
-from keyquery.report.kit.page import document
 
 
 def graph_page(reading: Causes) -> str:

@@ -6,8 +6,8 @@ import math
 from html import escape
 
 from keyquery.instruments.causes.causes import Causes
+from keyquery.pages.colours import EDGES, EDGES_DARK
 from keyquery.report.causes.layout import KINDS, MEANS, Arc, Ring, kinds, rings, short, tips
-from keyquery.report.kit.colours import EDGES, EDGES_DARK
 
 
 def _tones(colours: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from keyquery.instruments.depth.depth import Depth
 from keyquery.instruments.depth.law import FITTED, SIGMAS, Law, count
-from keyquery.report.kit.colours import LIGHT
+from keyquery.pages.colours import LIGHT
 
 # Layers and width, as published, and the side of the marker for the name.
 KNOWN: dict[str, tuple[int, int, str]] = {

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from keyquery.instruments.depth.depth import Depth
 from keyquery.instruments.depth.law import count
+from keyquery.pages.tables import columns_table
 from keyquery.report.depth.figure import short
-from keyquery.report.kit.tables import columns_table
 
 ADVICE = {
     "depth-efficient": "more depth would pay off",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from html import escape
 
 from keyquery.instruments.discover.discover import Discovery
+from keyquery.pages.document import document
 from keyquery.report.causes.layout import MEANS, edge_text, kind_of, kinds_of
 from keyquery.report.causes.page import legend
 from keyquery.report.causes.svg import STYLE, inline
 from keyquery.report.discover.figure import panel
 from keyquery.report.discover.terminal import facts_of
-from keyquery.report.kit.page import document
 
 
 def discovery_page(reading: Discovery) -> str:

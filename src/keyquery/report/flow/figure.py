@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from keyquery.instruments.flow.flow import Flow
+from keyquery.pages.colours import LIGHT
 from keyquery.report.flow.page import depths, views
-from keyquery.report.kit.colours import LIGHT
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from keyquery.instruments.flow.flow import Flow
 from keyquery.instruments.flow.modality import IMAGE
+from keyquery.pages.document import document
+from keyquery.pages.packing import pack
 from keyquery.reading import short
-from keyquery.report.kit.packed_numbers import pack
-from keyquery.report.kit.page import document
 
 SCRIPTS = ("elements.js", "flow.js")
 HEADS = 24  # heads whose maps are kept for a page

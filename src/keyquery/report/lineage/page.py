@@ -8,7 +8,7 @@ from typing import Any
 
 from keyquery.instruments.lineage.lineage import Lineage
 from keyquery.instruments.lineage.significance import p_text
-from keyquery.report.kit.page import document
+from keyquery.pages.document import document
 from keyquery.report.lineage.terminal import CAVEAT, layer_names, runs
 
 SIDE, LEFT, BELOW = 320, 46, 40  # pixels: of a figure, and of the room for its labels

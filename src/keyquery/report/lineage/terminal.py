@@ -11,7 +11,7 @@ from rich.text import Text
 from keyquery.instruments.lineage.index import Relatives
 from keyquery.instruments.lineage.lineage import Lineage
 from keyquery.instruments.lineage.significance import p_text
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery.support.printable import printable
 
 SHOWN = 10  # relatives

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.look.compare import Comparison
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 
 MOST = 12  # heads in the ranking
 NAMES = 3  # tensors that are listed

@@ -7,7 +7,7 @@ from typing import Any
 
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.reading import Look
-from keyquery.report.kit.colours import LIGHT, PLAIN, depth_colour
+from keyquery.pages.colours import LIGHT, PLAIN, depth_colour
 from keyquery.report.look.shares import has_data
 from keyquery.report.look.triangle import CORNERS, HINT, LEGEND, about, barycentric, check_joined, dots, strength, svg
 from keyquery.support.extras import optional

@@ -12,10 +12,10 @@ from keyquery.checkpoints.labels import family_of
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.reading import Look
+from keyquery.pages.colours import role_tones
+from keyquery.pages.document import document
+from keyquery.pages.packing import pack, pack_bytes
 from keyquery.reading import short
-from keyquery.report.kit.colours import role_tones
-from keyquery.report.kit.packed_numbers import pack, pack_bytes
-from keyquery.report.kit.page import document
 from keyquery.report.look import triangle
 from keyquery.report.look.figure import looks_of
 from keyquery.report.look.shares import OF_DATA, OF_WEIGHTS, crossed, has_data, sample_of, window

@@ -16,7 +16,7 @@ from keyquery.checkpoints.labels import family_of, name_of
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.reading import Look
-from keyquery.report.kit.tables import plain_table
+from keyquery.pages.tables import plain_table
 from keyquery.report.look.cooccurrence import corpus_tables
 from keyquery.report.look.differences import difference_lines
 from keyquery.report.look.directions import tokens_tables

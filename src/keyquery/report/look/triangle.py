@@ -11,7 +11,7 @@ from typing import Any
 from keyquery.checkpoints.labels import name_of
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.reading import Look
-from keyquery.report.kit.colours import DARK, LIGHT, PLAIN, depth_colour
+from keyquery.pages.colours import DARK, LIGHT, PLAIN, depth_colour
 from keyquery.report.look.shares import has_data, window
 
 SIDE, LEFT, TOP, WIDTH, HEIGHT = 360.0, 40.0, 96.0, 440.0, 530.0  # of one panel, in user units

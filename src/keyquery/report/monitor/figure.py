@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keyquery.instruments.monitor.reading import Monitored
-from keyquery.report.kit.colours import LIGHT
+from keyquery.pages.colours import LIGHT
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from keyquery.instruments.monitor.reading import Monitored
+from keyquery.pages.document import document
 from keyquery.reading import short
-from keyquery.report.kit.page import document
 from keyquery.report.monitor.figure import SPREAD
 
 SCRIPTS = ("elements.js", "monitor.js")

@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from keyquery.instruments.monitor.reading import Monitored
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 
 MOST = 8  # heads and alarms shown
 SHOWN = {

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from keyquery.estimators.rerank.reading import Reranking
+from keyquery.pages.colours import LIGHT
 from keyquery.report.causes.layout import short
-from keyquery.report.kit.colours import LIGHT
 from keyquery.report.rerank.page import direction, mark
 from keyquery.support.checks import check_count
 from keyquery.support.extras import optional

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from keyquery.estimators.rerank.reading import Reranking, moved
-from keyquery.report.kit.page import document
+from keyquery.pages.document import document
 
 MOST = 50  # queries that are shown
 CARD, GAP, TALL = 84, 8, 46  # pixels: width of a card, gap between cards, height of the lines

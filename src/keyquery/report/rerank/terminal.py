@@ -8,8 +8,8 @@ from rich.text import Text
 
 from keyquery.estimators.rerank.reading import Reranking
 from keyquery.instruments.rankings.rankings import RankingScores
+from keyquery.pages.tables import columns_table
 from keyquery.report.causes.layout import short
-from keyquery.report.kit.tables import columns_table
 from keyquery.report.rerank.page import direction, mark
 
 MOST = 5  # queries that are shown

@@ -9,8 +9,8 @@ import numpy as np
 from keyquery.instruments.roles.naming import decided
 from keyquery.instruments.roles.patterns import ROLES
 from keyquery.instruments.roles.roles import Roles
-from keyquery.report.kit.colours import LIGHT
-from keyquery.report.kit.colours import ROLES as TONES
+from keyquery.pages.colours import LIGHT
+from keyquery.pages.colours import ROLES as TONES
 from keyquery.report.roles.rule import role_name
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional

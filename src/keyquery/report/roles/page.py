@@ -8,9 +8,9 @@ from typing import Any
 from keyquery.instruments.roles.naming import decided
 from keyquery.instruments.roles.patterns import ROLES
 from keyquery.instruments.roles.roles import Roles
+from keyquery.pages.colours import role_tones
+from keyquery.pages.document import document
 from keyquery.reading import short
-from keyquery.report.kit.colours import role_tones
-from keyquery.report.kit.page import document
 from keyquery.report.roles.rule import measured_on, rule
 
 SCRIPTS = ("elements.js", "role_scores.js", "roles.js")

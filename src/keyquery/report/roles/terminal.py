@@ -12,7 +12,7 @@ from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.roles.naming import decided
 from keyquery.instruments.roles.patterns import ROLES
 from keyquery.instruments.roles.roles import Roles
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery.report.roles.rule import measured_on, role_name, rule
 
 MOST = 6  # heads that are listed per role

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from keyquery.pages.colours import depth_colour, tones
+from keyquery.pages.document import document
 from keyquery.reading import short
-from keyquery.report.kit.colours import depth_colour, tones
-from keyquery.report.kit.page import document
 from keyquery.report.survey.terminal import conclusions
 from keyquery.support.printable import counted
 from keyquery.survey.reading import FIGURES, Survey, final

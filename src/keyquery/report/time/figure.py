@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keyquery.layers.time import TimeKernel
-from keyquery.report.kit.colours import depth_colour
+from keyquery.pages.colours import depth_colour
 
 INK, FAINT = "#24292f", "#8c959f"
 LINE = "#2166ac"  # the colour of the symmetric part: ψ is symmetric

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from keyquery.instruments.transport.transport import Transport
-from keyquery.report.kit.colours import CLASSES, LIGHT, depth_colour
+from keyquery.pages.colours import CLASSES, LIGHT, depth_colour
 
 INK, FAINT = "#24292f", "#8c959f"
 WAYS = 60  # points whose whole trajectory is drawn

@@ -6,9 +6,9 @@ from html import escape
 from typing import Any
 
 from keyquery.instruments.transport.transport import CURVES, FIGURES, Transport
+from keyquery.pages.colours import depth_colour, tones
+from keyquery.pages.document import document
 from keyquery.reading import short
-from keyquery.report.kit.colours import depth_colour, tones
-from keyquery.report.kit.page import document
 from keyquery.report.transport.wording import heads_notes, notes, recorded
 
 SCRIPTS = ("elements.js", "transport.js")

@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from keyquery.instruments.transport.transport import Transport
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery.report.transport.wording import MOST, heads_notes, notes, recorded
 
 COLUMNS = {

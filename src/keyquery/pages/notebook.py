@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from keyquery.pages.document import page
+from keyquery.pages.kinds import display_of
 from keyquery.reading import Reading
-from keyquery.report.kit.page import page
-from keyquery.report.registry import display_of
 
 
 def html(reading: Reading) -> str:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from keyquery.pages.kinds import display_of, imported
 from keyquery.reading import Reading
-from keyquery.report.registry import display_of, imported
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 from keyquery.support.printable import printable_copy

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from keyquery.pages.kinds import display_of, imported
 from keyquery.reading import Reading
-from keyquery.report.registry import display_of, imported
 from keyquery.support.printable import TEXT, printable, printable_copy
 from keyquery.support.progress import WIDE, tokens_in
 

@@ -10,11 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from keyquery.pages.embedded_json import as_json
+from keyquery.pages.kinds import display_of, imported
 from keyquery.reading import Reading
-from keyquery.report.kit.embedded_json import as_json
-from keyquery.report.registry import display_of, imported
 
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parent / "old"
 DATA = """<noscript>
 <p>This page needs JavaScript, which is included in the file. All numbers are also in the JSON.</p>
 </noscript>
