@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.pages.kinds import DISPLAYS, imported
+from keyquery.pages.kinds import SHOWS
 from keyquery.reading import KINDS, MODULES
 from keyquery.support.plugins import plugins
 
@@ -36,7 +36,6 @@ PACKAGES = [
     "instruments",
     "estimators",
     "survey",
-    "report",
     "testing",
     "models",
     "cli",
@@ -122,17 +121,22 @@ def test_folders_stay_small():
 
 def test_every_kind_and_display_is_where_the_registries_say():
     for plugin in (None, *plugins()):
-        kinds = MODULES if plugin is None else plugin.KINDS
+        kinds, shows = (MODULES, SHOWS) if plugin is None else (plugin.KINDS, plugin.SHOWS)
         for kind, module in kinds.items():
             import_module(module)
             assert KINDS[kind].__module__ == module
-        for display in (DISPLAYS if plugin is None else plugin.DISPLAYS).values():
-            for path in filter(None, (display.terminal, display.page, display.svg)):
-                first, *rest = signature(imported(path)).parameters.values()
+        for kind, module in shows.items():
+            assert kind in kinds
+            show = import_module(module)
+            functions = [getattr(show, name) for name in ("lines", "page", "svg") if hasattr(show, name)]
+            figures = getattr(show, "FIGURES", {})
+            assert functions or figures, f"{module} shows nothing"
+            for function in functions:
+                first, *rest = signature(function).parameters.values()
                 assert first.name == "reading"
-                assert all(parameter.default is not parameter.empty for parameter in rest), path
-            for path in display.figures.values():
-                assert list(signature(imported(path)).parameters)[:2] == ["reading", "pyplot"], path
+                assert all(parameter.default is not parameter.empty for parameter in rest), f"{module}: {function}"
+            for figure in figures.values():
+                assert list(signature(figure).parameters)[:2] == ["reading", "pyplot"], f"{module}: {figure}"
 
 
 COMPILER = ["torch._dynamo", "sympy"]

@@ -50,6 +50,8 @@ CLASSES_DARK = (
     "#b1bac4",
     "#5ccfee",
 )
+# Evidence for and against a prediction.
+FOR, AGAINST = "#2a9d8f", "#b3446c"
 # Roles of heads: sinks, where heads rest, in the grey of positions.
 ROLES = {
     "induction": CLASSES[0],
@@ -78,18 +80,10 @@ def depth_colour(share: float) -> str:
 
 
 def tones() -> str:
-    """CSS with the colours of classes, by number, and of depth."""
-    light, dark = (
-        " ".join(f"--class{at}: {colour};" for at, colour in enumerate(tones)) for tones in (CLASSES, CLASSES_DARK)
-    )
-    shades = ", ".join(DEPTHS)
-    return (
-        f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-        f".depth {{ background: linear-gradient(to right, {shades}) }}\n"
-    )
-
-
-def role_tones() -> str:
-    """CSS with the colours of roles."""
-    light, dark = (" ".join(f"--role-{role}: {tone};" for role, tone in each.items()) for each in (ROLES, ROLES_DARK))
-    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    """CSS with the colours of classes, by number, and of roles."""
+    light = {f"class{number}": colour for number, colour in enumerate(CLASSES)}
+    dark = {f"class{number}": colour for number, colour in enumerate(CLASSES_DARK)}
+    light |= {f"role-{role}": colour for role, colour in ROLES.items()}
+    dark |= {f"role-{role}": colour for role, colour in ROLES_DARK.items()}
+    one, other = (" ".join(f"--{name}: {colour};" for name, colour in of.items()) for of in (light, dark))
+    return f":root {{ {one} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {other} }} }}\n"

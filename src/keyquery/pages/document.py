@@ -4,47 +4,47 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from keyquery.pages.embedded_json import as_json
-from keyquery.pages.kinds import display_of, imported
+from keyquery.pages.colours import tones
+from keyquery.pages.kinds import show_of
 from keyquery.reading import Reading
 
-ASSETS = Path(__file__).parent / "old"
-DATA = """<noscript>
-<p>This page needs JavaScript, which is included in the file. All numbers are also in the JSON.</p>
-</noscript>
-<script type="application/json" id="data">{{data}}</script>
-"""
-SCRIPT = "<script>{{script}}</script>\n"
+ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("kit", "map", "table", "detail", "curve", "text", "graph")
+MORE = {"cloud": "motion", "ranking": "motion"}  # scripts of components that few pages have
 
 
 def document(
-    body: str,
-    title: str,
-    scripts: Sequence[str] = (),
-    data: Any = None,
-    kind: str | None = None,
-    own_style: str = "",
+    name: str,
+    kind: str,
+    tabs: Sequence[Mapping[str, Any]],
+    facts: str = "",
+    notes: Sequence[str] = (),
+    figures: Sequence[str] = (),
+    style: str = "",
     images: bool = False,
-    **parts: str,
+    **settings: Any,
 ) -> str:
-    """Build a page from the assets."""
-    common, own_sheet = ASSETS / "page.css", ASSETS / f"{body}.css"
-    style = common.read_text(encoding="utf-8") + own_style
-    style += own_sheet.read_text(encoding="utf-8") if own_sheet != common else ""
-    script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in scripts)
-    embedded = (DATA if data is not None else "") + (SCRIPT if script else "")
-    shell = (ASSETS / "shell.html").read_text(encoding="utf-8").replace("{{embedded}}", embedded)
-    template = shell.replace("{{body}}", (ASSETS / f"{body}.html").read_text(encoding="utf-8"))
-    own = {"policy": policy(script, style, images), "style": style, "script": script, "title": escape(title)}
-    own |= {"tab": escape(f"{title}: {kind}" if kind else title), "data": "" if data is None else as_json(data)}
+    """A page from its tabs, each with a `frame` of items, the `state` it opens with, and `blocks` naming components.
+
+    `figures` are pictures as SVG, to which blocks refer by number, with their `style`; `settings` are switches of the
+    whole page and its state.
+    """
+    data = {"name": name, "kind": kind, "facts": facts, "notes": list(notes), "tabs": list(tabs), **settings}
+    more = {MORE[block["type"]] for tab in tabs for block in tab["blocks"] if block["type"] in MORE}
+    script, sheet = _script(*more), (ASSETS / "page.css").read_text(encoding="utf-8") + tones() + style
+    parts = {"policy": policy(script, sheet, images), "style": sheet, "script": script, "figures": "".join(figures)}
+    parts |= {"title": escape(f"{name}: {kind}"), "data": as_json(data)}
     # In one pass, so that nothing in the data is taken for a placeholder.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: {**own, **parts}[match[1]], template)
+    shell = (ASSETS / "shell.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], shell)
 
 
 def page(reading: Reading) -> str:
@@ -65,10 +65,16 @@ def page(reading: Reading) -> str:
     >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
     '<!doctype html>'
     """
-    display = display_of(reading)
-    if not display.page:
+    draw = getattr(show_of(reading), "page", None)
+    if draw is None:
         raise ValueError(f"a reading of kind {reading.kind!r} has no page")
-    return str(imported(display.page)(reading))
+    return str(draw(reading))
+
+
+def as_json(data: Any) -> str:
+    """JSON that is safe inside a script element."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def policy(script: str, style: str, images: bool = False) -> str:
@@ -76,6 +82,13 @@ def policy(script: str, style: str, images: bool = False) -> str:
     only = f"script-src '{_digest(script)}'" if script else "script-src 'none'"
     only += f"; style-src '{_digest(style)}'" + ("; img-src data:" if images else "")
     return f"default-src 'none'; {only}; base-uri 'none'; form-action 'none'"
+
+
+@cache
+def _script(*more: str) -> str:
+    text = "".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in (*SCRIPTS, *more))
+    # Without indentation and lines of comment, a tenth of what every page carries.
+    return re.sub(r"^[ ]*(//.*\n)?", "", text, flags=re.MULTILINE) + "begin();\n"
 
 
 def _digest(text: str) -> str:

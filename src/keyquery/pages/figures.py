@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from keyquery.pages.kinds import display_of, imported
+from keyquery.pages.kinds import show_of
 from keyquery.reading import Reading
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
@@ -46,14 +46,14 @@ def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
     matplotlib.figure.Figure
         The figure.
     """
-    figures = display_of(reading).figures
+    figures = getattr(show_of(reading), "FIGURES", {})
     if not figures:
         raise ValueError(f"a reading of kind {reading.kind!r} has no figure")
     pyplot = optional("matplotlib.pyplot", "plot")
     what = what or next(iter(figures))
     check_choice("what", what, tuple(figures))
     with _paper(pyplot):
-        return imported(figures[what])(printable_copy(reading), pyplot, **options)
+        return figures[what](printable_copy(reading), pyplot, **options)
 
 
 @contextmanager
@@ -113,12 +113,12 @@ def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str 
         Content of the file.
     """
     check_picture(path)
-    display = display_of(reading)
+    show = show_of(reading)
     options |= {"joined": True} if joined else {}
-    if path.suffix.lower() == ".svg" and display.svg:
+    if path.suffix.lower() == ".svg" and (drawn := getattr(show, "svg", None)):
         # Control characters are not well-formed XML.
-        return str(imported(display.svg)(printable_copy(reading), **options)).encode()
-    if what is None and "triangle" in display.figures:
+        return str(drawn(printable_copy(reading), **options)).encode()
+    if what is None and "triangle" in getattr(show, "FIGURES", {}):
         what = "triangle"  # also without data
     figure = plot(reading, what, **options)
     data = io.BytesIO()

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from keyquery.pages.document import page
-from keyquery.pages.kinds import display_of
+from keyquery.pages.kinds import show_of
 from keyquery.reading import Reading
 
 
@@ -23,7 +23,9 @@ def html(reading: Reading) -> str:
     str
         HTML.
     """
-    drawable = display_of(reading).page and getattr(reading, "sketch", True)  # a transport path may lack its sketch
+    drawable = hasattr(show_of(reading), "page") and getattr(
+        reading, "sketch", True
+    )  # a transport path may lack its sketch
     return frame(reading) if drawable else _table(reading)
 
 

@@ -1,13 +1,37 @@
-"""Tables in the terminal."""
+"""Tables in the terminal. rich is imported on use: figures and pages of the same module do not need it."""
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+else:
+
+    class _Late:
+        """A class of rich, imported when it is called or asked for a method."""
+
+        def __init__(self, module: str, name: str) -> None:
+            self._place = module, name
+
+        def _found(self) -> Any:
+            module, name = self._place
+            return getattr(import_module(module), name)
+
+        def __call__(self, *values: Any, **options: Any) -> Any:
+            return self._found()(*values, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._found(), name)
+
+    Table, Text = _Late("rich.table", "Table"), _Late("rich.text", "Text")
+
+__all__ = ["Table", "Text", "columns_table", "plain_table"]
 
 
-def columns_table(first: str, *columns: Any) -> Table:
+def columns_table(first: str, *columns: Any) -> Any:
     """A table without lines: a column name as str is numeric, as Text it holds text that may wrap."""
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(first)
@@ -17,7 +41,7 @@ def columns_table(first: str, *columns: Any) -> Table:
     return table
 
 
-def plain_table(first: str) -> Table:
+def plain_table(first: str) -> Any:
     """A table without lines, with only its first column."""
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(first, no_wrap=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from keyquery.pages.kinds import display_of, imported
+from keyquery.pages.kinds import show_of
 from keyquery.reading import Reading
 from keyquery.support.printable import TEXT, printable, printable_copy
 from keyquery.support.progress import WIDE, tokens_in
@@ -26,8 +26,8 @@ def show(reading: Reading, console: Console) -> None:
 
     Its strings come from untrusted files, so control characters and rich markup in them are neutralised.
     """
-    display, shown = display_of(reading), printable_copy(reading, TEXT)
-    for line in imported(display.terminal)(shown) if display.terminal else shown.records():
+    lines, shown = getattr(show_of(reading), "lines", None), printable_copy(reading, TEXT)
+    for line in lines(shown) if lines else shown.records():
         console.print(line, markup=False, emoji=False)
 
 

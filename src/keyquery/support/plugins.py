@@ -1,7 +1,7 @@
 """Plug-ins: other packages that add commands, and kinds of readings with their displays.
 
 A package registers them by entry points: in the group `keyquery.commands` a typer application per command, in the group
-`keyquery.plugins` a module with `KINDS` (kind → module of its class) and `DISPLAYS` (kind → `report.registry.Display`).
+`keyquery.plugins` a module with `KINDS` (kind → module of its class) and `SHOWS` (kind → module of its displays).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def register(plugin: ModuleType) -> None:
 
 
 def plugins() -> list[ModuleType]:
-    """Modules with `KINDS` and `DISPLAYS`, from installed packages and from `register`."""
+    """Modules with `KINDS` and `SHOWS`, from installed packages and from `register`."""
     return list(dict.fromkeys([*_installed(), *_REGISTERED]))
 
 

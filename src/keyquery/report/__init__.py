@@ -1,1 +1,0 @@
-"""Displays of each kind of reading: a folder per kind."""
