@@ -86,7 +86,7 @@ def pytest_collection_finish():
     gc.enable()
 
 
-LONG_FILES = ("README.md", "tests/test_", "tests/report/", "tests/studies/", "tests/survey/")  # of seconds per test
+LONG_FILES = ("README.md", "tests/test_", "tests/studies/", "tests/survey/")  # of seconds per test
 
 
 def pytest_collection_modifyitems(items):

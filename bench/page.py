@@ -14,7 +14,7 @@ from harness import cpu_seconds, publish, row
 
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.reading import Look
-from keyquery.report.kit.page import page
+from keyquery.pages.document import page
 from keyquery.support.files import write_text
 
 TOKENS, REPEATS = 24, 5

@@ -16,7 +16,7 @@ from harness import publish, row
 from safetensors.torch import save_file
 
 import keyquery as kq
-from keyquery.report.kit.page import page
+from keyquery.pages.document import page
 
 LOOKS, FIRST, EVERY = 1000, 50, 10
 

@@ -7,7 +7,7 @@ import pytest
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
-from keyquery.report.look.triangle import dots
+from keyquery.instruments.look.show.triangle import dots
 
 ATLAS = Path(__file__).parents[1] / "docs" / "atlas"
 
@@ -61,7 +61,7 @@ def test_every_model_has_its_reading_and_its_place(make):
 def test_a_page_is_made_of_a_reading():
     look = kq.Reading.load(ATLAS / "sceptr.json.xz")
     assert look.model["name"] == "SCEPTR"
-    assert "<title>SCEPTR</title>" in look.page()
+    assert "<title>SCEPTR: attention heads</title>" in look.page()
 
 
 def test_reactions_and_antibodies_are_cut_into_words(make):

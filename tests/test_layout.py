@@ -27,6 +27,7 @@ PACKAGES = [
     "support",
     "kinds",
     "reading",
+    "pages",
     "forms",
     "checkpoints",
     "layers",
@@ -38,7 +39,6 @@ PACKAGES = [
     "instruments",
     "estimators",
     "survey",
-    "report",
     "testing",
     "models",
     "cli",
@@ -136,14 +136,14 @@ def test_imports_go_upwards(package):
             assert PACKAGES.index(other) < PACKAGES.index(package), f"{path} imports {other}, which is below it"
 
 
-def test_one_table_names_modules_and_reading_names_report():
+def test_one_table_names_modules_and_reading_names_pages():
     downwards = {
         (package_of(path), name)
         for path in modules()
         for name in named_packages(tree(path))
         if package_of(path) != "kinds" and PACKAGES.index(name) > PACKAGES.index(package_of(path))
     }
-    assert downwards == {("reading", "report")}
+    assert downwards == {("reading", "pages")}
 
 
 def test_few_modules_import_by_text():
@@ -176,12 +176,14 @@ def test_every_kind_display_and_estimator_is_where_the_table_says():
     for name, kind in kinds().items():
         import_module(kind.module)
         assert CLASSES[name].__module__ == kind.module
-        for path in filter(None, (kind.terminal, kind.page, kind.svg)):
-            first, *rest = signature(imported(path)).parameters.values()
-            assert first.name == "reading"
-            assert all(parameter.default is not parameter.empty for parameter in rest), path
-        for path in kind.figures.values():
-            assert list(signature(imported(path)).parameters)[:2] == ["reading", "pyplot"], path
+        show = import_module(kind.show) if kind.show else None
+        for display in ("lines", "page", "svg"):
+            if function := getattr(show, display, None):
+                first, *rest = signature(function).parameters.values()
+                assert first.name == "reading"
+                assert all(parameter.default is not parameter.empty for parameter in rest), (kind.show, display)
+        for function in getattr(show, "FIGURES", {}).values():
+            assert list(signature(function).parameters)[:2] == ["reading", "pyplot"], kind.show
     for name, module in ESTIMATORS.items():
         assert imported(f"{module}:{name}") is getattr(kq, name)
 
@@ -211,7 +213,7 @@ look = kq.Reading.load({reading.to_json()!r})
 assert look.kind == "look"
 left = ("keyquery.estimators", "keyquery.instruments.causes", "keyquery_studies.", "matplotlib")
 print([name for name in sys.modules if name.startswith(left) and name != "keyquery_studies.registry"])
-import keyquery.report, torch
+import keyquery.pages, torch
 reading = kq.look(torch.nn.MultiheadAttention(8, 2))
 assert kq.Reading.load(reading.to_json()) == reading and reading._repr_html_()
 """

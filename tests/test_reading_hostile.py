@@ -8,9 +8,9 @@ import torch
 from rich.console import Console
 
 import keyquery as kq
+from keyquery.instruments.look.show.terminal import WIDEST, Bar
+from keyquery.pages import terminal
 from keyquery.reading import Reading
-from keyquery.report.kit import terminal
-from keyquery.report.look.terminal import WIDEST, Bar
 from tests.hostile import assert_read, assert_refused
 
 pytestmark = pytest.mark.unchecked

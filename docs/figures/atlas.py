@@ -10,8 +10,8 @@ from statistics import fmean
 import keyquery as kq
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.reading import Look
-from keyquery.report.kit.colours import DARK, LIGHT, depth_colour
-from keyquery.report.look.triangle import STYLE, Dot, barycentric, dots, has_data
+from keyquery.instruments.look.show.triangle import STYLE, Dot, barycentric, dots, has_data
+from keyquery.pages.colours import DARK, LIGHT, depth_colour
 
 HERE = Path(__file__).parent
 ROWS = (  # bidirectional models, then causal ones and those that were not run

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import keyquery as kq
-from keyquery import report
+from keyquery import pages
 
 # Each word and what it depends on; the weather is hidden.
 CAUSES = {
@@ -40,7 +40,7 @@ def main() -> None:
     options |= {"tokens": words, "name": "ten words, the weather hidden"}
     reading = kq.causes(attention(), range(1, len(words)), **options)
     path = Path(__file__).with_suffix(".svg")
-    path.write_bytes(report.picture_bytes(path, reading))
+    path.write_bytes(pages.picture_bytes(path, reading))
 
 
 if __name__ == "__main__":

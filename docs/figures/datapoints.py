@@ -5,7 +5,7 @@ from pathlib import Path
 from sklearn.datasets import load_breast_cancer
 
 import keyquery as kq
-from keyquery.report import picture_bytes
+from keyquery.pages import picture_bytes
 
 
 def main() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import keyquery as kq
-from keyquery import report
+from keyquery import pages
 
 
 def main() -> None:
     """Write the picture beside this file."""
     path = Path(__file__).with_suffix(".svg")
-    path.write_bytes(report.picture_bytes(path, kq.depth(layers=96, width=12288)))
+    path.write_bytes(pages.picture_bytes(path, kq.depth(layers=96, width=12288)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import keyquery as kq
-from keyquery import report
+from keyquery import pages
 
 HOUR, TYPES = 3600.0, np.array(["alarm", "failure", "reset", "visit"])
 
@@ -31,7 +31,7 @@ def main() -> None:
     )
     model.fit(TYPES[kinds.astype(int)], dates, groups)
     path = Path(__file__).with_name("events.svg")
-    path.write_bytes(report.picture_bytes(path, model.interactions(lags=np.geomspace(0.1, 24, 24) * HOUR)))
+    path.write_bytes(pages.picture_bytes(path, model.interactions(lags=np.geomspace(0.1, 24, 24) * HOUR)))
 
 
 if __name__ == "__main__":

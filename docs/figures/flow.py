@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import keyquery as kq
-from keyquery.report import picture_bytes
+from keyquery.pages import picture_bytes
 
 TEXTS = ["The captain of the old ship was very young.", "He looked at the sea and said nothing to her."]
 

@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import keyquery as kq
-from keyquery.report import picture_bytes
+from keyquery.pages import picture_bytes
 
 
 def main() -> None:

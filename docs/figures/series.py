@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import keyquery as kq
-from keyquery import report
+from keyquery import pages
 
 
 def made(count: int, seed: int, length: int = 120) -> tuple[np.ndarray, np.ndarray]:
@@ -26,7 +26,7 @@ def main() -> None:
     X, y = made(160, seed=0)
     model = kq.SeriesClassifier(width=32, heads=2, lr=2e-3, random_state=0, device="cpu").fit(X, y)
     path = Path(__file__).with_name("series.svg")
-    path.write_bytes(report.picture_bytes(path, model.importance(made(1, seed=1)[0])))
+    path.write_bytes(pages.picture_bytes(path, model.importance(made(1, seed=1)[0])))
 
 
 if __name__ == "__main__":

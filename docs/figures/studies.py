@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import keyquery as kq
-from keyquery.report import picture_bytes
+from keyquery.pages import picture_bytes
 
 HERE = Path(__file__).parent
 # File, the study it is of, and which of its pictures.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import keyquery as kq
-from keyquery import report
+from keyquery import pages
 from keyquery.training import Recipe, train
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     train(model, draw, loss, Recipe(1500, lr=3e-3))
     reading = model.attention.time_kernel(torch.linspace(0, 9, 721, dtype=torch.float64))
     path = Path(__file__).with_name("time.svg")
-    path.write_bytes(report.picture_bytes(path, reading, periods=[3]))
+    path.write_bytes(pages.picture_bytes(path, reading, periods=[3]))
 
 
 if __name__ == "__main__":

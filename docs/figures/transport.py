@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery import report
+from keyquery import pages
 
 EPOCHS, COUNT, BATCH = 12, 960, 32
 CENTRES = torch.tensor([[-1.2, 0.0], [1.2, 0.0], [0.0, 1.5]])
@@ -49,7 +49,7 @@ def main() -> None:
             optimiser.step()
         lens.step()
     path = Path(__file__).with_suffix(".svg")
-    path.write_bytes(report.picture_bytes(path, lens.reading(points=150)))
+    path.write_bytes(pages.picture_bytes(path, lens.reading(points=150)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import keyquery as kq
-from keyquery.report.look.triangle import svg
+from keyquery.instruments.look.show.triangle import svg
 
 
 def main() -> None:

@@ -180,18 +180,18 @@ class Reading:
         return optional("pandas", "to_frame").DataFrame(self.records())
 
     def _repr_html_(self) -> str:
-        return str(_report().html(self))
+        return str(_pages().html(self))
 
     def plot(self, what: str | None = None, **options: Any) -> Any:
         """A matplotlib figure of the reading (extra `plot`), for kinds that have one.
 
         Looks and comparisons have two: "triangle", the default on data, and "map", the symmetry of every head.
         """
-        return _report().plot(self, what, **options)
+        return _pages().plot(self, what, **options)
 
     def page(self, path: str | Path | None = None) -> str:
         """The reading as a self-contained HTML page, also written to `path` if given; for kinds that have one."""
-        text = str(_report().page(self))
+        text = str(_pages().page(self))
         if path is not None:
             write_text(path, text)
         return text
@@ -272,6 +272,6 @@ def _class_of(kind: str) -> type[Reading]:
     return CLASSES[kind]
 
 
-def _report() -> ModuleType:
-    """The report package, imported on use: the only import against the order of the package layout."""
-    return import_module("keyquery.report")
+def _pages() -> ModuleType:
+    """The package of displays, imported on use: the only import against the order of the package layout."""
+    return import_module("keyquery.pages")

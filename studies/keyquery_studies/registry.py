@@ -5,28 +5,27 @@ from __future__ import annotations
 from keyquery.kinds import Kind
 
 
-def _kind(study: str, *figures: str) -> Kind:
-    """The class of a study, its table, and its figures; the first is the default."""
-    package = f"keyquery_studies.{study}"
-    return Kind(f"{package}.study", f"{package}.report:tables", {name: f"{package}.figure:{name}" for name in figures})
+def _kind(study: str) -> Kind:
+    """The class of a study, and the module with its tables (`lines`) and figures; the first is the default."""
+    return Kind(f"keyquery_studies.{study}.study", f"keyquery_studies.{study}.report")
 
 
 KINDS = {
-    "causes study": _kind("causes", "changed"),
-    "circuit": _kind("circuit", "followed"),
-    "datapoint study": _kind("datapoints", "between"),
-    "depth study": _kind("depth", "depths"),
-    "dial": _kind("dial", "parts", "layers"),
-    "kernels": _kind("kernels", "panels"),
-    "lineage study": _kind("lineage", "trail"),
-    "mask study": _kind("mask", "shares"),
-    "objectives": _kind("objectives", "curves"),
-    "primal study": _kind("primal", "worth"),
-    "rerank study": _kind("rerank", "ranks"),
-    "stability study": _kind("stability", "warnings"),
-    "starts study": _kind("starts", "curves"),
-    "time study": _kind("time", "gains"),
-    "transport study": _kind("transport", "carried"),
-    "vision-language study": _kind("vision_language", "seen"),
-    "words study": _kind("words", "starts"),
+    "causes study": _kind("causes"),
+    "circuit": _kind("circuit"),
+    "datapoint study": _kind("datapoints"),
+    "depth study": _kind("depth"),
+    "dial": _kind("dial"),
+    "kernels": _kind("kernels"),
+    "lineage study": _kind("lineage"),
+    "mask study": _kind("mask"),
+    "objectives": _kind("objectives"),
+    "primal study": _kind("primal"),
+    "rerank study": _kind("rerank"),
+    "stability study": _kind("stability"),
+    "starts study": _kind("starts"),
+    "time study": _kind("time"),
+    "transport study": _kind("transport"),
+    "vision-language study": _kind("vision_language"),
+    "words study": _kind("words"),
 }

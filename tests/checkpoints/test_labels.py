@@ -5,7 +5,7 @@ import torch
 from rich.console import Console
 
 import keyquery as kq
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 
 pytest.importorskip("transformers", reason="tiny models need the extra hf")
 

@@ -31,7 +31,7 @@ from keyquery.intervene.swap.swap import FORMAT, _read_saved
 from keyquery.kinds import kinds
 from keyquery.layers import LanguageModel, Shape
 from keyquery.listening.inputs.batches import read_lines, text_batches
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 from keyquery.support.files import read_text
 from keyquery.training import Recipe, train
 from tests.fuzz import forged

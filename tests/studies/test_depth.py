@@ -19,7 +19,7 @@ import keyquery as kq
 from keyquery import cli
 from keyquery.instruments.depth.law import Law
 from keyquery.layers import LanguageModel
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_windows")]  # they train
 TINY = Plan(budgets=(2000,), depths=(1, 2), rates=(1e-3, 4e-3), seeds=(0, 1), steps=4, vocabulary=300, length=8)

@@ -37,8 +37,8 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.layers.kernels import KERNELS
-from keyquery.report.kit import terminal
-from keyquery.report.kit.colours import KERNELS as COLOURS
+from keyquery.pages import terminal
+from keyquery.pages.colours import KERNELS as COLOURS
 
 pytestmark = pytest.mark.usefixtures("few_windows")
 TINY = Plan(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.layers import LanguageModel
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_windows")]  # they train
 TINY = Plan(

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import keyquery as kq
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 
 FILES = sorted(Path(__file__).parents[2].joinpath("docs", "studies").glob("*.json"))
 PUBLISHED = [path for path in FILES if "kind" in json.loads(path.read_text(encoding="utf-8"))]

@@ -22,7 +22,7 @@ import keyquery as kq
 from keyquery import cli
 from keyquery.estimators.rerank.search import search
 from keyquery.instruments.rankings.rankings import score_revisited
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 from tests.estimators.rerank.groups import curves
 
 SIZES = {"top": 12, "anchors": 6, "width": 8, "steps": 2}

@@ -18,7 +18,7 @@ from keyquery_studies.starts.training import Together
 from torch.nn.functional import cross_entropy
 
 from keyquery.layers import Attention, LanguageModel, Shape
-from keyquery.report import picture_bytes
+from keyquery.pages import picture_bytes
 
 
 def test_adam_with_a_rate_per_model() -> None:

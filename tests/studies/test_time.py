@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 
 
 def badges(folder, users=12, each=20, seed=0):

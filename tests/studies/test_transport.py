@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 
 pytestmark = pytest.mark.slow  # it trains
 

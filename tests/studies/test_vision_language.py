@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 
 
 def test_sentences_are_true_where_they_are():

@@ -19,7 +19,7 @@ import keyquery as kq
 from keyquery import cli
 from keyquery.instruments.look.corpus import NAMES
 from keyquery.layers import LanguageModel, Shape
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 
 SIZE = 40
 

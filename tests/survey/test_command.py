@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from keyquery import cli, survey
-from keyquery.report.kit.progress_bar import paced
+from keyquery.pages.progress_bar import paced
 from tests.survey.checkpoints import llama
 
 pytest.importorskip("pyarrow")

@@ -10,8 +10,8 @@ import typer
 
 from keyquery.cli.options import DEVICE, Device, Dtype, Output, default_of, writes
 from keyquery.instruments.flow.flow import flow as measure_flow
+from keyquery.instruments.flow.show import HEADS
 from keyquery.listening.inputs.load import load_model, load_processor
-from keyquery.report.flow.page import HEADS
 
 
 @writes("json", "csv", "html", "picture")

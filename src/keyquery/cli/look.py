@@ -36,10 +36,10 @@ from keyquery.instruments.look.fitted import saved_network
 from keyquery.instruments.look.look import look as look_at
 from keyquery.instruments.look.on_data import PAIRS
 from keyquery.instruments.look.reading import Look
+from keyquery.instruments.look.show.page import DIRECTIONS
+from keyquery.instruments.look.show.page import TOKENS as SAMPLE
 from keyquery.listening.inputs.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
 from keyquery.reading import Reading
-from keyquery.report.look.page import DIRECTIONS
-from keyquery.report.look.page import TOKENS as SAMPLE
 from keyquery.support.devices import pick_device
 
 Text = Annotated[

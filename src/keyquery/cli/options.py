@@ -13,11 +13,11 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from rich.text import Text
 
-from keyquery import report
+from keyquery import pages
 from keyquery.checkpoints.custom import LAYOUTS
+from keyquery.pages import terminal
+from keyquery.pages.terminal import plain_console
 from keyquery.reading import Reading
-from keyquery.report.kit import terminal
-from keyquery.report.kit.terminal import plain_console
 from keyquery.support.devices import DTYPES
 from keyquery.support.files import check_target, csv_text, write_all
 from keyquery.support.printable import printable
@@ -140,8 +140,8 @@ def deliver(
     makers: dict[str, Callable[[], str | bytes]] = {
         "json": lambda: reading.content(targets["json"]),
         "csv": lambda: csv_text(reading.records()),
-        "html": lambda: report.page(page_of or reading),
-        "picture": lambda: report.picture_bytes(targets["picture"], reading, joined),
+        "html": lambda: pages.page(page_of or reading),
+        "picture": lambda: pages.picture_bytes(targets["picture"], reading, joined),
         **(others or {}),
     }
     write_all({path: makers[name]() for name, path in targets.items()})  # all contents are made before any is written
@@ -162,7 +162,7 @@ def targets(force: bool, **paths: Path | None) -> dict[str, Path]:
     for path in requested.values():
         check_target(path, force)
     if "picture" in requested:
-        report.check_picture(requested["picture"])
+        pages.check_picture(requested["picture"])
     names: dict[Path, str] = {}
     for name, path in requested.items():
         if (other := names.setdefault(path.resolve(), name)) != name:

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from keyquery.cli.options import PATH, Config, HeadCount, Key, Layout, Query, Quiet, written
-from keyquery.report.kit import terminal
-from keyquery.report.kit.progress_bar import paced
+from keyquery.pages import terminal
+from keyquery.pages.progress_bar import paced
 from keyquery.support.printable import message
 
 Scheduler = Annotated[

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery.support.statistics import Interval
-from keyquery_studies.causes.figure import CALLED, FOUND, TITLES
+from keyquery_studies.causes.figure import CALLED, FOUND, TITLES, changed
 from keyquery_studies.causes.searches import BEST, ORDERS, SEARCHES
 from keyquery_studies.causes.study import CausesStudy
 from keyquery_studies.kernels.report import seeds_of
@@ -16,7 +16,7 @@ from keyquery_studies.kernels.report import seeds_of
 COLUMNS = ("changed", "tokens", "calls", "saves tokens", "saves calls")
 
 
-def tables(reading: CausesStudy) -> list[Any]:
+def lines(reading: CausesStudy) -> list[Any]:
     """Two tables an application, one a search: every order of tokens; and what comes in place of a recommendation."""
     rows, shown = reading.summary(), list[Any]()
     for name in dict.fromkeys(row["application"] for row in rows):
@@ -75,3 +75,6 @@ def _legend(reading: CausesStudy) -> list[str]:
         f"{limits['calls']} model queries. ± is half of a 95 % interval.",
         "saves: by how much the causal graph needs fewer, paired by prediction, where both changed it.",
     ]
+
+
+FIGURES = {"changed": changed}

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
+from keyquery_studies.circuit.figure import followed
 from keyquery_studies.circuit.study import Circuit
 
 NOTE = (
@@ -16,7 +17,7 @@ NOTE = (
 )
 
 
-def tables(reading: Circuit) -> list[Any]:
+def lines(reading: Circuit) -> list[Any]:
     """What the weights alone show of roles, and the contrasts between parts and controls."""
     return [_weights(reading), "", _contrasts(reading), NOTE]
 
@@ -43,3 +44,6 @@ def _interval(row: Mapping[str, Any] | None, digits: int) -> str:
         return "–"
     change, low, high = (f"{row[key]:.{digits}f}" for key in ("change", "low", "high"))
     return f"{change} [{low}, {high}]"
+
+
+FIGURES = {"followed": followed}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyquery.report.kit.colours import KERNELS, LIGHT
+from keyquery.pages.colours import KERNELS, LIGHT
 from keyquery_studies.datapoints.study import CLAIMS, GROWTH, DatapointStudy
 from keyquery_studies.datapoints.tables import TABLES
 

@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.kit.colours import KERNELS
-from keyquery.report.kit.tables import columns_table
-from keyquery_studies.datapoints.figure import CALLED, TITLES, claimed
+from keyquery.pages.colours import KERNELS
+from keyquery.pages.tables import columns_table
+from keyquery_studies.datapoints.figure import CALLED, TITLES, between, claimed
 from keyquery_studies.datapoints.lookups import DEVIATION, PUBLISHED, VARIANTS
 from keyquery_studies.datapoints.study import GROWTH, DatapointStudy
 from keyquery_studies.datapoints.tables import TABLES
@@ -22,7 +22,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {"RMSE": ("rmse", 2)}
 CLASSES: dict[str, tuple[Any, ...]] = {"accuracy %": ("accuracy", 1, 100.0), "AUROC": ("auroc", 3), "NLL": ("nll", 3)}
 
 
-def tables(reading: DatapointStudy) -> list[Any]:
+def lines(reading: DatapointStudy) -> list[Any]:
     """Errors by table and model, effect of other rows, kernels, and look-ups; interrupted trainings."""
     rows, shown = reading.summary(), list[Any]()
     parts = {part: [row for row in rows if row["part"] == part] for part in ("npt", "baselines", "kernels")}
@@ -116,3 +116,6 @@ def _left(table: Table, count: int) -> Table:
     for column in table.columns[:count]:
         column.justify, column.no_wrap = "left", True
     return table
+
+
+FIGURES = {"between": between}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from keyquery.instruments.depth.law import Law
-from keyquery.report.depth.figure import short
-from keyquery.report.kit.colours import depth_colour
+from keyquery.instruments.depth.show import short
+from keyquery.pages.colours import depth_colour
 from keyquery_studies.depth.study import DepthStudy
 
 LAW, GREY = "#24292f", "#8c959f"

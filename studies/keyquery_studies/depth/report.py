@@ -8,13 +8,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.depth.figure import short
-from keyquery.report.kit.tables import columns_table
+from keyquery.instruments.depth.show import short
+from keyquery.pages.tables import columns_table
+from keyquery_studies.depth.figure import depths
 from keyquery_studies.depth.study import DepthStudy
 from keyquery_studies.kernels.report import seeds_of
 
 
-def tables(reading: DepthStudy) -> list[Any]:
+def lines(reading: DepthStudy) -> list[Any]:
     """Loss by depth and parameter count, the best depth compared with the law, and score parts of the heads."""
     rows = reading.summary()
     if not rows:
@@ -80,3 +81,6 @@ def _trend(trend: dict[str, Any]) -> str:
     text = ", ".join(slopes) or "too few trainings for a slope"
     what = "symmetric share of the pairwise parts, change for e times as many layers"
     return f"{short(trend['budget'])} parameters: {what}: {text}."
+
+
+FIGURES = {"depths": depths}

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from keyquery.report.kit.colours import LIGHT
+from keyquery.pages.colours import LIGHT
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 from keyquery_studies.dial.study import Abilities

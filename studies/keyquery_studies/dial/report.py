@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keyquery.forms.parts import PARTS
+from keyquery_studies.dial.figure import layers, parts
 from keyquery_studies.dial.study import Abilities
 
 NOTE = (
@@ -17,7 +18,7 @@ NOTE = (
 )
 
 
-def tables(reading: Abilities) -> list[Any]:
+def lines(reading: Abilities) -> list[Any]:
     """For each model what every ability loses by each part left out in all heads, and in which layer it loses most."""
     everywhere = [row for row in reading.summary() if row["means"] == "data"]
     by_layer = reading.summary("layer")
@@ -71,3 +72,6 @@ def _table(first: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
+
+
+FIGURES = {"parts": parts, "layers": layers}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from keyquery.report.kit.colours import KERNELS
+from keyquery.pages.colours import KERNELS
 from keyquery_studies.common.objectives import OBJECTIVES
 from keyquery_studies.kernels.arms import ARMS
 from keyquery_studies.kernels.study import Kernels

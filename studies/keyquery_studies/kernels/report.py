@@ -6,11 +6,12 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
+from keyquery_studies.kernels.figure import panels
 from keyquery_studies.kernels.study import Kernels
 
 
-def tables(reading: Kernels) -> list[Any]:
+def lines(reading: Kernels) -> list[Any]:
     """Heads at initialisation, errors by sample size, and losses compared with the unconstrained kernel."""
     rows = reading.summary()
     shown: list[Any] = []
@@ -107,3 +108,6 @@ def seeds_of(rows: list[dict[str, Any]]) -> str:
 def _spread(row: dict[str, Any], name: str, places: int, sign: str = "") -> str:
     spread = row[f"{name}_sd"]
     return f"{row[name]:{sign}.{places}f}" + ("" if spread is None else f" ± {spread:.{places}f}")
+
+
+FIGURES = {"panels": panels}

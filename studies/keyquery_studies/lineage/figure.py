@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyquery.report.kit.colours import LIGHT
+from keyquery.pages.colours import LIGHT
 from keyquery_studies.lineage.study import Kinship
 from keyquery_studies.lineage.summary import TESTS
 

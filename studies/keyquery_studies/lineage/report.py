@@ -6,11 +6,12 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
+from keyquery_studies.lineage.figure import trail
 from keyquery_studies.lineage.study import Kinship
 
 
-def tables(reading: Kinship) -> list[Any]:
+def lines(reading: Kinship) -> list[Any]:
     """Unrelated pairs, and what is made of a base, by kind."""
     null = columns_table(
         "config",
@@ -47,3 +48,6 @@ def tables(reading: Kinship) -> list[Any]:
         kin,
         "KS: distance of p-values to the uniform distribution; the last two p allow for pairs that share a model.",
     ]
+
+
+FIGURES = {"trail": trail}

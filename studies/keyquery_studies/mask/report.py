@@ -7,12 +7,13 @@ from typing import Any
 from rich.text import Text
 
 from keyquery.forms.parts import PARTS
-from keyquery.report.kit.tables import columns_table
-from keyquery.report.look.terminal import Bar
+from keyquery.instruments.look.show.terminal import Bar
+from keyquery.pages.tables import columns_table
+from keyquery_studies.mask.figure import shares
 from keyquery_studies.mask.study import Masks
 
 
-def tables(reading: Masks) -> list[Any]:
+def lines(reading: Masks) -> list[Any]:
     """Parts of every layer in the longest window, and what each factor changes in every window."""
     seeds = len({model["seed"] for model in reading.models})
     longest = max(row["window"] for row in reading.layers())
@@ -37,3 +38,6 @@ def tables(reading: Masks) -> list[Any]:
 
 def _positions(row: dict[str, Any]) -> str:
     return "RoPE" if row["rope"] else "learned"
+
+
+FIGURES = {"shares": shares}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from keyquery.report.kit.colours import LIGHT
+from keyquery.pages.colours import LIGHT
 from keyquery_studies.common.objectives import OBJECTIVES
 from keyquery_studies.objectives.study import NAMES, Objectives
 

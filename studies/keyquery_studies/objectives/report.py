@@ -8,12 +8,13 @@ from typing import Any
 from rich.text import Text
 
 from keyquery.forms.parts import PARTS
-from keyquery.report.kit.tables import columns_table
-from keyquery.report.look.terminal import Bar
+from keyquery.instruments.look.show.terminal import Bar
+from keyquery.pages.tables import columns_table
+from keyquery_studies.objectives.figure import curves
 from keyquery_studies.objectives.study import Objectives
 
 
-def tables(reading: Objectives) -> list[Any]:
+def lines(reading: Objectives) -> list[Any]:
     """Layer by layer, what heads became; then when each kind of head became what it is."""
     seeds = len({row["seed"] for row in reading.heads})
     table = columns_table("objective", "layer", Text("parts, mean over its heads"), "symmetry", "sd over seeds")
@@ -33,3 +34,6 @@ def tables(reading: Objectives) -> list[Any]:
     )
     title = Text(f"heads on held-out text, mean over heads and {seeds} seed{'s' if seeds > 1 else ''}", style="bold")
     return [title, table, "", *lines, *caption]
+
+
+FIGURES = {"curves": curves}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keyquery.report.kit.colours import ATTENTIONS
+from keyquery.pages.colours import ATTENTIONS
 from keyquery_studies.primal.study import PrimalStudy
 
 TITLES = {"listops": "ListOps", "text": "Text", "image": "Image", "pathfinder": "Pathfinder"}

@@ -7,13 +7,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.kernels.report import seeds_of
-from keyquery_studies.primal.figure import TITLES, Rows, called, labelled, percent
+from keyquery_studies.primal.figure import TITLES, Rows, called, labelled, percent, worth
 from keyquery_studies.primal.study import PrimalStudy
 
 
-def tables(reading: PrimalStudy) -> list[Any]:
+def lines(reading: PrimalStudy) -> list[Any]:
     """Accuracy on time series and, with published results, on the arena; time and memory per step."""
     rows = reading.summary()
     shown: list[Any] = []
@@ -102,3 +102,6 @@ def _percent(row: dict[str, Any]) -> str:
         return "–"
     spread = row["accuracy_sd"]
     return f"{100 * row['accuracy']:.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
+
+
+FIGURES = {"worth": worth}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
-from keyquery.report.kit.colours import KERNELS
+from keyquery.pages.colours import KERNELS
 from keyquery_studies.rerank.study import LEARNED, METHODS, PLACE, SIZES, RerankStudy
 
 TITLES = {"images": "Images", "digits": "Digits", "texts": "Texts", "stretches": "Stretches of texts"}

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.kernels.report import seeds_of
-from keyquery_studies.rerank.figure import CALLED, size_of, title_of
+from keyquery_studies.rerank.figure import CALLED, ranks, size_of, title_of
 from keyquery_studies.rerank.study import PLACE, RerankStudy
 
 NOTES = (
@@ -19,7 +19,7 @@ NOTES = (
 REVISITED = "medium and hard: trapezoidal average precision, as in the revisited Oxford protocol."
 
 
-def tables(reading: RerankStudy) -> list[Any]:
+def lines(reading: RerankStudy) -> list[Any]:
     """One table a set and a size of lists and networks."""
     rows, shown = reading.summary(), list[Any]()
     revisited = any(row["medium"] is not None for row in rows)
@@ -44,3 +44,6 @@ def _spread(row: dict[str, Any], name: str) -> str:
     spread = row[f"{name}_sd"]
     sign = "+" if name == "gain" else ""
     return f"{row[name]:{sign}.3f}" + ("" if spread is None else f" ± {spread:.3f}")
+
+
+FIGURES = {"ranks": ranks}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keyquery.report.kit.colours import CLASSES
+from keyquery.pages.colours import CLASSES
 from keyquery_studies.stability.study import StabilityStudy
 
 

@@ -9,11 +9,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
+from keyquery_studies.stability.figure import warnings
 from keyquery_studies.stability.study import StabilityStudy
 
 
-def tables(reading: StabilityStudy) -> list[Any]:
+def lines(reading: StabilityStudy) -> list[Any]:
     """Outcomes, warnings and false alarms of every rule, rescues by QK-Clip, and kernels."""
     shown: list[Any] = [Text("trainings without QK-Clip", style="bold"), _outcomes(reading), ""]
     for against, runs in product(("stable", "healthy"), ("held out", "calibration")):
@@ -76,3 +77,6 @@ def _kernels(rows: list[dict[str, Any]]) -> Table:
 
 def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
+
+
+FIGURES = {"warnings": warnings}

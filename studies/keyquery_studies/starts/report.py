@@ -6,11 +6,12 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
+from keyquery_studies.starts.figure import curves
 from keyquery_studies.starts.study import Starts
 
 
-def tables(reading: Starts) -> list[Any]:
+def lines(reading: Starts) -> list[Any]:
     """Losses of every start, and what each factor changes."""
     losses = columns_table("objective", "start", "steps", "rate", "loss ± sd", "seeds")
     for row in reading.starts():
@@ -31,3 +32,6 @@ def tables(reading: Starts) -> list[Any]:
         Text("one factor each", style="bold"),
         changes,
     ]
+
+
+FIGURES = {"curves": curves}

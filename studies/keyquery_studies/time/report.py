@@ -6,14 +6,15 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.common.rows import over_seeds
 from keyquery_studies.kernels.report import seeds_of
-from keyquery_studies.time.figure import NAMES, TITLES, WAYS, way_of
-from keyquery_studies.time.study import FIGURES, TimeStudy
+from keyquery_studies.time.figure import NAMES, TITLES, WAYS, gains, way_of
+from keyquery_studies.time.study import FIGURES as METRICS
+from keyquery_studies.time.study import TimeStudy
 
 
-def tables(reading: TimeStudy) -> list[Any]:
+def lines(reading: TimeStudy) -> list[Any]:
     """One table per dataset: counting baselines, then every time encoding."""
     rows, shown = reading.summary(), list[Any]()
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
@@ -39,10 +40,10 @@ def tables(reading: TimeStudy) -> list[Any]:
 
 def _arms(reading: TimeStudy) -> list[Any]:
     """Where time enters: means of the arms, and their differences."""
-    means = over_seeds(reading.arms, ("dataset", "arm", "lr", "parameters"), FIGURES)
+    means = over_seeds(reading.arms, ("dataset", "arm", "lr", "parameters"), METRICS)
     table = columns_table("dataset", "time as", "rate", "type, nats", "gap, nats", "seeds")
     for row in means:
-        nats = (_spread(row, name) for name in FIGURES[1:])
+        nats = (_spread(row, name) for name in METRICS[1:])
         table.add_row(TITLES[row["dataset"]], NAMES[row["arm"]], f"{row['lr']:g}", *nats, str(row["seeds"]))
     changes = columns_table("dataset", "of", "arm", "less", "nats", "95 %", "corrected p")
     for row in reading.contrasts():
@@ -56,3 +57,6 @@ def _arms(reading: TimeStudy) -> list[Any]:
 def _spread(row: dict[str, Any], name: str) -> str:
     spread = row[f"{name}_sd"]
     return f"{row[name]:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
+
+
+FIGURES = {"gains": gains}

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.kernels.report import seeds_of
-from keyquery_studies.transport.figure import BEGUN, CALLED
+from keyquery_studies.transport.figure import BEGUN, CALLED, carried
 from keyquery_studies.transport.study import TransportStudy
 
 FROM = {
@@ -19,7 +19,7 @@ FROM = {
 }
 
 
-def tables(reading: TransportStudy) -> list[Any]:
+def lines(reading: TransportStudy) -> list[Any]:
     """Accuracy and cost of every method per dataset; trajectories of Transformers; pre-trained heads."""
     shown = list[Any]()
     for lines in (_methods(reading), _courses(reading), _starts(reading)):
@@ -90,3 +90,6 @@ def _starts(reading: TransportStudy) -> list[Any]:
 def _spread(row: dict[str, Any], name: str, digits: int, sign: str = "") -> str:
     spread = row[f"{name}_sd"]
     return f"{row[name]:{sign}.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+
+
+FIGURES = {"carried": carried}

@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.kernels.report import seeds_of
-from keyquery_studies.vision_language.figure import PARTS
+from keyquery_studies.vision_language.figure import PARTS, seen
 from keyquery_studies.vision_language.study import FEWEST, VisionLanguageStudy
 
 
-def tables(reading: VisionLanguageStudy) -> list[Any]:
+def lines(reading: VisionLanguageStudy) -> list[Any]:
     """Accuracy of every variant, effect of ablating score parts, and correlation of flow with the loss."""
     rows, shown = reading.summary(), list[Any]()
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
@@ -63,3 +63,6 @@ def _flow(reading: VisionLanguageStudy) -> list[Any]:
 def _spread(row: dict[str, Any], name: str) -> str:
     spread = row[f"{name}_sd"]
     return f"{row[name]:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
+
+
+FIGURES = {"seen": seen}

@@ -7,14 +7,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.report.kit.tables import columns_table
+from keyquery.pages.tables import columns_table
 from keyquery_studies.common.objectives import OBJECTIVES
 from keyquery_studies.kernels.report import seeds_of
-from keyquery_studies.words.figure import FILLED, STARTED
+from keyquery_studies.words.figure import FILLED, STARTED, starts
 from keyquery_studies.words.study import WordsStudy
 
 
-def tables(reading: WordsStudy) -> list[Any]:
+def lines(reading: WordsStudy) -> list[Any]:
     """Masked-token prediction, worst method first; then steps to the goal by initialisation."""
     table = columns_table("predicted by", "median rank", "1/rank", "top 10", "seeds")
     table.columns[0].no_wrap = True
@@ -74,3 +74,6 @@ def _with(row: dict[str, Any], name: str, form: str) -> str:
         return "not all"
     spread = "" if row[f"{name}_sd"] is None else f" ± {row[f'{name}_sd']:{form}}"
     return f"{row[name]:{form}}{spread}"
+
+
+FIGURES = {"starts": starts}

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery import report
+from keyquery import pages
 from keyquery.estimators.events.interactions import Context, Interactions, compare
 from keyquery.estimators.events.mixture import Mixture
 from keyquery.support.progress import silent
@@ -146,7 +146,7 @@ def test_it_is_drawn(reading, tmp_path):
     assert "time before the last event (h)" in [text.get_text() for one in figure.subfigs for text in one.texts]
     grid = figure.subfigs[0].axes[0].images[0].get_array()
     assert grid[0, 2] == 1.5
-    assert report.picture_bytes(tmp_path / "pairs.svg", reading).startswith(b"<?xml")
+    assert pages.picture_bytes(tmp_path / "pairs.svg", reading).startswith(b"<?xml")
     with pytest.raises(ValueError, match="pairs must be at least 1, got 0"):
         reading.plot(pairs=0)
 

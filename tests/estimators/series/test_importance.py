@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery import report
+from keyquery import pages
 from keyquery.estimators.inputs.sequences import Padded
 from keyquery.estimators.series.importance import Importance, occlude
 from tests.estimators.series.test_classifier import SMALL, bumps
@@ -103,7 +103,7 @@ def test_it_is_drawn(tmp_path, dims):
     assert shades[-1].get_facecolor()[:3] != shades[0].get_facecolor()[:3]
     assert below.get_xlabel() == "time step"
     path = tmp_path / "series.png"
-    assert report.picture_bytes(path, reading)[:4] == b"\x89PNG"
+    assert pages.picture_bytes(path, reading)[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="series must be between 0 and 0, got 1"):
         reading.plot(series=1)
 

@@ -15,9 +15,9 @@ import keyquery as kq
 from keyquery import cli
 from keyquery.instruments.depth.depth import CONTRARY
 from keyquery.instruments.depth.law import Law, count
+from keyquery.instruments.depth.show import KNOWN
+from keyquery.pages import terminal
 from keyquery.proof.families import tiny_model
-from keyquery.report.depth.figure import KNOWN
-from keyquery.report.kit import terminal
 
 budgets = st.floats(320_000, 1e15)
 run = CliRunner().invoke

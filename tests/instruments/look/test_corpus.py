@@ -12,7 +12,8 @@ import keyquery as kq
 from keyquery import cli
 from keyquery.instruments.look.corpus import Corpus, centred, level
 from keyquery.layers import LanguageModel, Shape
-from keyquery.report.kit.page import page
+from keyquery.pages.document import page
+from tests.pages.readings import data_of, measure_of
 
 run = CliRunner().invoke
 WORDS = 120
@@ -108,14 +109,14 @@ def test_look_sets_the_models_that_ship_beside_a_corpus(tmp_path):
     figures = data["heads"][0]["corpus"]
     assert len(figures) == 9
     assert "corpus_skew_cosine_random" in files["csv"].read_text().splitlines()[0]
-    shown = json.loads(re.search(r'id="data">(.*?)</script>', files["html"].read_text(), re.S)[1])
-    assert shown["models"][0]["heads"][0]["corpus"]["skew_cosine"] == float(f"{figures['skew_cosine']:.3g}")
-    assert "compared with text.txt" in shown["models"][0]["facts"]
+    shown = data_of(files["html"].read_text())
+    assert measure_of(shown, "corpus.skew_cosine")["values"][0] == float(f"{figures['skew_cosine']:.3g}")
+    assert "compared with text.txt" in shown["tabs"][0]["facts"]
 
 
 def test_pages_without_a_corpus_say_nothing_of_one():
     html = page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))
-    assert '"corpus"' not in re.search(r'id="data">(.*?)</script>', html, re.S)[1]
+    assert not any(one["key"].startswith("corpus") for one in data_of(html)["tabs"][0]["frame"]["measures"])
 
 
 def test_what_is_missing_is_told(tmp_path, counts):

@@ -12,8 +12,8 @@ from rich.console import Console
 import keyquery as kq
 from keyquery.instruments.transport.sketch import principal
 from keyquery.instruments.transport.transport import CURVES
-from keyquery.report.kit import terminal
-from keyquery.report.kit.page import page
+from keyquery.pages import terminal
+from keyquery.pages.document import page
 
 pytest.importorskip("ot")
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 
 
 @pytest.fixture(scope="module")

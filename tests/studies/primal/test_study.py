@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.layers import PrimalAttention
-from keyquery.report.kit import terminal
+from keyquery.pages import terminal
 
 
 def series_row(attention="primal", protocol="held out", variant="default", **changes):

@@ -1,0 +1,296 @@
+"""The triangle as SVG: one bubble per head, between symmetric, skew and popularity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from keyquery.checkpoints.labels import name_of
+from keyquery.forms.parts import PARTS
+from keyquery.instruments.look.reading import Look
+from keyquery.instruments.look.show.shares import has_data, window
+from keyquery.pages.colours import DARK, LIGHT, PLAIN, depth_colour
+
+SIDE, LEFT, TOP, WIDTH, HEIGHT = 360.0, 40.0, 96.0, 440.0, 530.0  # of one panel, in user units
+TALL = SIDE * math.sqrt(3) / 2
+BUBBLE, SMALL, MANY = 7.5, 4.5, 300  # radius of a bubble, and radius if there are more than MANY heads
+CORNERS = PARTS[:3]
+JOINT = 1.249  # √5.99/1.96: a joint 95 % region of two variables is wider than their intervals
+CORNER_POINTS = 20  # of the outline of a 95 % region
+HINT = "Shares of score variance need data: keyquery look MODEL --text FILE"
+LEGEND = "filled: these three parts; open: position, query_only"
+STYLE = f"""
+.triangle text {{ font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }}
+.triangle .title {{ font-size: 17px; font-weight: 600 }} .triangle .note {{ fill: #59636e }}
+.triangle .corner {{ font-size: 14px; font-weight: 600 }} .triangle .frame {{ fill: none; stroke: #8b949e }}
+.triangle .grid {{ stroke: #d8dee4; stroke-width: 1 }}
+.triangle .bubble {{ fill: #fff; fill-opacity: .01; stroke-width: 1.1 }}
+.triangle .region {{ fill-opacity: .13; stroke-opacity: .35; stroke-width: .7 }}
+{" ".join(f".triangle .{part} {{ fill: {LIGHT[part]} }}" for part in CORNERS)}
+@media (prefers-color-scheme: dark) {{
+  .triangle text {{ fill: #f0f6fc }} .triangle .note {{ fill: #9198a1 }} .triangle .frame {{ stroke: #6e7681 }}
+  .triangle .grid {{ stroke: #2d333b }} .triangle .region {{ fill-opacity: .22 }}
+  {" ".join(f".triangle .{part} {{ fill: {DARK[part]} }}" for part in CORNERS)}
+}}
+"""
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One head: x to the right and y upwards, in units of the triangle's side; depth and `filled` in [0, 1].
+
+    `filled` is the share of its variance that the triangle shows; `region` is the 95 % region of its position.
+    """
+
+    layer: int
+    head: int
+    x: float
+    y: float
+    depth: float
+    filled: float
+    title: str
+    region: tuple[tuple[float, float], ...] = ()
+
+
+def barycentric(symmetric: float, skew: float, popularity: float) -> tuple[float, float]:
+    """Position of three shares in a triangle of side 1: x = (a + p/2)/(s + a + p), y = (√3/2)·p/(s + a + p).
+
+    Symmetric is the corner (0, 0), skew (1, 0), popularity the top. Negative shares count as 0; a head with none of the
+    three is in the centre.
+    """
+    shares = [max(share, 0.0) for share in (symmetric, skew, popularity)]
+    total = sum(shares)
+    _, a, p = (share / total for share in shares) if total > 0 else (1 / 3,) * 3
+    return a + p / 2, math.sqrt(3) / 2 * p
+
+
+def filled(data: Mapping[str, float]) -> float:
+    """The share of a head's parts that the triangle shows: all but position and query_only."""
+    shares = {part: max(data[part], 0.0) for part in PARTS}
+    return sum(shares[part] for part in CORNERS) / (sum(shares.values()) or 1.0)
+
+
+def region(data: Mapping[str, Any]) -> Points:
+    """The outline of the 95 % region of a head, from the intervals of its shares, assumed independent.
+
+    With J the Jacobian of x and y in the shares and h the half-widths of their intervals, an ellipse of covariance
+    J·diag(h²)·Jᵀ, clipped at the triangle. Empty if there are no intervals.
+    """
+    intervals = data.get("intervals") or {}
+    ends = [intervals[part] for part in CORNERS if intervals.get(part)]
+    total = sum(max(data[part], 0.0) for part in CORNERS)
+    if len(ends) < len(CORNERS) or total <= 0:
+        return []
+    x, y = barycentric(*(data[part] for part in CORNERS))
+    xx = xy = yy = 0.0
+    for (low, high), at in zip(ends, ((0, 0), (1, 0), (0.5, math.sqrt(3) / 2)), strict=True):
+        dx, dy = ((corner - here) * JOINT * (high - low) / 2 / total for corner, here in zip(at, (x, y), strict=True))
+        xx, xy, yy = xx + dx * dx, xy + dx * dy, yy + dy * dy
+    # The Cholesky factor maps the unit circle to the ellipse.
+    wide = math.sqrt(xx)
+    across = xy / wide if wide > 0 else 0.0
+    tall = math.sqrt(max(yy - across**2, 0.0))
+    turns = [2 * math.pi * i / CORNER_POINTS for i in range(CORNER_POINTS)]
+    return [_inside(x + wide * math.cos(t), y + across * math.cos(t) + tall * math.sin(t)) for t in turns]
+
+
+def _inside(x: float, y: float) -> tuple[float, float]:
+    """A point clipped to the triangle."""
+    p = y / (math.sqrt(3) / 2)
+    return barycentric(1 - (x + p / 2), x - p / 2, p)
+
+
+def dots(look: Look) -> list[Dot]:
+    """A dot per head: in the triangle on data, else on its layer's line between the two lower corners."""
+    numbers = sorted({layer["layer"] for layer in look.layers})
+    depths = {number: i / max(len(numbers) - 1, 1) for i, number in enumerate(numbers)}
+    placed, on_data = [], has_data(look)
+    for head in look.heads:
+        label = name_of(look.model, head["layer"]).partition(" ")[2]
+        place = f"layer {head['layer']}{f' ({label})' if label else ''}, head {head['head']}"
+        depth, data = depths[head["layer"]], head["on_data"]
+        if data and "symmetric" in data:  # cross-attention has no place between the corners
+            x, y = barycentric(*(data[part] for part in CORNERS))
+            parts = ", ".join(f"{part} {data[part]:.0%}" for part in PARTS if data[part] >= 0.005)
+            title, outline = f"{place}: {head['label']}; {parts}", tuple(region(data))
+            placed.append(Dot(head["layer"], head["head"], x, y, depth, filled(data), title, outline))
+        elif not on_data:
+            symmetry = head["raw"]["symmetry"]
+            y = (0.95 - 0.9 * depth) * math.sqrt(3) / 2 if len(numbers) > 1 else 0.0  # the first layer on top
+            title = f"{place}: symmetry {symmetry:+.2f}"
+            placed.append(Dot(head["layer"], head["head"], (1 - symmetry) / 2, y, depth, 1.0, title))
+    return placed
+
+
+def svg(*looks: Look, joined: bool = False) -> str:
+    """The triangles of looks side by side, or of two checkpoints of one model in one, joined by arrows."""
+    if joined:
+        panels, width = [_joined(*looks)], WIDTH
+    else:
+        panels, width = [panel(look) for look in looks], WIDTH * len(looks)
+    body = "".join(f'<g transform="translate({i * WIDTH:.0f} 0)">{part}</g>\n' for i, part in enumerate(panels))
+    style = f"<style>:root {{ color-scheme: light dark }}{STYLE}</style>"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {_size(looks, width)}>\n{style}\n{body}</svg>\n'
+
+
+def inline(look: Look, named: bool = True) -> str:
+    """One panel as an element of a page, whose style must include STYLE, and whose script describes the heads."""
+    return f"<svg {_size([look], WIDTH, 0 if named else 26)}>{panel(look, named, titled=False)}</svg>"
+
+
+def panel(look: Look, named: bool = True, titled: bool = True) -> str:
+    """Heading, frame, 95 % regions, bubbles and legend of one look, as SVG without the outer element."""
+    placed = dots(look)
+    radius = BUBBLE if len(placed) <= MANY else SMALL
+    regions = [_region(dot, radius) for dot in placed]
+    bubbles = [_bubble(dot, radius, titled) for dot in placed]
+    return "".join([_heading(look, named=named), _frame(look), *regions, *bubbles, _legend(look, placed)])
+
+
+def check_joined(looks: Sequence[Look]) -> None:
+    """Refuse looks that cannot be joined by arrows: there must be two, with the same heads in the same view."""
+    if len(looks) != 2:
+        raise ValueError(f"arrows join two looks, got {len(looks)}")
+    first, second = ({(dot.layer, dot.head) for dot in dots(look)} for look in looks)
+    if first != second or has_data(looks[0]) != has_data(looks[1]):
+        raise ValueError("arrows need the same heads in both looks: these differ in heads, or only one has data")
+
+
+def _joined(*looks: Look) -> str:
+    check_joined(looks)
+    before, after = (dots(look) for look in looks)
+    ends = {(dot.layer, dot.head): dot for dot in after}
+    arrows = "".join(_arrow(dot, ends[dot.layer, dot.head]) for dot in before)
+    heading = _heading(looks[1], f"from {looks[0].model['name']}")
+    return heading + _frame(looks[1]) + arrows + _legend(looks[1], after, joined=True)
+
+
+def _size(looks: Sequence[Look], width: float, top: float = 0) -> str:
+    names = " and ".join(look.model["name"] for look in looks)
+    corners = "symmetric, skew and popularity" if any(map(has_data, looks)) else "symmetric and skew"
+    label = escape(f"Every head of {names} between {corners}: one bubble per head")
+    tall = HEIGHT - top
+    box = f'viewBox="0 {top:.0f} {width:.0f} {tall:.0f}" width="{width:.0f}" height="{tall:.0f}"'
+    return f'class="triangle" {box} role="img" aria-label="{label}"'
+
+
+def _at(x: float, y: float) -> tuple[float, float]:
+    """From units of the triangle's side, upwards, to SVG user units, downwards."""
+    return LEFT + SIDE * x, TOP + TALL - SIDE * y
+
+
+def _text(x: float, y: float, words: str, kind: str, anchor: str = "middle") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def short_name(name: str, most: int) -> str:
+    """A long name with its middle cut out."""
+    half = (most - 3) // 2
+    return name if len(name) <= most else name[:half] + " … " + name[-half:]
+
+
+def about(look: Look) -> str:
+    """The number of heads, the data and the window, in one line."""
+    shown, data = len(dots(look)), look.provenance.get("data")
+    heads = f"{shown} heads" if shown == len(look.heads) else f"{shown} of {len(look.heads)} heads"
+    return f"{heads}; {short_name(str(data['from']), 20)}: {window(look)}" if data else f"{heads}; weights only"
+
+
+def _heading(look: Look, note: str = "", named: bool = True) -> str:
+    middle = LEFT + SIDE / 2
+    line = ", ".join(part for part in (note, about(look)) if part)
+    title = _text(middle, 24, short_name(str(look.model["name"]), 43), "title") if named else ""
+    return title + _text(middle, 44, line, "note")
+
+
+def _frame(look: Look) -> str:
+    left, right, top = _at(0, 0), _at(1, 0), _at(0.5, math.sqrt(3) / 2)
+    below = TOP + TALL
+    parts = [
+        _text(LEFT - 20, below + 24, "symmetric", "corner symmetric", "start"),
+        _text(LEFT - 20, below + 42, PLAIN["symmetric"], "note", "start"),
+        _text(LEFT + SIDE + 20, below + 24, "skew", "corner skew", "end"),
+        _text(LEFT + SIDE + 20, below + 42, PLAIN["skew"], "note", "end"),
+    ]
+    if not has_data(look):
+        middle = LEFT + SIDE / 2
+        line = f'<path class="frame" d="M{left[0]:.1f} {left[1]:.1f}H{right[0]:.1f}"/>'
+        up = f'<path class="grid" d="M{middle:.1f} {TOP:.1f}V{below:.1f}"/>'
+        return up + line + "".join(parts) + _text(middle, TOP - 24, HINT, "note")
+    for share in (0.25, 0.5, 0.75):
+        for i in range(3):
+            ends = ([share, 1 - share, 0.0], [share, 0.0, 1 - share])
+            (x1, y1), (x2, y2) = (_at(*barycentric(*(end[-i:] + end[:-i]))) for end in ends)
+            parts.insert(0, f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>')
+    parts.append(_text(top[0], top[1] - 26, "popularity", "corner popularity"))
+    parts.append(_text(top[0], top[1] - 10, PLAIN["popularity"], "note"))
+    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in (left, right, top))
+    return "".join(parts) + f'<path class="frame" d="M{path}Z"/>'
+
+
+def _bubble(dot: Dot, radius: float, titled: bool) -> str:
+    x, y = _at(dot.x, dot.y)
+    place, colour = f'cx="{x:.1f}" cy="{y:.1f}"', depth_colour(dot.depth)
+    inner = f'<circle class="dot" {place} r="{radius * math.sqrt(dot.filled):.1f}" fill="{colour}"/>'
+    rim = f'stroke="{colour}" stroke-opacity="{strength(dot):.2f}"'
+    outer = f'<circle class="bubble" {place} r="{radius}" {rim}/>'
+    title = f"<title>{escape(dot.title)}</title>" if titled else ""
+    return f'<g class="head" data-head="{dot.layer}.{dot.head}">{inner}{outer}{title}</g>'
+
+
+def _region(dot: Dot, radius: float) -> str:
+    """The 95 % region of a dot, if any of it lies outside the bubble."""
+    x, y = _at(dot.x, dot.y)
+    points = [_at(*point) for point in dot.region]
+    if all(math.hypot(px - x, py - y) <= radius for px, py in points):
+        return ""
+    path, colour = "L".join(f"{px:.0f} {py:.0f}" for px, py in points), depth_colour(dot.depth)
+    return f'<path class="region" d="M{path}Z" fill="{colour}" stroke="{colour}"/>'
+
+
+def _arrow(start: Dot, end: Dot) -> str:
+    """An arrow between two dots; the fainter, the less of the head the triangle shows."""
+    (x1, y1), (x2, y2) = _at(start.x, start.y), _at(end.x, end.y)
+    colour, long = depth_colour(end.depth), math.hypot(x2 - x1, y2 - y1)
+    dx, dy = ((x2 - x1) / long, (y2 - y1) / long) if long > 0 else (0.0, 0.0)
+    bx, by = x2 - 7 * dx, y2 - 7 * dy
+    head = f"M{x2:.1f} {y2:.1f}L{bx - 3.2 * dy:.1f} {by + 3.2 * dx:.1f}L{bx + 3.2 * dy:.1f} {by - 3.2 * dx:.1f}Z"
+    line = f'<path d="M{x1:.1f} {y1:.1f}L{bx:.1f} {by:.1f}" stroke="{colour}" stroke-width="1.6" fill="none"/>'
+    tail = f'<circle cx="{x1:.1f}" cy="{y1:.1f}" r="2" fill="{colour}"/>'
+    faint = f'opacity="{strength(end):.2f}"'
+    return (
+        f'<g class="arrow" {faint}>{line}{tail}<path d="{head}" fill="{colour}"/><title>{escape(end.title)}</title></g>'
+    )
+
+
+def strength(dot: Dot) -> float:
+    """Opacity of a head: the less of it the triangle shows, the fainter."""
+    return 0.35 + 0.65 * dot.filled
+
+
+def _legend(look: Look, placed: Sequence[Dot], joined: bool = False) -> str:
+    """Legend of filled and open bubbles, a colour bar of depth with one step per layer, and a note on ellipses."""
+    y = HEIGHT - 46
+    parts = []
+    if has_data(look) and joined:
+        parts = [_text(LEFT + SIDE / 2, y, "pale: mostly position and query_only", "note")]
+    elif has_data(look):
+        sample = f'<circle class="note" cx="{LEFT - 12}" cy="{y - 4.5}" r="{BUBBLE * math.sqrt(0.4):.1f}"/>'
+        rim = f'<circle fill="none" stroke="#8b949e" cx="{LEFT - 12}" cy="{y - 4.5}" r="{BUBBLE}"/>'
+        parts = [sample, rim, _text(LEFT + 2, y, LEGEND, "note", "start")]
+    numbers, y = sorted({layer["layer"] for layer in look.layers}), HEIGHT - 20
+    step = 96 / len(numbers)
+    parts += ['<g class="depths">', _text(LEFT - 20, y, f"layer {numbers[0]}", "note", "start")]
+    for i in range(len(numbers)):
+        colour, x = depth_colour(i / max(len(numbers) - 1, 1)), LEFT + 34 + i * step
+        parts.append(f'<rect x="{x:.2f}" y="{y - 10}" width="{step + 0.3:.2f}" height="11" fill="{colour}"/>')
+    parts += [_text(LEFT + 136, y, str(numbers[-1]), "note", "start"), "</g>"]
+    missing = len(look.heads) - len(placed)
+    regions = not joined and any(dot.region for dot in placed)
+    note = f"{missing} cross-attention heads omitted" if missing else "ellipses: 95 % regions" if regions else ""
+    kind = "note" if missing else "note of-regions"
+    return "".join([*parts, *([_text(LEFT + SIDE + 20, y, note, kind, "end")] if note else [])])

@@ -1,0 +1,153 @@
+"""A monitored training in the terminal, as a figure and as a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from keyquery.instruments.monitor.reading import Monitored
+from keyquery.pages.colours import LIGHT
+from keyquery.pages.components import measure, versioned
+from keyquery.pages.document import document
+from keyquery.pages.tables import Text, columns_table
+from keyquery.support.checks import check_choice
+from keyquery.support.extras import optional
+from keyquery.support.printable import counted
+
+DIGITS = 4  # of numbers in a page
+LISTED = 8  # heads and alarms shown
+SHOWN = {
+    "largest": "largest logit",
+    "bound": "bound",
+    "sigma": "σ₁(M)",
+    "relative_entropy": "entropy/uniform",
+    "sink": "sink",
+    "query_gradient": "‖∂Wq‖",
+}
+
+
+def lines(reading: Monitored) -> list[Any]:
+    """The heads with the largest logits at the last step, and the latest alarms."""
+    count = f"{len(reading.heads)} heads, {len(reading.steps)} records"
+    title = f"{reading.model['name']}: step {reading.steps[-1]}, {count}"
+    shown = [name for name in SHOWN if name in reading.curves]
+    table = columns_table("head", *(SHOWN[name] for name in shown))
+    for column in table.columns:
+        column.no_wrap = True
+    names = [head["name"] for head in reading.heads]
+    start = _shared_start(names)
+    logits = [float("inf") if curve[-1] is None else curve[-1] for curve in reading.curves["largest"]]
+    order = sorted(range(len(logits)), key=lambda at: -logits[at])
+    for at in order[:LISTED]:
+        cells = (reading.curves[name][at][-1] for name in shown)
+        table.add_row(names[at][start:], *("–" if cell is None else f"{cell:.3g}" for cell in cells))
+    within = f"Heads of {names[0][:start]}…" if start else ""
+    lines: list[Any] = [Text(title, style="bold"), *([within] if within else []), table, ""]
+    lines += [f"step {alarm['step']}: {alarm['reason']}" for alarm in reading.alarms[-LISTED:]] or ["No alarms."]
+    if len(reading.alarms) > LISTED:
+        lines.append(f"{len(reading.alarms) - LISTED} earlier alarms are in the JSON.")
+    if reading.clips:
+        lines.append(f"QK-Clip scaled heads {len(reading.clips)} times, last at step {reading.clips[-1]['step']}.")
+    return lines
+
+
+def _shared_start(names: list[str]) -> int:
+    """How many characters of dotted names are the same in all, up to a dot."""
+    levels = [set(level) for level in zip(*(name.split(".") for name in names), strict=False)]
+    shared = 0
+    for level in levels[:-1]:
+        if len(level) > 1:
+            break
+        shared += len(level.pop()) + 1
+    return shared
+
+
+SPREAD = ("largest", "bound", "sigma", "input_norm", "entry", "unscaled", "query_gradient", "key_gradient")  # log scale
+
+
+def head_map(reading: Monitored, pyplot: Any, metric: str = "largest", title: str | None = None) -> Any:
+    """Heads by steps in the colour of a metric, logarithmic where it has no upper end; alarms are crosses."""
+    check_choice("metric", metric, tuple(reading.curves))
+    values = np.array([[np.nan if v is None else v for v in curve] for curve in reading.curves[metric]])
+    figure, axis = pyplot.subplots(figsize=(6.4, 1.4 + 0.06 * len(values)), layout="constrained")
+    colours = optional("matplotlib.colors", "plot")
+    ramp = colours.LinearSegmentedColormap.from_list("metric", ["#f2f4f6", LIGHT["skew"]])
+    positive = values[values > 0]
+    norm = colours.LogNorm() if metric in SPREAD and positive.size else None
+    shown = np.where(values > 0, values, np.nan) if norm else values
+    extent = (-0.5, len(reading.steps) - 0.5, len(values) - 0.5, -0.5)
+    image = axis.imshow(shown, cmap=ramp, norm=norm, aspect="auto", extent=extent, interpolation="nearest")
+    plain = optional("matplotlib.ticker", "plot").FormatStrFormatter("%g") if norm else None  # others write TeX
+    figure.colorbar(image, label=f"{metric.replace('_', ' ')} ({reading.units[metric]})", format=plain)
+    at = {step: record for record, step in enumerate(reading.steps)}
+    marks = [(at[alarm["step"]], head) for alarm in reading.alarms for head in alarm["heads"] if alarm["step"] in at]
+    if marks:
+        axis.plot(*zip(*marks, strict=True), "x", color="#24292f", markersize=3)
+    ticks = np.linspace(0, len(reading.steps) - 1, min(len(reading.steps), 6)).round().astype(int)
+    axis.set_xticks(ticks, [str(reading.steps[tick]) for tick in ticks])
+    axis.set(xlabel="step", ylabel="head, by layer", title=title or reading.model["name"])
+    return figure
+
+
+FIGURES = {"map": head_map}
+
+
+def page(reading: Monitored) -> str:
+    """The page: any metric over heads and steps, with alarms marked, and the curve of one head."""
+    names = [head["name"] for head in reading.heads]
+    start = _shared_start(names)
+    record = {step: number for number, step in enumerate(reading.steps)}
+    marks = [
+        [head, record[alarm["step"]]] for alarm in reading.alarms for head in alarm["heads"] if alarm["step"] in record
+    ]
+    measures = [
+        measure(
+            metric,
+            metric.replace("_", " "),
+            [value for curve in curves for value in curve],
+            digits=DIGITS,
+            unit=reading.units.get(metric),
+            logs=metric in SPREAD,
+            tones=["var(--above)", "var(--skew)"],
+        )
+        for metric, curves in reading.curves.items()
+        if metric != "finite"
+    ]
+    frame = {
+        "rows": [name[start:] for name in names],
+        "columns": [str(step) for step in reading.steps],
+        "nouns": ["head", "step"],
+        "join": "/",
+        "measures": measures,
+    }
+    layers = len({head["layer"] for head in reading.heads})
+    facts = [f"{layers} layers", f"{len(names)} heads", f"{len(reading.steps)} records to step {reading.steps[-1]}"]
+    facts += [f"{len(reading.clips)} clips"] if reading.clips else []
+    facts += [f"heads of {names[0][:start].rstrip('.')}"] if start else []
+    listed = [f"step {alarm['step']}: {alarm['reason']}" for alarm in reading.alarms]
+    blocks: list[dict[str, Any]] = [
+        {"type": "summary", "sentences": [_sentence(reading)]},
+        {
+            "type": "map",
+            "title": "Heads by steps",
+            "plane": True,
+            "pickers": True,
+            "marks": marks,
+            "marked": "crosses: alarms",
+        },
+        {"type": "curve", "row": True, "unit": "step", "uses": ["map", "at"]},
+        {"type": "list", "title": "Alarms", "items": listed, "none": "none"},
+    ]
+    row, column = marks[0] if marks else (0, len(reading.steps) - 1)
+    state = {"at": f"{frame['rows'][row]}/{reading.steps[column]}", "map": measures[0]["key"]}
+    name, tabs = str(reading.model["name"]), [{"frame": frame, "state": state, "blocks": blocks}]
+    return document(name, "training, monitored", tabs, " · ".join(facts), versioned([], reading.provenance))
+
+
+def _sentence(reading: Monitored) -> str:
+    """Healthy, or the first alarm."""
+    if not reading.alarms:
+        return f"No alarms: all {len(reading.heads)} heads stayed within their limits to step {reading.steps[-1]}."
+    first = reading.alarms[0]
+    return f"{counted(len(reading.alarms), 'alarm')}, the first at step {first['step']}: {first['reason']}"

@@ -1,0 +1,129 @@
+"""A Reading as a matplotlib figure, or as an image file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from keyquery.kinds import show_of
+from keyquery.reading import Reading
+from keyquery.support.checks import check_choice
+from keyquery.support.extras import optional
+from keyquery.support.printable import printable_copy
+
+KINDS = (".pdf", ".png", ".svg")
+# Sized for a column of a paper: small type, thin lines, and text that stays text in a PDF.
+PAPER: dict[str, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.linewidth": 0.6,
+    "pdf.fonttype": 42,
+    "savefig.dpi": 300,
+    "text.parse_math": False,  # a dollar sign in a name is not math
+}
+PAPER |= {"svg.hashsalt": "keyquery"}  # reproducible files
+
+
+def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
+    """A figure of a reading, by name. Default: the first figure of its kind.
+
+    Looks and comparisons have "triangle", their default on data, and "map", the symmetry of each head.
+
+    Parameters
+    ----------
+    reading
+        The reading.
+    what
+        Name of the figure. Default: the first of its kind.
+    **options
+        Options of the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure.
+    """
+    figures = getattr(show_of(reading), "FIGURES", {})
+    if not figures:
+        raise ValueError(f"a reading of kind {reading.kind!r} has no figure")
+    pyplot = optional("matplotlib.pyplot", "plot")
+    what = what or next(iter(figures))
+    check_choice("what", what, tuple(figures))
+    with _paper(pyplot):
+        return figures[what](printable_copy(reading), pyplot, **options)
+
+
+@contextmanager
+def _paper(pyplot: Any) -> Iterator[None]:
+    """Apply the PAPER settings to one figure.
+
+    In a notebook, the first figure loads the backend, which turns on interactive mode; without it, later figures are
+    not shown. So interactive mode is kept when the settings are restored.
+    """
+    with pyplot.rc_context(PAPER):
+        try:
+            yield
+        finally:
+            interactive = pyplot.isinteractive()
+    optional("matplotlib", "plot").interactive(interactive)
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a path with an extension that is not supported for figures.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Examples
+    --------
+    >>> check_picture(Path("heads.gif"))
+    Traceback (most recent call last):
+    ValueError: heads.gif: a figure must be a .pdf, .png or .svg file
+    """
+    if path.suffix.lower() not in KINDS:
+        raise ValueError(f"{path}: a figure must be a {', '.join(KINDS[:-1])} or {KINDS[-1]} file")
+
+
+def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str | None = None, **options: Any) -> bytes:
+    """A reading's figure as the content of an image file.
+
+    The triangle and causal graphs as .svg need no other package; all else is drawn with matplotlib.
+
+    Parameters
+    ----------
+    path
+        The file, whose extension selects the format: .svg, .png or .pdf.
+    reading
+        The reading.
+    joined
+        Draw both models of a comparison in one triangle, joined by arrows.
+    what
+        Name of the figure. Default: the triangle, or the first figure of the kind.
+    **options
+        Options of the figure.
+
+    Returns
+    -------
+    bytes
+        Content of the file.
+    """
+    check_picture(path)
+    show = show_of(reading)
+    options |= {"joined": True} if joined else {}
+    if path.suffix.lower() == ".svg" and (drawn := getattr(show, "svg", None)):
+        # Control characters are not well-formed XML.
+        return str(drawn(printable_copy(reading), **options)).encode()
+    if what is None and "triangle" in getattr(show, "FIGURES", {}):
+        what = "triangle"  # also without data
+    figure = plot(reading, what, **options)
+    data = io.BytesIO()
+    with optional("matplotlib", "plot").rc_context(PAPER):
+        kind = path.suffix.lower()[1:]
+        figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    optional("matplotlib.pyplot", "plot").close(figure)
+    return data.getvalue()

@@ -1,1 +1,0 @@
-"""Causal graphs over the columns of a table."""

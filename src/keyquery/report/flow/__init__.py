@@ -1,1 +1,0 @@
-"""Displays of cross-modal attention flow."""

@@ -1,1 +1,0 @@
-"""Shared by all displays: colours, tables, figures, and the frame of an HTML page."""

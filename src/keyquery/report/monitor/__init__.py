@@ -1,1 +1,0 @@
-"""Displays of a monitored training."""

@@ -1,1 +1,0 @@
-"""Displays of re-ranked lists."""

@@ -1,1 +1,0 @@
-"""Displays of time kernels."""

@@ -1,1 +1,0 @@
-"""Displays of paths compared with optimal transport."""

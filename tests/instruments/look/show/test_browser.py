@@ -1,0 +1,334 @@
+"""The page in a real browser: what is on the screen, what clicks and keys do, and that nothing else happens."""
+
+import csv
+import dataclasses
+import io
+import math
+import re
+
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.forms.parts import PARTS
+from keyquery.instruments.look.show.shares import bar_shares
+from keyquery.listening import attention_maps
+from keyquery.pages.notebook import frame
+from tests.conftest import CHROMIUM
+from tests.pages.readings import tiny
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+
+
+@pytest.fixture(scope="module")
+def looks():
+    pytest.importorskip("transformers")
+    return {name: tiny(name) for name in ("llama", "bert")}
+
+
+def title(tab):
+    return tab.locator(".of-detail h2").inner_text()
+
+
+def figure(tab, name):
+    """A metric of the selected head, such as raw.stable_rank."""
+    view, metric = name.split(".")
+    row = tab.locator("[data-block=metrics] tbody tr").filter(
+        has=tab.get_by_role("rowheader", name=metric.replace("_", " "), exact=True)
+    )
+    return row.locator(f'[data-cell="{view}"]').inner_text()
+
+
+def written(value):
+    """A signed figure as the page writes it."""
+    text = f"{value:+z.2f}".replace("-", "−")
+    return "0.00" if text == "+0.00" else text
+
+
+def whole(share):
+    """A share in percent, as JavaScript's toFixed rounds it: halves away from 0."""
+    size = math.floor(abs(100 * share) + 0.5)
+    return f"−{size}" if share < 0 and size else str(size)
+
+
+def three(text):
+    return float(text.replace("−", "-"))
+
+
+def test_a_click_reaches_a_head_and_its_figures_are_those_of_the_json(visit, looks):
+    reading = looks["llama"][2]
+    tab = visit(reading)
+    assert tab.locator("#name").inner_text() == "tiny llama"
+    tab.locator('.cell[data-at="1.2"]').click()
+    assert title(tab) == "Layer 1, head 2"
+    assert tab.evaluate("location.hash") == "#1.2"
+    head = next(one for one in reading.heads if (one["layer"], one["head"]) == (1, 2))
+    for view in ("raw", "folded", "on_data"):
+        assert figure(tab, f"{view}.symmetry").split(" (")[0] == written(head[view]["symmetry"])
+    for name in ("effective_rank", "stable_rank", "symmetric_energy", "positive_share"):
+        assert three(figure(tab, f"raw.{name}")) == float(f"{head['raw'][name]:.3g}")
+    for part in (*PARTS, "interaction"):
+        low, high = (float(f"{end:.3g}") for end in head["on_data"]["intervals"][part])
+        told = f"{whole(head['on_data'][part])} % ({whole(low)} to {whole(high)})"
+        assert tab.locator(f'[data-block=parts] [data-bar="{part}"]').text_content() == told
+    assert head["label"] in tab.locator(".headline").inner_text()
+    assert head["reason"] in tab.locator(".of-detail").inner_text()
+    assert tab.locator(".head.chosen").get_attribute("data-head") == "1.2"
+    assert tab.locator("svg.spectrum").count() == 3
+    assert tab.locator("[data-block=offsets] path.line").count() == 2
+
+
+def test_the_same_summary_and_window_stand_on_top(visit, looks):
+    reading = looks["llama"][2]
+    tab = visit(reading)
+    assert tab.locator(".tags .tag").all_inner_texts() == [f"{n}{label}" for label, n in reading.summary.items()]
+    for place in ("#facts", ".of-map .scale", ".triangle", "[data-block=parts]"):
+        assert "9-token windows, 3 sequences" in tab.locator(place).text_content()
+
+
+def test_the_map_shows_the_parts_of_every_head(visit, looks):
+    reading = looks["llama"][2]
+    tab = visit(reading)
+    for head in reading.heads:
+        cell = tab.locator(f'.cell[data-at="{head["layer"]}.{head["head"]}"]')
+        widths = cell.locator("i").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
+        shares = bar_shares(head)
+        assert [width / cell.bounding_box()["width"] for width in widths] == pytest.approx(shares, abs=0.01)
+
+
+def test_what_changes_with_the_window_is_marked(visit, looks):
+    reading = looks["llama"][2]
+    changed = {**reading.heads[0]["on_data"], "changes_with_window": ["symmetry", "label"]}
+    tab = visit(
+        dataclasses.replace(reading, heads=[{**reading.heads[0], "on_data": changed}, *reading.heads[1:]]), "#0.0"
+    )
+    marks = tab.locator(".of-detail .chip[title]")
+    assert marks.all_inner_texts() == ["~ symmetry, label"]
+    assert "differs in the first half of each window" in marks.first.get_attribute("title")
+    tab.locator('.cell[data-at="0.1"]').click()
+    marked = {**reading.heads[1]["on_data"]}.get("changes_with_window") or []
+    assert marks.count() == bool(marked)
+
+
+def test_shares_are_drawn_over_the_length_of_the_window(visit, looks):
+    reading = looks["llama"][2]
+    shares = {name: reading.heads[0]["on_data"][name] for name in (*PARTS, "interaction", "symmetry", "intervals")}
+    lengths = [{"length": length, **shares} for length in (4, 8)]
+    tab = visit(dataclasses.replace(reading, heads=[{**head, "lengths": lengths} for head in reading.heads]), "#0.0")
+    assert tab.locator("[data-block=lengths] path.line").count() == len(PARTS) + 1  # and symmetry
+    axes = tab.locator("[data-block=lengths] text").all_text_contents()
+    assert [axes.count(length) for length in ("4", "8", "9")] == [2, 2, 2]  # 9 is the window of the look
+
+
+def test_the_costs_of_parts_lead_the_page_and_stand_below_the_shares(visit, looks):
+    reading = looks["llama"][2]
+    lost = {"zero": [1, 0.9, 1.1], "symmetric": [0.05, 0.01, 0.09], "skew": [-0.002, -0.01, 0.006]}
+    lost |= {"popularity": [0.5, 0.4, 0.6]}
+    heads = [{**head, "ablation": lost} if head["layer"] == 1 else head for head in reading.heads]
+    tab = visit(dataclasses.replace(reading, heads=heads))
+    assert tab.evaluate("[state.at[0], state.map]") == ["1", "cost"]
+    assert tab.locator(".lead").inner_text().startswith("Costliest heads: 1.0 (+1 nats per token, head to 0); 1.1 (")
+    rows = tab.locator("[data-block=ablation] [data-bar]")
+    names = rows.evaluate_all("all => all.map(one => one.dataset.bar)")
+    assert names == ["symmetric", "skew", "popularity", "head to 0"]
+    texts = dict(zip(names, rows.all_inner_texts(), strict=True))
+    assert texts["symmetric"] == "+0.05 (+0.01 to +0.09)"
+    assert texts["skew"] == "−0.002 (−0.01 to +0.006)"
+    assert tab.locator("[data-block=ablation] em.hollow").count() == 1  # its interval holds 0
+    tab.locator(".of-map select").select_option("off.skew")
+    assert tab.locator(".cell.hatch[data-at]").count() == len(heads) / 2
+    tab.locator('.of-map [data-focus="cell"][data-at="1.1"]').click()
+    assert rows.count() == 4
+    tab.evaluate("choose({ at: '0.0' })")
+    assert rows.count() == 0
+    tab.locator("#table summary").click()
+    assert "loss, popularity ablated" in tab.locator("#table thead").inner_text()
+
+
+def test_keys_walk_over_the_map(visit, looks):
+    tab = visit(looks["bert"][2])
+    tab.locator('.cell[data-at="0.0"]').focus()
+    for key, place in (
+        ("ArrowRight", "0.1"),
+        ("ArrowDown", "1.1"),
+        ("ArrowLeft", "1.0"),
+        ("ArrowLeft", "1.0"),
+        ("ArrowUp", "0.0"),
+    ):
+        tab.keyboard.press(key)
+        assert tab.evaluate("location.hash") == f"#{place}"
+        assert tab.evaluate("document.activeElement.dataset.at") == place
+        assert tab.locator('[aria-selected="true"]').get_attribute("data-at") == place
+    assert title(tab) == "Layer 0, head 0"
+    tab.locator('.cell[data-at="1.2"]').click()
+    tab.keyboard.press("ArrowRight")  # a click holds the keyboard too
+    assert title(tab) == "Layer 1, head 3"
+    tab.get_by_role("button", name="symmetry folded", exact=True).press("Enter")
+    assert tab.evaluate("document.activeElement.textContent") == "symmetry folded"
+
+
+def test_the_address_names_the_head_both_ways(visit, looks):
+    tab = visit(looks["bert"][2], "#1.3")
+    assert title(tab) == "Layer 1, head 3"
+    tab.evaluate("location.hash = '#0.2'")
+    tab.locator(".of-detail h2", has_text="Layer 0, head 2").wait_for()
+    tab.evaluate("location.hash = '#1'")
+    tab.locator(".of-detail h2", has_text=re.compile("^Layer 1$")).wait_for()
+    for nonsense in ("#99.0", "#x", "#0.0?tab=7"):
+        tab.evaluate(f"location.hash = '{nonsense}'")
+    tab.locator(".triangle .head").first.click(force=True)
+    assert title(tab).startswith("Layer 0, head")
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_attention_on_the_screen_is_that_of_the_model(visit, looks, name):
+    model, batch, reading = looks[name]
+    n = len(reading.sample["tokens"])
+    expected = attention_maps(model, {key: value[:1, :n] for key, value in batch.items()})[1][0, 3]
+    scores = next(one["scores"] for one in reading.heads if (one["layer"], one["head"]) == (1, 3))
+    tab = visit(reading, "#1.3")
+    picture = tab.locator(".maps canvas").first
+    picture.focus()
+    place = [1, 0]  # where the read-out begins
+    steps = {"ArrowDown": (1, 0), "ArrowRight": (0, 1), "ArrowLeft": (0, -1)}
+    for key in ["ArrowDown"] * 3 + ["ArrowRight"] * 3 + ["ArrowDown", "ArrowLeft"]:
+        tab.keyboard.press(key)
+        place = [place[0] + steps[key][0], place[1] + steps[key][1]]
+        shown = three(tab.locator('[data-part="attention"]').inner_text().removesuffix(" %"))
+        assert shown == pytest.approx(100 * float(expected[tuple(place)]), abs=2.0)
+        for part in PARTS:
+            rows = [torch.tensor(row[: i + 1] if name == "llama" else row) for i, row in enumerate(scores[part])]
+            centred = [row - row.mean() for row in rows]
+            value = float(centred[place[0]][place[1]])
+            size = max(float(row.abs().max()) for row in centred) / 127 + 1e-6  # a step of what the page carries
+            assert three(tab.locator(f'[data-part="{part}"]').inner_text()) == pytest.approx(value, abs=size)
+    assert tab.locator(".maps canvas").count() == 6
+
+
+def test_views_change_the_map(visit, looks):
+    reading = looks["llama"][2]
+    tab = visit(reading, "#0.0")
+    for view, name in (("raw", "raw"), ("folded", "folded"), ("on_data", "on data")):
+        tab.get_by_role("button", name=f"symmetry {name}", exact=True).click()
+        label = tab.locator('.cell[data-at="1.1"]').get_attribute("aria-label")
+        head = next(one for one in reading.heads if (one["layer"], one["head"]) == (1, 1))
+        assert f"symmetry {written(head[view]['symmetry'])}" in label
+
+
+def test_a_layer_has_a_view(visit, looks):
+    reading = looks["bert"][2]
+    tab = visit(reading)
+    tab.get_by_role("button", name="layer 1", exact=True).click()
+    assert (title(tab), tab.evaluate("location.hash")) == ("Layer 1", "#1")
+    row = tab.locator(".of-detail tbody tr").first.inner_text().split("\t")
+    assert row == ["symmetry", written(reading.layers[1]["raw"]["symmetry"])]
+    assert tab.locator(".of-detail table").nth(1).locator("tbody th").all_inner_texts() == [f"1.{i}" for i in range(4)]
+
+
+def test_the_table_has_every_head_and_figure(visit, looks):
+    reading = looks["bert"][2]
+    tab = visit(reading)
+    tab.locator("#table summary").click()
+    tab.wait_for_selector("#table table")
+    rows = [line.split("\t") for line in tab.locator("#table tbody").inner_text().splitlines()]
+    names = tab.locator("#table thead").inner_text().split("\t")
+    assert len(rows) == len(reading.heads)
+    for row, head in zip(rows, reading.heads, strict=True):
+        assert row[0] == f"{head['layer']}.{head['head']}"
+        assert row[names.index("raw symmetry")] == written(head["raw"]["symmetry"])
+        assert three(row[names.index("folded stable rank")]) == float(f"{head['folded']['stable_rank']:.3g}")
+        assert row[names.index("on data popularity")] == f"{whole(head['on_data']['popularity'])} %"
+
+
+def test_figures_are_copied_as_csv(visit, looks):
+    reading = looks["llama"][2]
+    tab = visit(reading, "#1.0", permissions=["clipboard-read", "clipboard-write"])
+    head = next(one for one in reading.heads if (one["layer"], one["head"]) == (1, 0))
+
+    def copied(name):
+        button = tab.get_by_role("button", name=f"copy CSV: {name}", exact=True)
+        button.click()
+        button.filter(has_text="copied").wait_for()
+        return list(csv.reader(io.StringIO(tab.evaluate("navigator.clipboard.readText()"))))
+
+    shares = {part: [float(value) for value in values[:3]] for part, *values in copied("Parts of the scores")[1:]}
+    for part, (share, *ends) in shares.items():
+        assert share == pytest.approx(head["on_data"][part], rel=1e-4, abs=1e-9)
+        assert ends == pytest.approx(head["on_data"]["intervals"][part], rel=5.1e-3)
+    values = [float(value) for _, value in copied("Spectrum of S")[1:]]
+    assert values == [float(f"{value:.3g}") for value in head["raw"]["eigenvalues"]]
+    pairs = copied("Skew planes")[1:]
+    assert [pair[1:] for pair in pairs] == [pair for relation in head["relations"] for pair in relation["pairs"]]
+
+
+def test_two_models_stand_side_by_side_and_the_page_opens_on_what_differs(visit, looks):
+    both = kq.compare(looks["llama"][2], looks["bert"][2])
+    tab = visit(both)
+    assert tab.locator("#name").inner_text() == "tiny llama and tiny bert"
+    assert tab.locator("#facts").inner_text() == "tiny bert minus tiny llama"
+    shift = {
+        f"{h['layer']}.{h['head']}": o["raw"]["symmetry"] - h["raw"]["symmetry"]
+        for h, o in zip(*(look.heads for look in both.looks), strict=True)
+    }
+    tab.locator(".of-map select").select_option("raw.symmetry")
+    label = tab.locator('.cell[data-at="1.2"]').get_attribute("title")
+    assert label.startswith(f"1.2: difference of raw symmetry {written(shift['1.2'])}")
+    assert tab.locator(".triangle:visible").count() == 2
+    boxes = [triangle.bounding_box() for triangle in tab.locator(".triangle:visible").all()]
+    assert boxes[0]["y"] == boxes[1]["y"]
+    tab.locator('.cell[data-at="1.2"]').click()
+    tab.get_by_role("button", name="tiny bert", exact=True).click()
+    assert (tab.evaluate("state.tab"), title(tab)) == (2, "Layer 1, head 2")
+    assert visit(both, tab.evaluate("location.hash")).locator(".triangle:visible").count() == 1
+
+
+def test_narrow_and_wide_pages_do_not_scroll_sideways(visit, looks):
+    both, weights = kq.compare(looks["llama"][2], looks["bert"][2]), kq.look(torch.nn.MultiheadAttention(8, 2))
+    for reading, place in ((both, "#1.1?tab=1"), (looks["bert"][2], "#1"), (weights, "")):
+        tab = visit(reading, place)
+        tab.evaluate("document.getElementById('table').open = true")
+        tab.wait_for_selector("#table table")
+        for width in (400, 900, 1600):
+            tab.set_viewport_size({"width": width, "height": 800})
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_notebooks_frame_draws_itself(visit, looks):
+    tab = visit(None, html=f"<!doctype html><body>{frame(looks['bert'][2])}</body>")
+    inside = tab.frame_locator("iframe")
+    inside.locator('.cell[data-at="1.1"]').click()
+    assert inside.locator(".of-detail h2").inner_text() == "Layer 1, head 1"
+
+
+def test_what_differs_is_a_map_that_opens_on_the_head_that_moved(visit):
+    torch.manual_seed(0)
+    one = kq.Encoder(16, depth=2, heads=2)
+    other = kq.Encoder(16, depth=2, heads=2)
+    other.load_state_dict(one.state_dict())
+    with torch.no_grad():
+        other.blocks[1].attention.key.weight[8:] += 0.1
+    tab = visit(kq.compare(one, other))
+    cells = tab.locator(".of-map .cell[data-at]")
+    shades = [cell.evaluate("cell => cell.style.getPropertyValue('--amount')") for cell in cells.all()]
+    assert shades == ["0%", "0%", "0%", "100%"]
+    assert tab.locator(".lead").inner_text().startswith("1 of 4 heads differ, 1.1 most (")
+    assert title(tab) == "Layer 1, head 1"
+    assert "No head differs" in visit(kq.compare(one, one)).locator(".lead").inner_text()
+
+
+def test_the_layers_of_several_stacks_have_labels(visit):
+    from keyquery.proof.families import tiny_model
+
+    tab = visit(kq.look(tiny_model("t5")), "#4.1")
+    assert title(tab) == "Layer 4 (cross 0), head 1"
+    assert tab.locator('.of-map [data-at="2.1"]').get_attribute("aria-label").startswith("layer 2 (decoder 0), head 1")
+
+
+def test_paper_keeps_the_colours_of_maps_bars_and_legends(visit):
+    # In a page with a script and in one without; on paper backgrounds are left out where a page does not ask for them.
+    readings = (tiny("gpt2")[2], kq.causes(torch.tensor([[1, 0, 0], [0, 1, 0], [0.3, 0.3, 0.4]])))
+    for reading in readings:
+        tab = visit(reading)
+        tab.emulate_media(media="print")
+        wanted = "[...document.querySelectorAll('*')].map((node) => getComputedStyle(node).printColorAdjust)"
+        assert set(tab.evaluate(wanted)) == {"exact"}

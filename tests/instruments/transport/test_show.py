@@ -1,0 +1,156 @@
+"""The page of a path in a real browser: what moves, what is drawn over it, and that figures are those of the JSON."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.pages.document import page
+from keyquery.pages.notebook import frame
+from tests.conftest import CHROMIUM
+from tests.pages.readings import EVIL
+
+pytest.importorskip("ot")
+expect = pytest.importorskip("playwright.sync_api").expect
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+
+
+@pytest.fixture(scope="module")
+def reading():
+    """An attention layer whose weights wander, and ten instances of two classes on their way."""
+    torch.manual_seed(0)
+    layer, x = kq.Attention(8, 2), torch.randn(10, 3, 8)
+    lens = kq.TransportLens(layer, inputs=x, labels=[EVIL, "plain"] * 5, name=EVIL)
+    for _ in range(3):
+        for parameter in layer.parameters():
+            parameter.data.add_(0.3 * torch.randn_like(parameter))
+        lens.step()
+    return lens.reading()
+
+
+def drawn(tab):
+    """Centres of the dots."""
+    text = (
+        "[...document.querySelectorAll('.cloud .dot')].map((dot) => [dot.getAttribute('cx'), dot.getAttribute('cy')])"
+    )
+    return np.array(tab.evaluate(text), dtype=float)
+
+
+def three(value):
+    return f"{value:.3g}"
+
+
+def test_the_slider_moves_the_cloud_as_the_path_did(visit, reading):
+    tab = visit(reading)
+    assert tab.locator(".cloud .dot").count() == 30
+    frames = np.array(reading.sketch["frames"]).reshape(4, 30, 2)
+    order = np.argsort(reading.sketch["classes"], kind="stable")  # points are drawn class by class
+    places = []
+    for at in range(4):
+        tab.locator(".time input").fill(str(at))
+        assert tab.locator(".time output").inner_text() == f"epoch {at}"
+        places.append(drawn(tab))
+    moved, went = np.array(places), frames[:, order]
+    scale = np.ptp(moved[..., 0]) / np.ptp(went[..., 0])
+    flipped = went * np.array([scale, -scale])  # up is down on a screen
+    np.testing.assert_allclose(moved - moved[0, 0], flipped - flipped[0, 0], atol=0.2)
+
+
+def test_figures_are_those_of_the_reading_at_every_step(visit, reading):
+    tab = visit(reading)
+    lead = tab.locator(".lead").inner_text()
+    assert all(three(getattr(reading, name)) in lead for name in ("distance", "wasserstein", "optimality"))
+    for name, label in (("random", "random matching"), ("efficiency", "efficiency")):
+        assert tab.locator(f'[data-tag="{label}"] b').inner_text() == three(getattr(reading, name))
+    tab.locator(".time input").fill("2")
+    assert f"distance T {three(reading.curves['distance'][2])}" in tab.locator(".of-cloud .readout").inner_text()
+    tab.locator(".time input").fill("0")
+    assert "optimality –" in tab.locator(".of-cloud .readout").inner_text()
+    cells = tab.locator(".of-table tbody tr").nth(1).locator("td").all_inner_texts()
+    assert cells[:4] == [three(reading.classes[0][name]) for name in ("points", "distance", "wasserstein", "random")]
+
+
+def test_it_plays_to_the_end_and_pauses(visit, reading):
+    tab = visit(reading)
+    tab.locator(".time input").fill("0")
+    tab.get_by_role("button", name="play").click()
+    expect(tab.locator(".time output")).not_to_have_text("epoch 0")
+    tab.get_by_role("button", name="pause").click()
+    assert tab.locator("#play").inner_text() == "play"
+    tab.get_by_role("button", name="play").click()
+    expect(tab.locator(".time output")).to_have_text("epoch 3")
+    expect(tab.locator("#play")).to_have_text("play")
+
+
+def test_the_coupling_leads_to_places_of_the_end_and_ways_are_drawn_instead(visit, reading):
+    tab = visit(reading)
+    ends = tab.evaluate(
+        "[...document.querySelectorAll('.best')].map((line) => [line.getAttribute('x2'), line.getAttribute('y2')])"
+    )
+    dots = {tuple(place) for place in drawn(tab).round(0).tolist()}
+    assert {tuple(place) for place in np.array(ends, dtype=float).round(0).tolist()} == dots
+    assert tab.locator(".best").first.is_visible()
+    assert not tab.locator(".own").first.is_visible()
+    tab.get_by_role("button", name="trajectory").click()
+    assert not tab.locator(".best").first.is_visible()
+    way = tab.locator(".own").first.get_attribute("d")
+    assert way.count("L") == 4  # three steps, and where it is
+    tab.get_by_role("button", name="none").click()
+    assert tab.locator(".own").first.is_visible() is tab.locator(".best").first.is_visible() is False
+
+
+def test_classes_can_be_left_out_and_names_are_texts(visit, reading):
+    tab = visit(reading)
+    assert tab.locator("h1").inner_text() == EVIL
+    tab.locator('.of-cloud .legend button[data-class="0"]').click()
+    assert not tab.locator('g[data-class="0"] .dot').first.is_visible()
+    assert tab.locator('g[data-class="1"] .dot').first.is_visible()
+    tab.locator('.of-cloud .legend button[data-class="0"]').click()
+    assert tab.locator('g[data-class="0"] .dot').first.is_visible()
+    assert tab.evaluate("window.hurt") is None
+
+
+def test_curves_and_heads_are_drawn_and_copied(visit, reading):
+    tab = visit(reading, permissions=["clipboard-read", "clipboard-write"])
+    assert tab.locator(".of-steps figure").count() == 3
+    assert tab.locator(".of-steps path.thin").count() == len(reading.heads) == 2
+
+    def copied(name):
+        button = tab.get_by_role("button", name=f"copy CSV: {name}", exact=True)
+        button.click()
+        button.filter(has_text="copied").wait_for()
+        return list(csv.reader(io.StringIO(tab.evaluate("navigator.clipboard.readText()"))))
+
+    far = copied("Distance")
+    assert far[0][:3] == ["epoch", "name", "value"]
+    distances = [float(row[2]) for row in far[1:] if row[1] == "distance T"]
+    assert distances == pytest.approx(reading.curves["distance"], rel=1e-4)
+    heads = copied("Symmetry per head")[1:]
+    assert [float(row[2]) for row in heads[:4]] == pytest.approx(reading.heads[0]["symmetry"], rel=1e-4)
+    tab.locator(".of-steps svg").first.click(position={"x": 60, "y": 60})
+    assert tab.locator(".time output").inner_text() == "epoch 0"
+
+
+def test_light_dark_narrow_and_in_a_frame(visit, reading):
+    for scheme, dark in (("light", False), ("dark", True)):
+        tab = visit(reading, color_scheme=scheme)
+        colour = tab.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        assert (sum(colour[:3]) < 100) is dark
+        for width in (400, 900, 1600):
+            tab.set_viewport_size({"width": width, "height": 800})
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    tab = visit(None, html=f"<!doctype html><body>{frame(reading)}</body>")
+    assert tab.frame_locator("iframe").locator(".cloud .dot").count() == 30
+
+
+def test_paths_of_one_dimension_one_class_and_one_step_draw(visit):
+    tab = visit(kq.transport(torch.rand(2, 5, 1)))
+    assert tab.locator(".cloud .dot").count() == 5
+    assert tab.locator(".of-cloud .legend button").count() == tab.locator(".of-steps path.thin").count() == 0
+    still = kq.transport(torch.zeros(3, 4, 2))  # nothing moves, and all stand in one place
+    assert visit(still).locator(".lead").inner_text().endswith("optimality –.")
+    assert "default-src 'none'" in page(still)
+    assert "http" not in page(still).replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")

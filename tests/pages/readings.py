@@ -1,0 +1,169 @@
+"""Readings for the tests of pages: of tiny real models, and of many heads with random figures; and a page's data."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import torch
+
+import keyquery as kq
+from keyquery.forms.parts import PARTS
+from keyquery.instruments.look.reading import Look
+from keyquery.instruments.monitor.reading import Monitored
+from keyquery.instruments.roles.patterns import ROLES
+from keyquery.instruments.roles.roles import Roles
+
+EVIL = '</script><script>window.hurt = 1</script><img src=x onerror="window.hurt = 1">'
+
+
+class Evil:
+    """A tokenizer whose tokens are markup."""
+
+    def decode(self, ids):
+        return EVIL if ids[0] % 2 else f" word{ids[0]}"
+
+
+RAW = {"symmetry": 0.1, "column_directionality": 0.2, "column_directionality_norms": 0.3}
+
+
+def tiny(family, sample=8, **options):
+    """A tiny model of a family, one batch, and the look at it."""
+    from keyquery.proof.families import tiny_model
+
+    model = tiny_model(family)
+    ids = torch.randint(3, 60, (3, 9), generator=torch.Generator().manual_seed(1))
+    ids[0, :3] = torch.tensor([4, 5, 6])
+    options = {"name": f"tiny {family}", "tokenizer": Evil(), "directions": 2, **options}
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return model, batch, kq.look(model, inputs=[batch], length=9, sample=sample, **options)
+
+
+def crowd(layers, heads, rank, tokens, rotary):
+    """A look of many heads, with every kind of figure that a page shows."""
+    rng = np.random.default_rng(0)
+    plain = (
+        "column_directionality",
+        "column_directionality_norms",
+        "symmetric_energy",
+        "positive_share",
+        "effective_rank",
+    )
+
+    def figures():
+        spectra = {"eigenvalues": 2 * rank, "skew_values": 2 * rank, "singular_values": rank}
+        drawn = {name: np.sort(rng.normal(size=size))[::-1].tolist() for name, size in spectra.items()}
+        offsets = {"offset": list(range(8)), "contents": rng.random(8).tolist(), "exchange": rng.random(8).tolist()}
+        return {
+            **{name: float(rng.normal()) for name in (*plain, "skew_energy", "stable_rank")},
+            "symmetry": float(rng.uniform(-1, 1)),
+            **drawn,
+            **({"offsets": offsets} if rotary else {}),
+        }
+
+    def on_data():
+        shares = {"symmetry": 0.5, **dict(zip(PARTS, rng.dirichlet([1] * 5).tolist(), strict=True)), "interaction": 0.0}
+        shares |= {"sink": 0.01, "effective_rank_symmetric": 3.0, "effective_rank_skew": 4.0}
+        return {
+            **shares,
+            "intervals": {name: [value - 0.1234567, value + 0.1234567] for name, value in shares.items()},
+            "half_window": {name: shares[name] for name in (*PARTS, "interaction", "symmetry")},
+            "interactions": {f"{a} × {b}": 0.01234 for a in PARTS for b in PARTS if a < b},
+            "changes_with_window": ["symmetry"],
+        }
+
+    def head(layer, number):
+        said = [f"token{i}" for i in range(5)]
+        return {
+            "layer": layer,
+            "head": number,
+            "name": f"layers.{layer}.self_attn.{number}",
+            "kind": "self",
+            "scale": rank**-0.5,
+            "rank": rank,
+            "raw": figures(),
+            "folded": {key: value for key, value in figures().items() if key != "offsets"},
+            "on_data": on_data(),
+            "label": "mixed",
+            "reason": "needs position and skew (0.104 nats); all else could go for 0.001",
+            "evidence": "estimated",
+            "properties": ["psd", "low rank 7"],
+            "objects": [{"value": float(rng.normal()), "tokens": said, "opposite": said}] * 4,
+            "relations": [{"value": float(rng.normal()), "pairs": [said[:2]] * 5}] * 4,
+            "scores": {part: rng.normal(size=(tokens, tokens)).tolist() for part in PARTS},
+        }
+
+    rows = [
+        {"layer": i, "name": f"layers.{i}.self_attn", "kind": "self", "causal": rotary, "raw": RAW}
+        for i in range(layers)
+    ]
+    return Look(
+        model={"name": "many heads", "layers": layers, "width": heads * rank, "family": "llama"},
+        layers=rows,
+        heads=[head(layer, number) for layer in range(layers) for number in range(heads)],
+        sample={"tokens": [f"token{i}" for i in range(tokens)]},
+        provenance={"data": {"tokens": 20000, "sequences": 156, "length": 128, "longest": 128, "from": "text.txt"}},
+    )
+
+
+def data_of(html):
+    """The JSON of a page."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
+
+
+def unpacked(text):
+    """The codes of `pack`, as their definition says."""
+    values = []
+    for code in np.frombuffer(base64.b64decode(text), "<u2").tolist():
+        sign, size = (-1 if code >> 15 else 1), (code & 32767) - 1
+        values.append(
+            None if code == 65535 else 0.0 if size < 0 else sign * float(f"{100 + size % 900}e{size // 900 - 20}")
+        )
+    return values
+
+
+def measure_of(data, key, tab=0):
+    """A measure of a page's frame."""
+    return next(one for one in data["tabs"][tab]["frame"]["measures"] if one["key"] == key)
+
+
+def block_of(data, kind, tab=0):
+    """The first block of a kind."""
+    return next(block for block in data["tabs"][tab]["blocks"] if block["type"] == kind)
+
+
+def scored(score, null=0.05, clears=True):
+    return {"score": score, "low": score - 0.02, "high": score + 0.02, "null": null, "sequences": 32, "clears": clears}
+
+
+def heads_of(layers, heads):
+    """Every role in turn, and every ninth head without one."""
+    rows = []
+    for layer in range(layers):
+        for head in range(heads):
+            number = (layer * heads + head) % (len(ROLES) + 1)
+            role = ROLES[number] if number < len(ROLES) else None
+            scores = {name: {"random": scored(0.8 if name == role else 0.01 * (1 + head))} for name in ROLES}
+            scores["retrieval"] = {"needle": scores["retrieval"]["random"]}
+            scores["sink"]["text"] = scored(0.9 if role == "sink" else 0.1)
+            place = {"layer": layer, "head": head, "name": f"layers.{layer}.{head}", "kind": "self"}
+            rows.append({**place, "role": role, "roles": [role] if role else [], "scores": scores})
+    return rows
+
+
+def roles():
+    """Roles of 18 heads: every role in turn."""
+    facts = {"least": 0.3, "error": 0.05, "length": 128, "data": ["random", "needle", "text"]}
+    model = {"name": "every role", "layers": 3}
+    return Roles(model=model, heads=heads_of(3, 6), notes=["a note"], provenance=facts)
+
+
+def monitored(count=4):
+    """Two records of some heads, with an alarm for the fourth."""
+    heads = [
+        {"layer": index // 2, "head": index % 2, "name": f"model.decoder.blocks.{index // 2}.attention.{index % 2}"}
+        for index in range(count)
+    ]
+    curves = {"largest": [[1.0, 1234567.0 + index] for index in range(count)], "bound": [[None, 2e9]] * count}
+    alarm = {"step": 50, "rule": "growth", "heads": [3], "head": 3, "value": 1.0, "reason": "growth: x: too large"}
+    return Monitored(model={"name": "a"}, steps=[0, 50], heads=heads, curves=curves, alarms=[alarm])

@@ -1,0 +1,57 @@
+"""Every page of the house, with markup in every text that its reading holds: it is shown, and nothing is run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from keyquery import pages
+from keyquery.reading import Reading
+from tests.conftest import CHROMIUM
+from tests.pages.kinds import reading
+from tests.pages.readings import EVIL
+
+ASSETS = Path(pages.__file__).parent / "assets"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+@pytest.mark.parametrize("name", ["roles", "causes", "transport"])
+def test_a_script_that_got_in_would_not_run(name, browser, tmp_path):
+    """The policy is a second wall: here the first is broken on purpose."""
+    text = pages.page(reading(name))
+    broken = text.replace("</header>", '</header><script>window.hurt = 1</script><img src=x onerror="window.hurt = 1">')
+    assert broken != text
+    (tmp_path / "page.html").write_text(broken)
+    tab = browser.new_page()
+    told = []
+    tab.on("console", lambda message: told.append(message.text))
+    tab.goto((tmp_path / "page.html").as_uri())
+    assert tab.evaluate("window.hurt") is None
+    assert any("Content Security Policy" in text for text in told)
+    tab.close()
+
+
+def test_the_policy_comes_before_anything_else_and_the_shell_brings_nothing_of_its_own():
+    shell = (ASSETS / "shell.html").read_text()
+    policy = shell.index('<meta http-equiv="Content-Security-Policy" content="{{policy}}">')
+    assert policy < min(shell.index(part) for part in ("<title", "<style", "{{figures}}", "{{script}}", "{{data}}"))
+    assert not re.search(r"\son\w+=|style=|javascript:|https?:|<(link|base|img|iframe)", shell)
+    assert [path.name for path in ASSETS.glob("*.html")] == ["shell.html"]
+
+
+def test_no_script_of_the_house_writes_markup():
+    for script in ASSETS.glob("*.js"):
+        found = re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script.read_text()
+        )
+        assert not found, f"{script.name}: {found}"
+
+
+def test_a_table_in_a_notebook_shows_texts_as_texts():
+    class Named(Reading, kind="named for a test"):
+        pass
+
+    made = Named(provenance={})
+    object.__setattr__(made, "records", lambda: [{EVIL: EVIL}])
+    assert EVIL not in made._repr_html_()
+    assert made._repr_html_().count("&lt;/script&gt;") == 4

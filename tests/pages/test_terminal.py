@@ -1,0 +1,72 @@
+"""Readings in the terminal: whatever their texts hold is shown as text."""
+
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+import keyquery as kq
+from keyquery.pages import terminal
+from keyquery.pages.progress_bar import paced
+from keyquery.reading import Reading
+from keyquery.support.progress import bar
+from tests.pages.kinds import READINGS, spoiled
+from tests.pages.kinds import reading as reading_of
+from tests.support.test_printable import HOSTILE
+
+
+def shown(reading, width=100):
+    out = io.StringIO()
+    terminal.show(reading, Console(file=out, width=width))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_no_text_of_a_reading_steers_the_terminal(name):
+    reading = Reading.load(json.dumps(spoiled(reading_of(name).to_dict(), HOSTILE)))
+    before = reading.to_json()
+    text = shown(reading)
+    assert reading.to_json() == before
+    assert all(line.isprintable() for line in text.splitlines())
+    assert "\\x1b]0;owned" in text
+
+
+def test_a_reading_of_any_kind_is_shown_as_its_records():
+    class Named(Reading, kind="named for the terminal"):
+        pass
+
+    named = Named()
+    object.__setattr__(named, "records", lambda: [{"name": "[/b]"}])
+    assert "[/b]" in shown(named)
+
+
+def test_names_of_thousands_of_letters_leave_the_tables_in_sight():
+    look = kq.look(torch.nn.MultiheadAttention(8, 2), name="start" + "x" * 5000 + "end")
+    text = shown(look)
+    assert len(text) < 3000
+    assert "startxxx" in text
+    other = kq.look(torch.nn.MultiheadAttention(8, 2), name=look.model["name"])  # equal heads are not shown
+    beside = shown(kq.compare(look, other))
+    assert len(beside) < 5000
+    assert max(map(len, beside.splitlines())) <= 100
+    assert beside.count("█") >= 20  # the bars are still there
+
+
+@pytest.mark.parametrize("watch", ["terminal", "pace", "bar"])
+def test_what_is_gone_through_is_no_markup_and_no_command(watch, monkeypatch, capsys):
+    out = io.StringIO()
+    console = Console(file=out, width=200, force_terminal=True)
+    if watch == "bar":
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        assert list(bar([1, 2], HOSTILE + "x" * 5000, 2)) == [1, 2]
+        drawn = capsys.readouterr().err
+    else:
+        bars = terminal.progress_bars(console, wanted=True) if watch == "terminal" else paced(console, wanted=True)
+        with bars as progress:
+            assert list(progress([1, 2], HOSTILE + "x" * 5000, 2)) == [1, 2]
+        drawn = out.getvalue()
+    assert "\x1b]0;" not in drawn
+    assert "\\x1b]0;owned" in drawn
+    assert drawn.count("x" * 100) == 0
