@@ -17,7 +17,6 @@ from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.ablate import BY, MEASURE
 from keyquery.instruments.ablation.ablate import ablate as ablate_heads
 from keyquery.instruments.ablation.dialled import dial_effect
-from keyquery.instruments.ablation.losses import default_loss
 from keyquery.instruments.ablation.named import EXAMPLES
 from keyquery.intervene.dial.dial import dial as dial_parts
 from keyquery.listening import text_batches
@@ -168,12 +167,11 @@ def ablate(
     if "html" in output.files and by != "head":
         raise ValueError(f"--html requires --by head, got --by {by}")
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device, dtype)
-    _, loss = default_loss(live, tokenizer)
     with output.watching() as progress:
         ablation = ablate_heads(
             live,
             batches,
-            loss,
+            tokenizer=tokenizer,
             changes=changes,
             heads=heads,
             by=by,
