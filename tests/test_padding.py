@@ -111,7 +111,7 @@ def test_ablations(name):
     model, tokens = made(name), sequences()
     placed = any(site.placed for site in sites_of(model).values())
     changes = ["symmetric", "only skew + popularity", "position" if placed else "popularity", "zero", "mean"]
-    changes += ["uniform", "window 3 + first", "keys 3", "values 2 per channel"]
+    changes += ["uniform", "window 3 + first", "values 2 per channel"]  # RoPE turns stored keys by slot
     head = "0.1" if name == "albert" else "1.1"
 
     def ablate(size, left=False):
@@ -120,7 +120,7 @@ def test_ablations(name):
 
     alone = ablate(1)
     assert max(abs(row["change"]) for row in alone["rows"]) > 1e-3
-    assert all(row["second"] >= 0 != row["first"] for row in alone["rows"])  # estimates are of the same labels, too
+    assert all(row["second"] > 0 for row in alone["rows"])  # for the same labels, however sequences are batched
     for size, left in BATCHINGS.values():
         assert_alike(ablate(size, left), alone, least=12)
 
