@@ -10,6 +10,7 @@ from torch import nn
 
 import keyquery as kq
 from keyquery.checkpoints.family import families
+from keyquery.intervene.rewrites import sites_of
 from keyquery.listening.maps import attention_maps
 from keyquery.proof.families import tiny_model
 from tests.listening.models import full_precision
@@ -108,15 +109,18 @@ def test_looks(name, in_double):
 @pytest.mark.parametrize("name", NAMES)
 def test_ablations(name):
     model, tokens = made(name), sequences()
-    parts = ["symmetric", "skew", "popularity", "position", "zero", "mean"]
+    placed = any(site.placed for site in sites_of(model).values())
+    changes = ["symmetric", "only skew + popularity", "position" if placed else "popularity", "zero", "mean"]
+    changes += ["uniform", "window 3 + first", "values 2 per channel"]  # RoPE turns stored keys by slot
     head = "0.1" if name == "albert" else "1.1"
 
     def ablate(size, left=False):
-        reading = kq.ablate(model, batches(name, tokens, size, left), heads=head, changes=parts, means="global")
+        reading = kq.ablate(model, batches(name, tokens, size, left), heads=head, changes=changes, means="global")
         return {"loss": reading.loss, "rows": list(reading.rows), "sequences": reading.sequences}
 
     alone = ablate(1)
     assert max(abs(row["change"]) for row in alone["rows"]) > 1e-3
+    assert all(row["second"] > 0 for row in alone["rows"])  # for the same labels, however sequences are batched
     for size, left in BATCHINGS.values():
         assert_alike(ablate(size, left), alone, least=12)
 

@@ -325,7 +325,8 @@ def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
     code, said = main("ablate", "--measure", "some")
     assert (code, "--measure must be one of 'auto', 'all', 'none'" in said) == (2, True)
     code, said = main("ablate", "--means", "position", "--tokens", "400", "--length", "40")
-    assert (code, "'symmetric' needs means by position, of at least 32 sequences, got 10" in said) == (2, True)
+    words = "'symmetric' needs means by position, of at least 32 sequences, got 1"
+    assert (code, words in " ".join(said.split())) == (2, True)
     code, said = main("dial", "--device", "cuda")
     assert (code, "there is no GPU here" in said) == (2, True)
     code, said = main("dial", tmp_path)

@@ -17,7 +17,6 @@ from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.ablate import BY, MEASURE
 from keyquery.instruments.ablation.ablate import ablate as ablate_heads
 from keyquery.instruments.ablation.dialled import dial_effect
-from keyquery.instruments.ablation.losses import default_loss
 from keyquery.instruments.ablation.named import EXAMPLES
 from keyquery.intervene.dial.dial import dial as dial_parts
 from keyquery.listening import text_batches
@@ -76,6 +75,15 @@ OF, ON = default_of(dial_parts, "of"), default_of(dial_parts, "on")
 Tokens = Annotated[int, typer.Option(min=4, help="Maximum number of tokens to run.", rich_help_panel=DATA)]
 TOKENS = 4096  # fewer than for look: the model runs once per part
 Length = Annotated[int, typer.Option(min=4, help="Window length in tokens.", rich_help_panel=DATA)]
+CHANGES = typer.Option(help=f"What is changed, separated by commas: {EXAMPLES}.")
+TOGETHER = typer.Option(help="What changes together: head (of keys and values: key head), layer, or all.")
+MEASURED = typer.Option(
+    help="Costs are estimated, and measured: auto (24 random ones to check the estimates, and those that are flagged "
+    "or near the threshold), all, or none."
+)
+BUDGET = typer.Option(min=0, help="With --measure auto: how many costs are measured at most.")
+THRESHOLD = typer.Option(min=0, help="Cost in nats per token up to which a change counts as free.")
+DRAWS = typer.Option(min=1, help="Draws of labels, a backward pass each, that an estimate averages.")
 
 
 @writes("json")
@@ -130,29 +138,12 @@ def ablate(
     text: Text = None,
     ids: Ids = None,
     heads: Heads = None,
-    changes: Annotated[str, typer.Option(help=f"What is changed, separated by commas: {EXAMPLES}.")] = default_of(
-        ablate_heads, "changes"
-    ),
-    by: Annotated[
-        str,
-        typer.Option(help="What changes together: head (of keys and values: key head), layer, or all."),
-    ] = default_of(ablate_heads, "by"),
-    measure: Annotated[
-        str,
-        typer.Option(
-            help="Costs are estimated, and measured: auto (24 random ones as a check of the estimates, then those that "
-            "are flagged or near the threshold), all, or none."
-        ),
-    ] = default_of(ablate_heads, "measure"),
-    budget: Annotated[int, typer.Option(min=0, help="With --measure auto: how many costs are measured at most.")] = (
-        default_of(ablate_heads, "budget")
-    ),
-    threshold: Annotated[
-        float, typer.Option(min=0, help="Cost in nats per token up to which a change counts as free.")
-    ] = default_of(ablate_heads, "threshold"),
-    samples: Annotated[
-        int, typer.Option(min=1, help="Draws of labels for the second term of the estimate, a backward pass each.")
-    ] = default_of(ablate_heads, "samples"),
+    changes: Annotated[str, CHANGES] = default_of(ablate_heads, "changes"),
+    by: Annotated[str, TOGETHER] = default_of(ablate_heads, "by"),
+    measure: Annotated[str, MEASURED] = default_of(ablate_heads, "measure"),
+    budget: Annotated[int, BUDGET] = default_of(ablate_heads, "budget"),
+    threshold: Annotated[float, THRESHOLD] = default_of(ablate_heads, "threshold"),
+    samples: Annotated[int, DRAWS] = default_of(ablate_heads, "samples"),
     means: MeansOption = None,
     tokens: Tokens = TOKENS,
     length: Length = LENGTH,
@@ -171,12 +162,11 @@ def ablate(
     if "html" in output.files and by != "head":
         raise ValueError(f"--html requires --by head, got --by {by}")
     name, live, tokenizer, batches = _running(model, text, ids, length, tokens, device, dtype)
-    _, loss = default_loss(live, tokenizer)
     with output.watching() as progress:
         ablation = ablate_heads(
             live,
             batches,
-            loss,
+            tokenizer=tokenizer,
             changes=changes,
             heads=heads,
             by=by,

@@ -93,10 +93,11 @@ def losses_of_logits(logits, ids):
     return cross_entropy(logits[:, :-1].double().mT, ids[:, 1:], reduction="none").mean(1)
 
 
-def slope(model, batch, moves, step=1e-5):
-    """The derivative of the mean loss along a move of outputs, per sequence, by central differences."""
-    up, down = (losses_of_logits(logits_moved(model, batch, moves, s), batch["input_ids"]) for s in (step, -step))
-    return (up - down) / (2 * step)
+def slope(model, batch, moves, step=1e-3):
+    """The derivative of the mean loss along a move of outputs, per sequence, by central differences of fourth order."""
+    steps = (step, -step, 2 * step, -2 * step)
+    losses = [losses_of_logits(logits_moved(model, batch, moves, size), batch["input_ids"]) for size in steps]
+    return (8 * (losses[0] - losses[1]) - (losses[2] - losses[3])) / (12 * step)
 
 
 def curvature(model, batch, moves, step=1e-5):

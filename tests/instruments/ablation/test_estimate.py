@@ -49,7 +49,7 @@ def test_the_first_term_is_the_derivative_along_the_change(name):
     placed = any(site.placed for site in sites_of(model).values())
     changes, cells = CHANGES if placed else UNPLACED, {0: [1], 1: [0, 3]}
     terms = estimated(model, batch, changes, cells, samples=1)
-    limit, step = (1e-2, 1e-2) if name == "gpt_oss" else (1e-6, 1e-5)
+    limit, step = (1e-2, 1e-2) if name == "gpt_oss" else (1e-6, 1e-3)
     for change in changes:
         for cell, moves in zip(((0, 1), (1, 3)), moves_of(model, batch, change, {0: [1]}, {1: [3]}), strict=True):
             derivative = slope(model, batch, moves, step)
@@ -66,7 +66,7 @@ def test_encoder_decoders_have_costs_too():
     terms = estimated(model, batch, ["symmetric", "zero"], cells, samples=1)
     for change in ("symmetric", "zero"):
         for index, moves in zip(cells, moves_of(model, batch, change, *({index: [1]} for index in cells)), strict=True):
-            derivative = slope(model, batch, moves)
+            derivative = slope(model, batch, moves, 1e-4)  # its attention is not scaled, and bends early
             torch.testing.assert_close(terms.of(change, [(index, 1)])[0], derivative, rtol=1e-6, atol=1e-9)
 
 

@@ -60,8 +60,8 @@ class Ablation(Reading, kind="ablation"):
     sequences: int  # that were run
     by: str  # "head", "layer", "all" or "set"
     rows: Sequence[Mapping[str, Any]]  # one per change of a head, layer or set
-    objective: str = "next token"
-    unit: str = "nats per token"
+    objective: str = "next token"  # what the loss is of
+    unit: str = "nats per token"  # of costs
     threshold: float = THRESHOLD  # cost up to which the loss counts as kept
     check: Mapping[str, Any] | None = None  # how estimates agree with measurements of random cells of this model
 
@@ -244,10 +244,10 @@ def _data(
         raise ValueError("pass data, batches for the model, or text with a tokenizer")
     prepared = Data(text=text, inputs=data, tokenizer=tokenizer).load(model, progress)
     batches = next(iter(prepared.windows.values()))
+    causal = live_heads(model, batches[0])[0].causal
+    check_unchanged(model)
     if (count := sum(map(rows_of, batches))) == 1:
         raise ValueError(f"the cost of a change has an interval over sequences and needs at least 2, got {count}")
-    check_unchanged(model)
-    causal = live_heads(model, batches[0])[0].causal
     if loss is not None:
         return batches, loss
     if not causal and getattr(prepared.tokenizer, "mask_token_id", None) is None:

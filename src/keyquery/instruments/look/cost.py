@@ -39,7 +39,8 @@ def estimated_costs(
     ]
     if not chosen:
         raise ValueError("none of these layers can be changed")
-    return ablate(model, some, loss, changes="needs", heads=chosen, measure="none", progress=progress)
+    means = "position" if sum(map(rows_of, some)) >= SEQUENCES[0] else "global"
+    return ablate(model, some, loss, changes="needs", heads=chosen, measure="none", means=means, progress=progress)
 
 
 def _first(batches: Sequence[Batch], count: int) -> list[Batch]:

@@ -26,6 +26,7 @@ from keyquery.instruments.look.reading import Look
 from keyquery.listening.exclusive import alone
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.batches import LENGTH, TOKENS
+from keyquery.listening.inputs.data import Prepared
 from keyquery.listening.live import live_heads
 from keyquery.reading import provenance
 from keyquery.support.checks import check_count, checked_integers
@@ -146,13 +147,7 @@ def look(
     watching = progress or silent
     with alone(source):
         prepared = data.prepare(source, watching, adapter)
-        running = {} if prepared is None else {"source": prepared.model, "adapter": None}  # the adapter is in the model
-        asked = {"layout": layout, "partial": partial, "device": device, **how}
-        if isinstance(source, nn.Module) and not any(asked.values()):
-            first = None if prepared is None else next(iter(prepared.windows.values()), [None])[0]
-            checkpoint = live_heads(source, first)
-        else:
-            checkpoint = read(**{"source": source, **asked, **running})
+        checkpoint = _heads(source, prepared, {"layout": layout, "partial": partial, "device": device, **how})
         chosen = _chosen(checkpoint, layers)
         tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)  # the last check before the model runs
         ran = RunResult() if prepared is None else data.run(prepared, checkpoint, watching)
@@ -167,6 +162,14 @@ def look(
     facts |= {"name": name or Path(stored or "").name} if name or stored else {}
     whole = _whole(facts, measured, tensors, ran.facts | why, sample=ran.sample, corpus=embedded.facts)
     return whole if costs is None else whole.with_costs(costs, thresholds)
+
+
+def _heads(source: Any, prepared: Prepared | None, asked: Mapping[str, Any]) -> Heads:
+    """The heads of a live model as it is, or of a checkpoint, with what was asked of it."""
+    if isinstance(source, nn.Module) and not any(asked.values()):
+        return live_heads(source, None if prepared is None else next(iter(prepared.windows.values()), [None])[0])
+    running = {} if prepared is None else {"source": prepared.model, "adapter": None}  # the adapter is in the model
+    return read(**{"source": source, **asked, **running})
 
 
 def look_at_layer(layer: Layer, heads: Heads) -> Measured:
