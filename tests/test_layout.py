@@ -88,7 +88,7 @@ def imported_packages(tree: ast.AST) -> set[str]:
 
 
 def named_packages(tree: ast.AST) -> set[str]:
-    """Packages whose modules a text names, as "keyquery.report" or "keyquery.report.look.page:look_page" do."""
+    """Packages whose modules a text names, as "keyquery.pages" or "keyquery.pages.document:document" do."""
     told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     texts = [
         node.value

@@ -318,3 +318,40 @@ def rotations(rope: Rope | None, offsets: Tensor, rank: int) -> Float[Tensor, "o
     factor = rope.rotate(eye, offsets.new_zeros(()))
     # Rows of the rotated identity are R's columns.
     return factor.mT @ rope.rotate(eye.expand(len(offsets), rank, rank), offsets[:, None].double()).mT
+
+
+def fitted_ropes(
+    plain: Float[Tensor, "tokens heads r"],
+    target: Float[Tensor, "tokens heads r"],
+    positions: Int[Tensor, " tokens"],
+    tolerance: float,
+) -> list[Rope]:
+    """Rotations of pairs of dimensions that may lie between two versions of queries: angles grow with the position."""
+    rank, last = plain.shape[-1], int(positions.max())
+    moved = ((plain - target).abs().amax((0, 1)) > tolerance * target.abs().max()).nonzero()
+    if not len(moved) or last < 1:
+        return []
+    width = int(moved.max()) + 1
+    sizes = {size for size in (rank, rank // 2, rank // 4, width + width % 2) if width <= size and not size % 2}
+    ropes = []
+    for dims in sorted(sizes):
+        for interleaved in (False, True):
+            before, after = (_complex_pairs(x[..., :dims], interleaved) for x in (plain, target))
+
+            def turn(position: int, before: Tensor = before, after: Tensor = after) -> Tensor:
+                rows = positions == position
+                ratio = (before[rows].conj() * after[rows]).sum((0, 1))
+                return ratio / before[rows].abs().square().sum((0, 1)).clamp(min=1e-30)
+
+            angle, position = turn(1).angle(), 1
+            while position < last:  # a longer way gives the same angle more precisely
+                position = min(2 * position, last)
+                wrapped = turn(position).angle()
+                angle = (wrapped + 2 * math.pi * ((angle * position - wrapped) / (2 * math.pi)).round()) / position
+            ropes.append(Rope(dims, interleaved=interleaved, frequencies=angle.cpu()))
+    return ropes
+
+
+def _complex_pairs(x: Tensor, interleaved: bool) -> Tensor:
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    return torch.complex(first, second)

@@ -7,7 +7,6 @@ verified on all tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from keyquery.checkpoints.layer import Layer, Projections
 from keyquery.checkpoints.layouts import Values
 from keyquery.checkpoints.sources import Live, bare
 from keyquery.forms import Rope
+from keyquery.forms.rope import fitted_ropes
 from keyquery.listening.attachment import add_listener, no_attention, warn_unseen
 from keyquery.listening.call import Call
 from keyquery.listening.hooks import Batch, watch
@@ -266,7 +266,7 @@ def _matched(
         if rows is None or out is None:
             continue
         plain = out[:, rows.rows].double()
-        candidates = [None] if not turned else list(ropes) or _ropes(plain, target, turns)
+        candidates = [None] if not turned else list(ropes) or fitted_ropes(plain, target, turns, TOLERANCE)
         for rope in candidates:
             rotated = plain if rope is None else rope.rotate(plain, turns[:, None])
             if _error(rotated, target) <= TOLERANCE + (float(turns.max()) * ANGLE if turned else 0.0):
@@ -320,40 +320,6 @@ def _looked_up(
 
 def _error(actual: Tensor, target: Tensor) -> float:
     return float((actual - target).abs().max() / target.abs().max().clamp(min=1e-30))
-
-
-def _ropes(
-    plain: Float[Tensor, "tokens heads r"], target: Float[Tensor, "tokens heads r"], turns: Int[Tensor, " tokens"]
-) -> list[Rope]:
-    """Rotations of pairs of dimensions that may lie between two versions of queries: angles grow with the position."""
-    rank, last = plain.shape[-1], int(turns.max())
-    moved = ((plain - target).abs().amax((0, 1)) > TOLERANCE * target.abs().max()).nonzero()
-    if not len(moved) or last < 1:
-        return []
-    least = int(moved.max()) + 1
-    sizes = sorted({size for size in (rank, rank // 2, rank // 4, least + least % 2) if least <= size and not size % 2})
-    ropes = []
-    for dims in sizes:
-        for interleaved in (False, True):
-            before, after = (_pairs(x[..., :dims], interleaved) for x in (plain, target))
-
-            def turn(position: int, before: Tensor = before, after: Tensor = after) -> Tensor:
-                rows = turns == position
-                ratio = (before[rows].conj() * after[rows]).sum((0, 1))
-                return ratio / before[rows].abs().square().sum((0, 1)).clamp(min=1e-30)
-
-            angle, position = turn(1).angle(), 1
-            while position < last:  # a longer way gives the same angle more precisely
-                position = min(2 * position, last)
-                wrapped = turn(position).angle()
-                angle = (wrapped + 2 * math.pi * ((angle * position - wrapped) / (2 * math.pi)).round()) / position
-            ropes.append(Rope(dims, interleaved=interleaved, frequencies=angle.cpu()))
-    return ropes
-
-
-def _pairs(x: Tensor, interleaved: bool) -> Tensor:
-    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
-    return torch.complex(first, second)
 
 
 def _output(call: Call, maps: Sequence[Application]) -> LinearMap | None:
