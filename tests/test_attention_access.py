@@ -32,7 +32,7 @@ ALLOWED = {
     ("intervene/swap/swap.py", "attributes"): "swap replaces modules, and refuses save_pretrained meanwhile",
     ("intervene/swap/adapters.py", "attributes"): "swap replaces modules, and turns off nested tensors around them",
     ("support/printable.py", "attributes"): "a copy of a Reading, which is frozen",
-    ("testing/proof/models.py", "interface"): "an option of the config that a tiny model is built from",
+    ("proof/models.py", "interface"): "an option of the config that a tiny model is built from",
 }
 
 

@@ -280,10 +280,10 @@ def test_ablate_says_which_parts_matter(tmp_path):
     files = ["--html", str(page), "--csv", str(table)]
     done = run(cli.app, ["ablate", "--heads", "3.*", "--tokens", "200", "--length", "40", "--means", "global", *files])
     assert done.exit_code == 0, done.output
-    assert "estimates against measurements of 20 cells: rank correlation" in done.output
+    assert "estimates against measurements of 12 cells: rank correlation" in done.output
     assert "popularity" in done.output
     assert len(table.read_text().splitlines()) == 1 + 4 * 3
-    assert '"off"' in page.read_text()
+    assert '"off.popularity"' in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
     code, said = main("ablate", "--measure", "some")
     assert (code, "--measure must be one of 'auto', 'all', 'none'" in said) == (2, True)
     code, said = main("ablate", "--means", "position", "--tokens", "400", "--length", "40")
-    words = "'symmetric' needs means by position, of at least 32 sequences, got 1"
+    words = "'symmetric' is about means by position, which need 32 sequences, got 1"
     assert (code, words in " ".join(said.split())) == (2, True)
     code, said = main("dial", "--device", "cuda")
     assert (code, "there is no GPU here" in said) == (2, True)

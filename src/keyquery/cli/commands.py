@@ -28,7 +28,10 @@ GROUPS = {
     },
     "Change it": {
         "dial": ("surgery", "Scale parts of a model's attention scores, and show its loss and output."),
-        "ablate": ("surgery", "Ablate every part of every head, one at a time, and measure the change of the loss."),
+        "ablate": (
+            "surgery",
+            "What would it cost? The loss without each part of each head, or with other changes, for all heads at once.",
+        ),
     },
     "Many models": {
         "compare": ("look", "Show what differs between two models, or between two checkpoints of one."),

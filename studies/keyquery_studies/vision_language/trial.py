@@ -22,6 +22,7 @@ from keyquery.estimators.vision_language.network import VisionLanguageNetwork
 from keyquery.estimators.vision_language.parser import VisualParser
 from keyquery.instruments.ablation.ablate import ablate
 from keyquery.instruments.flow.flow import flow
+from keyquery.intervene.dial.means import Means
 from keyquery.support.extras import optional
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import array_file, result_name
@@ -352,9 +353,9 @@ class Exam:
                 logits = self.network.match(joint(**batch))
                 return binary_cross_entropy_with_logits(logits, truth, reduction="none")
 
-            ablation = ablate(
-                self.network.joint, [{"x": x, "mask": real}], loss, by="all", changes=TURNED, means="position"
-            )
+            joint, batches = self.network.joint, [{"x": x, "mask": real}]
+            means = Means(joint, batches, "position")  # also of fewer sequences than are asked for by name
+            ablation = ablate(joint, batches, loss, by="all", changes=TURNED, means=means)
             rows += [{"task": task, "loss": ablation.loss, **_plain(row)} for row in ablation.rows]
         return rows
 

@@ -177,7 +177,7 @@ def test_a_loss_of_some_sequences_can_be_measured(model):
         ({"by": {"a": ["0.9"]}}, "layer 0 has no head 9"),
         ({"heads": "7.0"}, "there is no self-attention layer 7"),
         ({"means": "median"}, "means must be"),
-        ({"means": "position", "changes": "skew"}, "'skew' needs means by position, of at least 32 sequences, got 3"),
+        ({"means": "position", "changes": "skew"}, "'skew' is about means by position, which need 32 sequences, got 3"),
         ({"means": "position", "changes": "zero,keys 4 mean apart"}, "'keys 4 mean apart' needs means by position"),
         ({"means": "position", "changes": "skew direction 0 on data"}, "needs means by position"),
         ({"changes": "skew direction 99"}, "directions: there is no 99"),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
+from keyquery.forms import coupling
 from keyquery.instruments.transport.store import Store
 from keyquery.training import Recipe, train
 
@@ -433,7 +434,8 @@ def test_a_lens_that_saw_nothing_says_what_to_do():
 
 
 def test_without_pot_it_is_told_before_training(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    monkeypatch.setitem(sys.modules, "ot.bregman", None)
+    monkeypatch.setattr(coupling, "EXACT", 2)  # above it, scipy does not do
     with pytest.raises(ImportError, match=r"optimal transport needs POT: pip install 'keyquery\[transport\]'"):
         made()
 

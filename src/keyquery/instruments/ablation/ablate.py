@@ -281,7 +281,7 @@ def _job(
     placed = any(site.placed for site in sites.values()) or kind == "position"
     names, functions = names_of(changes, placed)
     if means == "position" and count < SEQUENCES and (name := next(filter(uses_means, names), None)):
-        raise ValueError(f"{name!r} needs means by position, of at least {SEQUENCES} sequences, got {count}")
+        raise ValueError(f"{name!r} is about means by position, which need {SEQUENCES} sequences, got {count}")
     about = cache(lambda: means if isinstance(means, Means) else Means(model, batches, means))
     made = Made(model, batches, sites, chosen, about)
     ready: list[Change] = [functions.get(name) or made.change(name) for name in names]

@@ -98,12 +98,12 @@ def test_the_map_shows_the_parts_of_every_head(visit, looks):
 
 def test_what_changes_with_the_window_is_marked(visit, looks):
     reading = looks["llama"][2]
-    changed = {**reading.heads[0]["on_data"], "changes_with_window": ["symmetry", "label"]}
+    changed = {**reading.heads[0]["on_data"], "changes_with_window": ["symmetry"]}
     tab = visit(
         dataclasses.replace(reading, heads=[{**reading.heads[0], "on_data": changed}, *reading.heads[1:]]), "#0.0"
     )
     marks = tab.locator(".of-detail .chip[title]")
-    assert marks.all_inner_texts() == ["~ symmetry, label"]
+    assert marks.all_inner_texts() == ["† symmetry"]
     assert "differs in the first half of each window" in marks.first.get_attribute("title")
     tab.locator('.cell[data-at="0.1"]').click()
     marked = {**reading.heads[1]["on_data"]}.get("changes_with_window") or []
@@ -127,7 +127,7 @@ def test_the_costs_of_parts_lead_the_page_and_stand_below_the_shares(visit, look
     heads = [{**head, "ablation": lost} if head["layer"] == 1 else head for head in reading.heads]
     tab = visit(dataclasses.replace(reading, heads=heads))
     assert tab.evaluate("[state.at[0], state.map]") == ["1", "cost"]
-    assert tab.locator(".lead").inner_text().startswith("Costliest heads: 1.0 (+1 nats per token, head to 0); 1.1 (")
+    assert tab.locator(".lead").inner_text().startswith("Costliest heads: 1.0: +1 nats per token; 1.1: ")
     rows = tab.locator("[data-block=ablation] [data-bar]")
     names = rows.evaluate_all("all => all.map(one => one.dataset.bar)")
     assert names == ["symmetric", "skew", "popularity", "head to 0"]

@@ -3,10 +3,9 @@
 from typing import Any
 
 from keyquery.instruments.look.reading import Look
-from keyquery.instruments.look.show.figure import FIGURES, svg
-from keyquery.instruments.look.show.page import page
-
-__all__ = ["FIGURES", "lines", "page", "svg"]
+from keyquery.instruments.look.show.figure import FIGURES as FIGURES
+from keyquery.instruments.look.show.figure import svg as svg
+from keyquery.instruments.look.show.page import page as page
 
 
 def lines(reading: Look) -> list[Any]:
