@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# By `wc -l`, docstrings and blanks included: at most, and the target of the design. What raises one says why in its commit.
+# By `wc -l`, docstrings and blanks included: at most, and the target. What raises one says why.
 BUDGETS = {
     "src/keyquery/support": (1260, 2000),
     "src/keyquery/kinds.py": (90, 200),
@@ -24,10 +24,10 @@ BUDGETS = {
     "src/keyquery/pages": (930, 1700),
     "src/keyquery/survey": (1580, 1300),
     "src/keyquery/models": (30, 30),
-    "src/keyquery/cli": (2040, 1600),
+    "src/keyquery/cli": (2050, 1600),
     "src/keyquery": (65560, 47000),
     "studies": (18450, 10000),
-    "tests": (53220, 34000),
+    "tests": (53230, 34000),
     "bench": (5300, 3600),
     "tools": (930, 930),
 }

@@ -30,7 +30,7 @@ GROUPS = {
         "dial": ("surgery", "Scale parts of a model's attention scores, and show its loss and output."),
         "ablate": (
             "surgery",
-            "What would it cost? The loss without each part of each head, or with other changes, for all heads at once.",
+            "What would it cost? The loss without parts of heads, or with other changes, for all heads.",
         ),
     },
     "Many models": {

@@ -152,7 +152,7 @@ def ablate(
     *,
     output: Output,
 ) -> None:
-    """What would it cost? The loss without each part of each head, or with other changes, for all heads at once.
+    """What would it cost? The loss without parts of heads, or with other changes, for all heads.
 
     Costs are estimated from a few backward passes, checked on this model, and measured where it matters. The HTML page
     is that of look, with the costs beside variance.
