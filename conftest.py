@@ -35,9 +35,9 @@ SLOW_PAGES = {
 }
 # Examples that train.
 SLOW_EXAMPLES = {
-    "keyquery.estimators.npt.estimators.NPTRegressor",
-    "keyquery.estimators.series.classifier.SeriesClassifier",
-    "keyquery.estimators.vision_language.parser.VisualParser",
+    "keyquery.learn.npt.estimators.NPTRegressor",
+    "keyquery.learn.series.classifier.SeriesClassifier",
+    "keyquery.learn.vision_language.parser.VisualParser",
     "keyquery.testing.kernels.check_kernel",
     "keyquery_studies.dial.study.run",
     "keyquery_studies.transport.cost.costing",

@@ -35,11 +35,11 @@ from harness import RESULTS, publish, row, seconds
 from torch import nn
 from torch.nn.functional import dropout, gelu, layer_norm, linear
 
-from keyquery.estimators.inputs.tables import Rows
-from keyquery.estimators.npt import memory as room
-from keyquery.estimators.npt.network import TableNetwork
-from keyquery.estimators.npt.training import Plan, Samples, answers, learn
-from keyquery.layers import DatapointEncoder
+from keyquery.learn.inputs.tables import Rows
+from keyquery.learn.layers import DatapointEncoder
+from keyquery.learn.npt import memory as room
+from keyquery.learn.npt.network import TableNetwork
+from keyquery.learn.npt.training import Plan, Samples, answers, learn
 from keyquery.support.progress import silent
 
 SEED, HEADS, SHARE = 0, 8, 0.1

@@ -300,7 +300,7 @@ def measure(lengths, tokens, rounds, device):
 
 def tune():
     """Milliseconds of the two kernels alone, sums of their programs included, for sizes around those in use."""
-    import keyquery.layers.primal.kernels.scores as kernels
+    import keyquery.learn.layers.primal.kernels.scores as kernels
 
     shapes = ((64, 4, 2), (64, 4, 3), (128, 8, 2))  # tokens, warps, stages
     sizes = [(*shape, waves, registers) for shape in shapes for waves in (3, 6, 12) for registers in (None, 128, 168)]
@@ -333,7 +333,7 @@ def time_kernel(kernels, launches, name, given):
     """Milliseconds of one kernel with these sizes, started by a graph; None where it does not fit the GPU."""
     from triton.testing import do_bench_cudagraph
 
-    import keyquery.layers.primal.kernels.operators as operators
+    import keyquery.learn.layers.primal.kernels.operators as operators
 
     before = kernels.LAUNCHES[2, False]
     kernels.LAUNCHES[2, False] = launches

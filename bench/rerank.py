@@ -28,8 +28,8 @@ from keyquery_studies.rerank.diffusion import Diffusion
 from torch.nn.functional import normalize
 
 import keyquery as kq
-from keyquery.estimators.inputs.vectors import Asked
-from keyquery.estimators.rerank.search import search
+from keyquery.learn.inputs.vectors import Asked
+from keyquery.learn.rerank.search import search
 
 SEED, TOP, ANCHORS, ITEMS, DIM = 0, 1024, 512, 10_000, 512
 

@@ -34,7 +34,7 @@ from series_table import write_table
 from tables import calibration_error
 
 import keyquery as kq
-from keyquery.estimators.series.ridge_classifier import interpolated
+from keyquery.learn.series.ridge_classifier import interpolated
 
 MOST = 300_000  # values of a set
 CHOSEN_ON = ("Adiac", "ArrowHead", "Car", "FiftyWords", "GunPoint", "ItalyPowerDemand", "OSULeaf")

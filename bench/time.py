@@ -22,11 +22,11 @@ import torch
 from harness import RESULTS, publish, row, seconds
 
 import keyquery as kq
-from keyquery.estimators.events.losses import losses
-from keyquery.estimators.events.network import EventNetwork
-from keyquery.estimators.events.windows import Clock, cut
-from keyquery.estimators.inputs.event_streams import stream_of
-from keyquery.training.optimisers import make_optimiser
+from keyquery.learn.events.losses import losses
+from keyquery.learn.events.network import EventNetwork
+from keyquery.learn.events.windows import Clock, cut
+from keyquery.learn.inputs.event_streams import stream_of
+from keyquery.learn.training.optimisers import make_optimiser
 
 SEED, DIM, TYPES = 0, 64, 22
 USUAL = kq.EventModel().get_params()

@@ -30,11 +30,11 @@ from keyquery_studies.transport.baselines import (
 from keyquery_studies.transport.datasets import simulated, split_of
 
 from keyquery import TransportClassifier
-from keyquery.estimators.base import hold_out, seeded
-from keyquery.estimators.inputs.sequences import statistics
-from keyquery.estimators.series.training import epochs_of
-from keyquery.estimators.transport.alignment import align, map_loss
-from keyquery.training import train
+from keyquery.learn.base import hold_out, seeded
+from keyquery.learn.inputs.sequences import statistics
+from keyquery.learn.series.training import epochs_of
+from keyquery.learn.training import train
+from keyquery.learn.transport.alignment import align, map_loss
 
 TURNS = 7
 SETS = {"400 rows": (400, 1), "400 sequences of 20 steps": (400, 20), "breast cancer": None}

@@ -20,7 +20,7 @@ import keyquery as kq
 from keyquery.forms.eigenvalues_gpu import eigenvalues
 from keyquery.instruments.monitor.statistics import call_statistics
 from keyquery.intervene.dial.widen import HalfTurn, widen
-from keyquery.layers import blockwise
+from keyquery.learn.layers import blockwise
 from keyquery.listening.call import Call, Tokens
 
 TYPES = {

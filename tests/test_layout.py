@@ -34,10 +34,8 @@ PACKAGES = [
     "listening",
     "intervene",
     "proof",
-    "training",
-    "data",
     "instruments",
-    "estimators",
+    "learn",
     "survey",
     "testing",
     "models",
@@ -164,7 +162,7 @@ def test_who_starts_processes():
 def test_doors_are_seen():
     for line in ('K = {"a": "keyquery.cli.look"}', 'import_module(f"keyquery.cli.{name}")', 'x = "keyquery.cli:main"'):
         assert named_packages(ast.parse(line)) == {"cli"}
-    assert imported_packages(ast.parse("from keyquery import EventModel, look")) == {"estimators", "instruments"}
+    assert imported_packages(ast.parse("from keyquery import EventModel, look")) == {"learn", "instruments"}
     assert imports_by_text(ast.parse("importlib.import_module(a)"))
     for line in ("import subprocess", "from concurrent.futures import ProcessPoolExecutor", "os.execv(a, b)"):
         assert starts_processes(ast.parse(line)), line
@@ -215,7 +213,7 @@ sys.modules.update(rich=None, typer=None)
 import keyquery as kq
 look = kq.Reading.load({reading.to_json()!r})
 assert look.kind == "look"
-left = ("keyquery.estimators", "keyquery.instruments.causes", "keyquery_studies.", "matplotlib")
+left = ("keyquery.learn", "keyquery_studies.", "matplotlib")
 print([name for name in sys.modules if name.startswith(left) and name != "keyquery_studies.registry"])
 import keyquery.pages, torch
 reading = kq.look(torch.nn.MultiheadAttention(8, 2))
@@ -265,7 +263,7 @@ WRITERS = {
         "keyquery_studies/transport/cost.py",
         "write_text",
     ),  # to the kernel: forget the peak of memory
-    ("keyquery/training/tensorboard.py", "SummaryWriter"),  # TensorBoard's own file, to which lines are only added
+    ("keyquery/support/tensorboard.py", "SummaryWriter"),  # TensorBoard's own file, to which lines are only added
 }
 WRITING = {"write_text", "write_bytes", "save_file", "tofile", "SummaryWriter", "rename", "replace"}
 INTO_MEMORY = {"save", "savez", "savez_compressed", "savefig"}  # of torch, numpy and matplotlib

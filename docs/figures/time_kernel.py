@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import keyquery as kq
 from keyquery import pages
-from keyquery.training import Recipe, train
+from keyquery.learn.training import Recipe, train
 
 
 class Span(nn.Module):

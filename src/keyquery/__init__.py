@@ -22,7 +22,11 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'keyquery' has no attribute {name!r}")
     module = _PUBLIC[name]
-    return import_module(f"keyquery.{name}") if module == "keyquery" else getattr(import_module(module), name)
+    return (
+        import_module(f"{module}.{name}")
+        if module in ("keyquery", "keyquery.learn")
+        else getattr(import_module(module), name)
+    )
 
 
 def __dir__() -> list[str]:

@@ -9,11 +9,11 @@ from keyquery_studies.rerank.datasets import Sources
 import keyquery as kq
 from keyquery.cli.commands import MODULES, load
 from keyquery.cli.options import FILES, Output, chosen, default_of, writes
-from keyquery.estimators.rerank.learned import Reranker
 from keyquery.instruments.ablation.dialled import dial_effect
-from keyquery.instruments.causes.explain import explain
 from keyquery.instruments.look.labels import Thresholds
 from keyquery.layers import Shape
+from keyquery.learn.causes.explain import explain
+from keyquery.learn.rerank.learned import Reranker
 from keyquery.survey import run as survey
 
 STUDIES = import_module("keyquery_studies.cli").COMMANDS  # imported by keyquery.cli as a plugin

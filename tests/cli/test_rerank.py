@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from tests.estimators.rerank.groups import curves
+from tests.learn.rerank.groups import curves
 from tests.pages.readings import block_of, data_of
 
 NETWORK = ["--anchors", "8", "--width", "8", "--steps", "2"]

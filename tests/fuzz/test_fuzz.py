@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.checkpoints.vocabulary import vocabulary
-from keyquery.data import load_images, load_ts
 from keyquery.layers import LanguageModel
+from keyquery.learn.data import load_images, load_ts
 from keyquery.support import files
 from tests.fuzz import readers
 from tests.fuzz.guard import BOUND, Broken, watched

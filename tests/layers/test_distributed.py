@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import keyquery as kq
-from keyquery.layers import AttributeAttention, DatapointEncoder, LanguageModel, Shape
+from keyquery.layers import LanguageModel, Shape
 from keyquery.layers.kernels import KERNELS
+from keyquery.learn.layers import AttributeAttention, DatapointEncoder
 
 WIDTH = 16
 

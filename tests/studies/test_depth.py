@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.instruments.depth.law import Law
 from keyquery.layers import LanguageModel
+from keyquery.learn.depth.law import Law
 from keyquery.pages import terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_windows")]  # they train

@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.estimators.rerank.search import search
-from keyquery.instruments.rankings.rankings import score_revisited
+from keyquery.learn.rankings.rankings import score_revisited
+from keyquery.learn.rerank.search import search
 from keyquery.pages import terminal
-from tests.estimators.rerank.groups import curves
+from tests.learn.rerank.groups import curves
 
 SIZES = {"top": 12, "anchors": 6, "width": 8, "steps": 2}
 SMALL = {**SIZES, "device": "cpu"}

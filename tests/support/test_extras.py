@@ -11,8 +11,8 @@ import torch
 from keyquery_studies.transport.baselines import _scikit
 
 import keyquery as kq
-from keyquery.estimators.vision_language.network import built
-from keyquery.instruments.causes.discovery.independence import DSeparation
+from keyquery.learn.causes.discovery.independence import DSeparation
+from keyquery.learn.vision_language.network import built
 from keyquery.support.extras import EXTRAS, optional
 
 SOURCE = Path(kq.__file__).parent

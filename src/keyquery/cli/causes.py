@@ -10,10 +10,10 @@ import typer
 from torch import nn
 
 from keyquery.cli.options import DEVICE, Device, Dtype, Output, default_of, writes
-from keyquery.instruments.causes.causes import Causes
-from keyquery.instruments.causes.causes import causes as find_causes
-from keyquery.instruments.causes.explain import explain
-from keyquery.instruments.causes.masked_prediction import predicted
+from keyquery.learn.causes.causes import Causes
+from keyquery.learn.causes.causes import causes as find_causes
+from keyquery.learn.causes.explain import explain
+from keyquery.learn.causes.masked_prediction import predicted
 from keyquery.listening.inputs.load import has_lm_head, load_model
 from keyquery.listening.inputs.word_pieces import words_of
 from keyquery.support.files import read_text

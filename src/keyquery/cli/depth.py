@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from keyquery.cli.options import Output, writes
-from keyquery.instruments.depth.depth import depth as advise
+from keyquery.learn.depth.depth import depth as advise
 
 
 @writes("json", "csv", "picture")

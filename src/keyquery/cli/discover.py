@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from keyquery.cli.options import STR, Output, default_of, writes
-from keyquery.data.tables import Table, load_table
-from keyquery.instruments.discover.discover import METHODS, TESTS
-from keyquery.instruments.discover.discover import discover as find_graph
+from keyquery.learn.data.tables import Table, load_table
+from keyquery.learn.discover.discover import METHODS, TESTS
+from keyquery.learn.discover.discover import discover as find_graph
 from keyquery.support.checks import check_choice
 
 Pairs = list[str] | None

@@ -16,10 +16,10 @@ import typer
 
 import keyquery as kq
 from keyquery.cli.options import DEVICE, Device, Output, writes
-from keyquery.data import load_images
-from keyquery.estimators.inputs.vectors import asked_of, lists_of
-from keyquery.estimators.rerank.network import ANCHORS, KERNEL, PUBLISHED_ANCHORS, STEPS, TOP, WIDTH, check_anchors
-from keyquery.estimators.rerank.reading import Shown, reranking_of
+from keyquery.learn.data import load_images
+from keyquery.learn.inputs.vectors import asked_of, lists_of
+from keyquery.learn.rerank.network import ANCHORS, KERNEL, PUBLISHED_ANCHORS, STEPS, TOP, WIDTH, check_anchors
+from keyquery.learn.rerank.reading import Shown, reranking_of
 from keyquery.support.arrays import read_array
 from keyquery.support.checks import check_choice
 

@@ -1,1 +1,1 @@
-"""Undoable interventions on a live model: dial, project, swap, distill."""
+"""Undoable interventions on a live model: dial, project, swap."""

@@ -9,10 +9,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from keyquery.kinds import LAYERS, imported
 from keyquery.layers.attention import Attention
 from keyquery.layers.cache import Cache
 from keyquery.layers.kernels import KERNELS
-from keyquery.layers.primal import PrimalAttention
 from keyquery.support.checks import check_choice, check_count
 
 PLACE = ("device", "dtype")
@@ -71,18 +71,20 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
-def _primal(dim: int, heads: int, primal: Any, others: Mapping[str, Any]) -> PrimalAttention:
+def _primal(dim: int, heads: int, primal: Any, others: Mapping[str, Any]) -> nn.Module:
+    layer = imported(LAYERS["primal"])
     place = {name: others[name] for name in PLACE if name in others}
     if unknown := sorted(others.keys() - {*PLACE, "kernel"}):
         raise ValueError(f"kernel 'primal' takes its options in primal, and does not support {', '.join(unknown)}")
-    known = [name for name in signature(PrimalAttention).parameters if name not in ("dim", "heads")]
+    known = [name for name in signature(layer).parameters if name not in ("dim", "heads")]
     if primal is not None and not isinstance(primal, Mapping):
         raise TypeError(f'primal must be a dict of options, such as {{"rank": 8}}, got {primal!r}')
     for name in primal or {}:
         check_choice("an option in primal", name, known)
     if primal is None or "rank" not in primal:
         raise ValueError('kernels "primal" and "primal+" need a rank: pass primal={"rank": …}')
-    return PrimalAttention(dim, heads, **{**place, **primal})
+    built: nn.Module = layer(dim, heads, **{**place, **primal})
+    return built
 
 
 class Encoder(nn.Module):

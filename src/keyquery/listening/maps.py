@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
@@ -18,6 +19,7 @@ from keyquery.listening.hooks import Batch, watch
 from keyquery.listening.tokens import has_two_sides
 
 Maps = tuple[Float[Tensor, "batch heads n m"], ...]
+ROW_SUM_TOLERANCE = 1e-4  # the machine epsilon in half precision
 TOWERS = "has separate text and image towers without attention between them"
 
 
@@ -153,3 +155,37 @@ def stack_of(name: str) -> str:
 
 def _fields(out: Any) -> list[tuple[str, Any]]:
     return list(out.items()) if hasattr(out, "items") else []
+
+
+def check_rows(maps: Float[Tensor, "heads n n"], rows: Bool[Tensor, "heads n"] | None = None) -> None:
+    """Require non-negative attention whose rows sum to 1; `rows` selects the rows to check."""
+    near, n = max(ROW_SUM_TOLERANCE, torch.finfo(maps.dtype).eps), maps.shape[-1]
+    lowest = int(maps.argmin())
+    if maps.flatten()[lowest] < 0:
+        head, row = divmod(lowest // n, n)
+        least = float(maps.flatten()[lowest])
+        raise ValueError(f"attention must not be negative, got {least:.3g} in row {row} of head {head}")
+    sums = maps.sum(-1, dtype=torch.float64)
+    far = (sums - 1).abs() if rows is None else (sums - 1).abs() * rows
+    head, row = divmod(int(far.argmax()), n)
+    if far[head, row] > near:
+        total = float(sums[head, row])
+        raise ValueError(
+            f"rows of attention must sum to 1, within {near:.3g}; row {row} of head {head} sums to {total:.6g}"
+        )
+
+
+def check_length(model: nn.Module, tokens: int) -> None:
+    """Raise if a text is longer than the model's context."""
+    places = (getattr(config_of(model), name, None) for name in ("max_position_embeddings", "n_positions", "length"))
+    most = next((count for count in places if isinstance(count, int) and count > 0), None)
+    if most is not None and tokens > most:
+        raise ValueError(
+            f"the text has {tokens} tokens, and {type(model).__name__} takes at most {most}: use a shorter one"
+        )
+
+
+def config_of(model: nn.Module) -> Any:
+    """The config of a model; of a multimodal one, that of its text model."""
+    config: Any = getattr(model, "config", None)
+    return config.get_textconfig_of() if hasattr(config, "get_text_config") else config

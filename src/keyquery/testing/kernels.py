@@ -11,7 +11,7 @@ from jaxtyping import config
 from torch import Tensor, nn
 
 from keyquery.layers.cache import Cache
-from keyquery.training import Recipe, train
+from keyquery.learn.training import Recipe, train
 
 N = 12  # tokens of a trial
 

@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.data import read_column
 from keyquery.layers import Encoder
+from keyquery.learn.data import read_column
+from keyquery.learn.training import Recipe, train
 from keyquery.support.files import write_all
-from keyquery.training import Recipe, train
 from keyquery_studies.common.store import array_file, digest_of, npz_bytes
 from keyquery_studies.time.event_files import retail_rows, retail_time
 

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from keyquery.instruments.causes.causes import causes
-from keyquery.instruments.causes.explain import explain
+from keyquery.learn.causes.causes import causes
+from keyquery.learn.causes.explain import explain
 from keyquery.listening import attention_maps
 from keyquery_studies.causes.fill_in_model import BLANK, PADDING, BlankModel, unseen
 

@@ -18,13 +18,13 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from keyquery.learn.training import Recipe
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.devices import pick_device
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress
 from keyquery.support.statistics import Interval, paired
-from keyquery.training import Recipe
 from keyquery_studies.causes.fill_in_model import LEARN, READERS, TEST, BlankModel, Blanks, keep, learn, load, right
 from keyquery_studies.causes.searches import BEST, CALLS, LARGEST, NODES, ORDERS, SEARCHES, explained
 from keyquery_studies.common.runner import device_name, run_jobs, study_folder

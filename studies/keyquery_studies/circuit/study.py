@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from keyquery.data import read_corpus
+from keyquery.learn.data import read_corpus
 from keyquery.reading import Reading, provenance, short
 from keyquery.support.extras import optional
 from keyquery.support.statistics import paired

@@ -16,11 +16,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.data import encode_corpus, read_column, read_corpus, train_tokenizer, unwrap
 from keyquery.layers import Attention, LanguageModel, Shape
+from keyquery.learn.data import encode_corpus, read_column, read_corpus, train_tokenizer, unwrap
+from keyquery.learn.training import Recipe, train
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all
-from keyquery.training import Recipe, train
 from keyquery_studies.common.objectives import BATCH, CAUSAL, HELD_OUT, Task
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import checkpoint_path, digest_of, npy_bytes, read_json, result_name

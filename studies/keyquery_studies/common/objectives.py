@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.data import windows
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.look import look
+from keyquery.learn.data import windows
 
 OBJECTIVES = ("masked", "next token")
 CAUSAL = {"masked": False, "masked causal": True, "next token": True}  # whether a model sees only earlier tokens

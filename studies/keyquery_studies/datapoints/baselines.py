@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Shaped
 
-from keyquery.data.tables import Table
-from keyquery.estimators.inputs.sequences import statistics
+from keyquery.learn.data.tables import Table
+from keyquery.learn.inputs.sequences import statistics
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.extras import optional
 from keyquery_studies.common.store import result_name

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from keyquery.data.tables import Table
-from keyquery.estimators.inputs.tables import Field
-from keyquery.estimators.npt.training import Plan, Samples
+from keyquery.learn.data.tables import Table
+from keyquery.learn.inputs.tables import Field
+from keyquery.learn.npt.training import Plan, Samples
 from keyquery_studies.common.store import result_name
 from keyquery_studies.datapoints.folds import Fold
 from keyquery_studies.datapoints.trial import TableTrial, samples_of

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.estimators.inputs.tables import Rows
-from keyquery.estimators.npt.network import TableNetwork
+from keyquery.learn.inputs.tables import Rows
+from keyquery.learn.npt.network import TableNetwork
+from keyquery.learn.training import Recipe, train
 from keyquery.support.checks import check_choice, check_count
-from keyquery.training import Recipe, train
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import result_name
 

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Float64, Int, Shaped
 from torch import Tensor
 
-from keyquery.estimators.inputs.tables import Rows
-from keyquery.estimators.npt.network import TableNetwork
-from keyquery.estimators.npt.training import Plan, Samples, answers, context_of, seen_by
 from keyquery.forms.shares import Visible, shares
-from keyquery.layers.datapoints import Between, DatapointAttention
+from keyquery.learn.inputs.tables import Rows
+from keyquery.learn.layers.datapoints import Between, DatapointAttention
+from keyquery.learn.npt.network import TableNetwork
+from keyquery.learn.npt.training import Plan, Samples, answers, context_of, seen_by
 
 ENTRIES = 2**24  # limit on the embedded values of corrupted tables in one batch
 

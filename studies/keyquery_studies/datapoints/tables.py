@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from keyquery.data.tables import Table, load_table
+from keyquery.learn.data.tables import Table, load_table
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 from keyquery.support.files import csv_text, find_packed, write_all

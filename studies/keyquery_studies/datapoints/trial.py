@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from keyquery.data.tables import Table
-from keyquery.estimators.inputs.sequences import statistics
-from keyquery.estimators.inputs.tables import Columns, Field, Rows, columns_of, encode, fields_of
-from keyquery.estimators.npt.network import TableNetwork
-from keyquery.estimators.npt.training import Plan, Samples, drawing, recipe_of, table_loss, target_cost
 from keyquery.layers.kernels import KERNELS
+from keyquery.learn.data.tables import Table
+from keyquery.learn.inputs.sequences import statistics
+from keyquery.learn.inputs.tables import Columns, Field, Rows, columns_of, encode, fields_of
+from keyquery.learn.npt.network import TableNetwork
+from keyquery.learn.npt.training import Plan, Samples, drawing, recipe_of, table_loss, target_cost
+from keyquery.learn.training import train
 from keyquery.reading import short
 from keyquery.support.checks import check_choice, check_count
-from keyquery.training import train
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import checkpoint_path, result_name
 from keyquery_studies.datapoints.folds import Fold

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from keyquery.instruments.depth.law import Law
-from keyquery.instruments.depth.show import short
+from keyquery.learn.depth.law import Law
+from keyquery.learn.depth.show import short
 from keyquery.pages.colours import depth_colour
 from keyquery_studies.depth.study import DepthStudy
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from keyquery.instruments.depth.show import short
+from keyquery.learn.depth.show import short
 from keyquery.pages.tables import columns_table
 from keyquery_studies.depth.figure import depths
 from keyquery_studies.depth.study import DepthStudy

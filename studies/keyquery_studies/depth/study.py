@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.instruments.depth.law import Law
+from keyquery.learn.depth.law import Law
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.devices import pick_device

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from keyquery.instruments.depth.law import count
 from keyquery.layers import LanguageModel, Shape
+from keyquery.learn.depth.law import count
+from keyquery.learn.training import Log, Recipe, train
 from keyquery.support.checks import check_count
-from keyquery.training import Log, Recipe, train
 from keyquery_studies.common.language_models import EXAM, tasks
 from keyquery_studies.common.objectives import BATCH, SHARES, Task
 from keyquery_studies.common.runner import device_name

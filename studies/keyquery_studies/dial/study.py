@@ -16,11 +16,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from keyquery.checkpoints import read
-from keyquery.data import read_corpus, unwrap
 from keyquery.forms.parts import PARTS
 from keyquery.intervene.dial.dial import dial
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
+from keyquery.learn.data import read_corpus, unwrap
 from keyquery.listening import Batch
 from keyquery.listening.hooks import evaluating
 from keyquery.listening.inputs.load import load_model

@@ -23,8 +23,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from keyquery.layers import Attention
+from keyquery.learn.training import Recipe, train
 from keyquery.support.checks import check_choice, check_count
-from keyquery.training import Recipe, train
 from keyquery_studies.common.store import result_name
 
 TASKS = ("smoothing", "look-up")

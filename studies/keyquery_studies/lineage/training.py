@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from keyquery.data import read_corpus
+from keyquery.learn.data import read_corpus
 from keyquery_studies.lineage.kin import DISGUISES, disguises
 from keyquery_studies.lineage.models import (
     SIZES,

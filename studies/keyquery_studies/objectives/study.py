@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.data import encode_corpus, read_corpus, train_tokenizer, unwrap
 from keyquery.layers import LanguageModel, Shape
+from keyquery.learn.data import encode_corpus, read_corpus, train_tokenizer, unwrap
+from keyquery.learn.training import Recipe, train
 from keyquery.reading import Reading, provenance
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
-from keyquery.training import Recipe, train
 from keyquery_studies.common.objectives import BATCH, HELD_OUT, LOOKED_AT, OBJECTIVES, SHARES, Task
 from keyquery_studies.common.rows import FORMER
 from keyquery_studies.common.runner import resumed

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.layers import PrimalAttention, regularizer
+from keyquery.learn.layers import PrimalAttention, regularizer
 
 
 def start_as_published(model: nn.Module) -> None:

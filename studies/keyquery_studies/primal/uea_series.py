@@ -17,16 +17,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.data import load_ts
-from keyquery.data.series import Series
-from keyquery.estimators.base import hold_out
-from keyquery.estimators.inputs.sequences import padded, statistics
-from keyquery.estimators.series.network import SeriesNetwork
-from keyquery.estimators.series.training import TIE, Labelled, epochs_of, judged
-from keyquery.layers import Attention, PrimalAttention
+from keyquery.layers import Attention
+from keyquery.learn.base import hold_out
+from keyquery.learn.data import load_ts
+from keyquery.learn.data.series import Series
+from keyquery.learn.inputs.sequences import padded, statistics
+from keyquery.learn.layers import PrimalAttention
+from keyquery.learn.series.network import SeriesNetwork
+from keyquery.learn.series.training import TIE, Labelled, epochs_of, judged
+from keyquery.learn.training import Recipe, train
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import write_all
-from keyquery.training import Recipe, train
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import array_file, digest_of, npz_bytes, read_json, result_name
 from keyquery_studies.primal.released_code import published_regularizer, start_as_published

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from keyquery.data import Revisited, load_images, load_revisited, read_column, read_corpus, unwrap
-from keyquery.estimators.inputs.vectors import vectors_of
-from keyquery.estimators.rerank.search import itself_first, search
+from keyquery.learn.data import Revisited, load_images, load_revisited, read_column, read_corpus, unwrap
+from keyquery.learn.inputs.vectors import vectors_of
+from keyquery.learn.rerank.search import itself_first, search
 from keyquery.support.extras import optional
 from keyquery.support.files import regular, write_all
 from keyquery.support.progress import Progress

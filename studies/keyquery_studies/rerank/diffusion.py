@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from keyquery.estimators.base import check_sizes
-from keyquery.estimators.inputs.vectors import Asked
-from keyquery.estimators.rerank.base import ListReranker
-from keyquery.estimators.rerank.search import CHUNK, itself_first, mutual, search
+from keyquery.learn.base import check_sizes
+from keyquery.learn.inputs.vectors import Asked
+from keyquery.learn.rerank.base import ListReranker
+from keyquery.learn.rerank.search import CHUNK, itself_first, mutual, search
 
 NUMBERS = 2**24  # that are gathered at a time
 

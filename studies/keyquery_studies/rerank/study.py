@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyquery.estimators.inputs.vectors import Asked, asked_of
-from keyquery.estimators.rerank.base import AffinityReranker, AlphaQueryExpansion, ListReranker, by_score
-from keyquery.estimators.rerank.k_reciprocal import KReciprocalReranker
-from keyquery.estimators.rerank.learned import Reranker
-from keyquery.estimators.rerank.search import search
-from keyquery.instruments.rankings.rankings import score_rankings, score_revisited
+from keyquery.learn.inputs.vectors import Asked, asked_of
+from keyquery.learn.rankings.rankings import score_rankings, score_revisited
+from keyquery.learn.rerank.base import AffinityReranker, AlphaQueryExpansion, ListReranker, by_score
+from keyquery.learn.rerank.k_reciprocal import KReciprocalReranker
+from keyquery.learn.rerank.learned import Reranker
+from keyquery.learn.rerank.search import search
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.devices import pick_device

@@ -7,8 +7,8 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
-from keyquery.estimators.events.model import EventModel
-from keyquery.estimators.events.network import EventNetwork
+from keyquery.learn.events.model import EventModel
+from keyquery.learn.events.network import EventNetwork
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import array_file, result_name
 from keyquery_studies.time.event_files import split

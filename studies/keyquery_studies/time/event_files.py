@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int, Shaped
 
-from keyquery.data.tables import LONGEST
+from keyquery.learn.data.tables import LONGEST
 from keyquery.support.arrays import read_arrays
 from keyquery.support.files import lines_of, read_text
 from keyquery.support.printable import TEXT, printable

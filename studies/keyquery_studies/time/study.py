@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.estimators.events.model import EventModel
+from keyquery.learn.events.model import EventModel
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.devices import pick_device

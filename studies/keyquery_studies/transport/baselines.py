@@ -11,13 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.estimators.base import hold_out, seeded
-from keyquery.estimators.inputs.sequences import statistics
-from keyquery.estimators.series.training import epochs_of
-from keyquery.estimators.transport.classifier import TransportClassifier
 from keyquery.layers import Attention, Encoder
+from keyquery.learn.base import hold_out, seeded
+from keyquery.learn.inputs.sequences import statistics
+from keyquery.learn.series.training import epochs_of
+from keyquery.learn.training import Recipe, train
+from keyquery.learn.transport.classifier import TransportClassifier
 from keyquery.support.extras import optional
-from keyquery.training import Recipe, train
 
 TRANSPORT: dict[str, dict[str, Any]] = {
     "ot": {"match": "ot"},

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from keyquery.data import load_table
-from keyquery.data.tables import Table
-from keyquery.estimators.base import hold_out
+from keyquery.learn.base import hold_out
+from keyquery.learn.data import load_table
+from keyquery.learn.data.tables import Table
 from keyquery.support.extras import optional
 from keyquery.support.files import find_packed, write_all
 from keyquery_studies.common.store import array_file, digest_of, npz_bytes

@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.estimators.base import seeded
-from keyquery.estimators.inputs.sequences import statistics
-from keyquery.estimators.series.training import epochs_of
-from keyquery.estimators.transport.alignment import centres
-from keyquery.instruments.transport.lens import TransportLens
-from keyquery.instruments.transport.transport import transport
-from keyquery.training import Recipe, train
+from keyquery.learn.base import seeded
+from keyquery.learn.inputs.sequences import statistics
+from keyquery.learn.series.training import epochs_of
+from keyquery.learn.training import Recipe, train
+from keyquery.learn.transport.alignment import centres
+from keyquery.learn.transport.lens import TransportLens
+from keyquery.learn.transport.transport import transport
 from keyquery_studies.common.store import result_name
 from keyquery_studies.transport.baselines import STEPS, Labelled, Transformer, class_loss, recipe_of, standardised
 from keyquery_studies.transport.datasets import LEARN, TEST, bayes, named, simulated

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from keyquery.data import load_images
+from keyquery.learn.data import load_images
 from keyquery.support.extras import optional
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -16,13 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from keyquery.estimators.inputs.captions import MASK, PAD, Vocabulary
-from keyquery.estimators.inputs.images import images_of
-from keyquery.estimators.vision_language.network import VisionLanguageNetwork
-from keyquery.estimators.vision_language.parser import VisualParser
 from keyquery.instruments.ablation.ablate import ablate
 from keyquery.instruments.flow.flow import flow
 from keyquery.intervene.dial.means import Means
+from keyquery.learn.inputs.captions import MASK, PAD, Vocabulary
+from keyquery.learn.inputs.images import images_of
+from keyquery.learn.vision_language.network import VisionLanguageNetwork
+from keyquery.learn.vision_language.parser import VisualParser
 from keyquery.support.extras import optional
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import array_file, result_name

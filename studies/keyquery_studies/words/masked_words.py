@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from keyquery.data import windows
 from keyquery.forms.counts import KINDS, normed_rows
 from keyquery.instruments.ablation.losses import logits
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
+from keyquery.learn.data import windows
 from keyquery.listening.inputs.encoding import encoded
 from keyquery.listening.inputs.load import load_model, load_tokenizer
 from keyquery.support.files import write_all

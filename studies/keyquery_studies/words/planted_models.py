@@ -19,8 +19,8 @@ from keyquery.forms import Form
 from keyquery.forms.counts import dealt
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.layers import Attention, LanguageModel, Shape
+from keyquery.learn.training import Recipe, train
 from keyquery.support.checks import check_choice, check_count
-from keyquery.training import Recipe, train
 from keyquery_studies.common.language_models import begin, tasks
 from keyquery_studies.common.objectives import HELD_OUT, OBJECTIVES
 from keyquery_studies.common.runner import device_name

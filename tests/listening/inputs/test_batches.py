@@ -5,7 +5,7 @@ import lzma
 
 import pytest
 
-from keyquery.data.numbers import to_number
+from keyquery.learn.data.numbers import to_number
 from keyquery.support.files import read_text
 
 TEXT = "Ångström\nline two\n"

@@ -10,9 +10,9 @@ from keyquery_studies.datapoints.predictions import auroc, metrics_of, predict, 
 from keyquery_studies.datapoints.tables import load_kept, prepare_tables, split_of
 from keyquery_studies.datapoints.trial import TableTrial, samples_of, settings_of
 
-from keyquery.estimators.inputs.tables import Rows
-from keyquery.estimators.npt.network import TableNetwork
-from keyquery.estimators.npt.training import Plan, Samples
+from keyquery.learn.inputs.tables import Rows
+from keyquery.learn.npt.network import TableNetwork
+from keyquery.learn.npt.training import Plan, Samples
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from keyquery_studies.datapoints.folds import fold_of
 from keyquery_studies.datapoints.lookups import VARIANTS, LookUp, doubled, nearest, scored
 from keyquery_studies.datapoints.tables import BREAST, TABLES, load_kept, prepare_tables, split_of
 
-from keyquery.estimators.inputs.tables import Rows
+from keyquery.learn.inputs.tables import Rows
 
 # Folds
 

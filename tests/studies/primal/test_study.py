@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.layers import PrimalAttention
+from keyquery.learn.layers import PrimalAttention
 from keyquery.pages import terminal
 
 

@@ -19,9 +19,9 @@ from keyquery_studies.primal.uea_series import (
 )
 from torch.nn.functional import normalize
 
-from keyquery.estimators.inputs.sequences import Padded
-from keyquery.estimators.series.training import Labelled, class_loss
-from keyquery.layers import PrimalAttention
+from keyquery.learn.inputs.sequences import Padded
+from keyquery.learn.layers import PrimalAttention
+from keyquery.learn.series.training import Labelled, class_loss
 
 
 def written(path, count, seed, labels=("down", "up"), dims=2):

@@ -11,12 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.instruments.causes.attention import check_rows
 from keyquery.instruments.flow.counting import CallSums, Classes, Crossing, HeadMaps, net_shares, shares
 from keyquery.instruments.flow.modality import CLASS, IMAGE, Tokens
 from keyquery.instruments.flow.values import OutputMaps, lengths
 from keyquery.listening.call import Call
-from keyquery.listening.maps import SelfAttention, is_square, layers_of, maps_by_head, run_with, stack_of
+from keyquery.listening.maps import SelfAttention, check_rows, is_square, layers_of, maps_by_head, run_with, stack_of
 from keyquery.reading import short
 from keyquery.support.checks import check_batches, check_count, check_float, check_number
 

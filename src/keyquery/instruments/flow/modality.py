@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyquery.data.images import read_image
-from keyquery.instruments.causes.attention import check_length
 from keyquery.listening.hooks import Batch, evaluating, replace_method
 from keyquery.listening.inputs.word_pieces import token_texts, words_of
-from keyquery.listening.maps import TOWERS
+from keyquery.listening.maps import TOWERS, check_length
 from keyquery.support.extras import optional
+from keyquery.support.images import read_image
 from keyquery.support.printable import first_line
 
 TEXT, IMAGE, SPECIAL = "text", "image", "special"

@@ -25,7 +25,7 @@ from keyquery.instruments.monitor.structure import Shares, effective_ranks
 from keyquery.instruments.monitor.table import Table, plain
 from keyquery.reading import provenance
 from keyquery.support.files import append_line, move_aside, read_text, write_text
-from keyquery.training.tensorboard import Board
+from keyquery.support.tensorboard import Board
 
 RECENT = 64  # records that alarms look at, beside the first
 WATCHED = ("largest", "smallest", "relative_entropy", "effective_rank", "entry", "unscaled", "finite")

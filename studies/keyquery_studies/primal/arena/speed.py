@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from keyquery.layers import regularizer
+from keyquery.learn.layers import regularizer
+from keyquery.learn.training.optimisers import make_optimiser
 from keyquery.support.checks import check_choice, check_count
-from keyquery.training.optimisers import make_optimiser
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import result_name
 from keyquery_studies.primal.arena.model import ATTENTIONS, EAGER, Classifier

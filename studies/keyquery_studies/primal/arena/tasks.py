@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from keyquery.data import load_images, read_column
+from keyquery.learn.data import load_images, read_column
 from keyquery.support.arrays import read_arrays
 from keyquery.support.files import write_all
 from keyquery.support.progress import Progress, silent

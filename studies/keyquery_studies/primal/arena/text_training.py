@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keyquery.learn.training import schedule
 from keyquery.support.checks import check_choice, check_count
-from keyquery.training import schedule
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.stacked import Adam, Replayed, Weights, stacked
 from keyquery_studies.common.store import result_name

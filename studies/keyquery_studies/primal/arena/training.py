@@ -16,8 +16,8 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from keyquery.learn.training import Recipe, train
 from keyquery.support.checks import check_choice, check_count
-from keyquery.training import Recipe, train
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.store import checkpoint_path, result_name
 from keyquery_studies.primal.arena.model import ATTENTIONS, DEPTH, DROPOUT, HEADS, HIDDEN, WIDTH, Classifier

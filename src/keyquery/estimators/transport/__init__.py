@@ -1,1 +1,0 @@
-"""TransportClassifier: classes by a map learned from optimal transport."""

@@ -1,0 +1,1 @@
+"""What learns from data: estimators, their layers, causal discovery, transport, depth, training and data."""

@@ -1,0 +1,167 @@
+"""Attention maps from a tensor, a layer, or a model with a text; validated, and merged into words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy import ndarray
+from torch import Tensor, nn
+
+from keyquery.listening import attention_maps
+from keyquery.listening.inputs.data import as_arguments
+from keyquery.listening.inputs.load import load_model
+from keyquery.listening.inputs.word_pieces import Words, words_of
+from keyquery.listening.maps import check_length, check_rows, config_of
+from keyquery.listening.tokens import has_two_sides
+from keyquery.support.checks import check_count, check_float
+
+WIDTHS = ("hidden_size", "width", "n_embd", "d_model", "dim")  # names of the hidden size in configs
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Attention of some heads of one layer, float64, with facts of its tokens and model."""
+
+    maps: Float[ndarray, "heads n n"]
+    heads: list[int]
+    layer: int | None
+    tokens: list[str]
+    real: list[bool]  # not a special token
+    merged: bool
+    width: int | None
+    model: dict[str, Any]
+    causal: bool  # no head of the layer attends to a later token
+
+
+def mapped(
+    attention: Any,
+    text: str | Words | None = None,
+    inputs: Any = None,
+    layer: int | None = None,
+    head: int | Iterable[int] | None = None,
+    tokens: Sequence[str] | None = None,
+    merge: bool = True,
+    tokenizer: Any = None,
+    name: str | None = None,
+) -> Mapped:
+    """Attention maps for `kq.causes`."""
+    if not isinstance(attention, (nn.Module, str, Path)):
+        if text is not None or inputs is not None or layer is not None:
+            raise ValueError("text, inputs and layer need a model; for a tensor, pass tokens and head")
+        return _selected(_squares(attention), head, tokens, None, None, None, {"name": name or "attention"})
+    if (text is None) == (inputs is None):
+        raise ValueError("a model needs either text or inputs")
+    model, words, batch = _prepared(attention, text, inputs, tokenizer, merge)
+    layers = attention_maps(model, batch)
+    at = _layer(layer, len(layers))
+    maps = _squares(layers[at])
+    if words is not None:
+        maps = words.merged(torch.as_tensor(maps)).numpy()
+    label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
+    facts = {"name": label, "layers": len(layers), "heads": len(maps)}
+    return _selected(maps, head, tokens, words, at, width_of(model), facts)
+
+
+def width_of(model: nn.Module) -> int | None:
+    """The hidden size of a model; None if its config does not name it."""
+    config = config_of(model) or model
+    sizes = (getattr(config, name, None) for name in WIDTHS)
+    return next((width for width in sizes if isinstance(width, int)), None)
+
+
+def _prepared(
+    source: Any, text: str | Words | None, inputs: Any, tokenizer: Any, merge: bool
+) -> tuple[nn.Module, Words | None, Mapping[str, Tensor]]:
+    """A live model, the words of the text if any, and the input batch."""
+    model, own_tokenizer = (source, None) if isinstance(source, nn.Module) else load_model(source)
+    if text is None:
+        if not isinstance(inputs, Mapping):
+            raise TypeError(f"inputs must be a mapping of argument names to tensors, got {type(inputs).__name__}")
+        return model, None, inputs
+    argument = getattr(model, "main_input_name", "input_ids")
+    if argument != "input_ids":
+        raise ValueError(f"{type(model).__name__} takes {argument}, not text: pass `inputs` from Python")
+    words = text if isinstance(text, Words) else words_of(text, _tokenizer(tokenizer, own_tokenizer), merge)
+    check_length(model, len(words.ids))
+    batch = next(as_arguments(model, words.batch()))
+    if has_two_sides(model):
+        batch = {**batch, "decoder_input_ids": batch["input_ids"]}
+    return model, words, batch
+
+
+def _tokenizer(passed: Any, stored: Any) -> Any:
+    if passed is None and stored is None:
+        raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
+    return stored if passed is None else passed
+
+
+def _squares(attention: Any) -> Float[ndarray, "heads n n"]:
+    """Attention of one text as (heads, n, n) in float64, validated."""
+    maps = _tensor(attention) if isinstance(attention, (np.ndarray, list, tuple)) else attention
+    check_float("attention", maps, "... n n")
+    shape = tuple(maps.shape)
+    if len(shape) == 4 and shape[0] == 1:
+        maps = maps[0]
+    if maps.ndim not in (2, 3) or shape[-1] != shape[-2]:
+        raise ValueError(f"attention must be (n, n) or (heads, n, n) of one text, got {shape}")
+    check_rows(maps.detach().reshape(-1, *shape[-2:]))
+    return maps.detach().cpu().double().numpy().reshape(-1, *shape[-2:])
+
+
+def _tensor(attention: Any) -> Tensor:
+    try:
+        return torch.as_tensor(attention)
+    except (TypeError, ValueError):
+        raise TypeError("attention must be a tensor, or nested lists with rows of equal length") from None
+
+
+def _layer(layer: int | None, count: int) -> int:
+    if layer is None:
+        return count - 1
+    check_count("layer", layer, least=-count, most=count - 1)
+    return layer % count
+
+
+def _selected(
+    maps: Float[ndarray, "heads n n"],
+    head: int | Iterable[int] | None,
+    tokens: Sequence[str] | None,
+    words: Words | None,
+    layer: int | None,
+    width: int | None,
+    model: dict[str, Any],
+) -> Mapped:
+    heads = _heads(head, len(maps))
+    count = maps.shape[-1]
+    if tokens is not None and (isinstance(tokens, str) or not isinstance(tokens, Iterable) or len(tokens) != count):
+        raise ValueError(f"tokens must be a list of {count} strings, one per row of the attention")
+    if words is not None:
+        texts, real = words.texts, words.real
+    else:
+        texts, real = [str(place) for place in range(count)], [True] * count
+    merged = words is not None and len(words.texts) < len(words.ids)
+    texts = list(map(str, tokens)) if tokens is not None else texts
+    return Mapped(maps[heads], heads, layer, texts, real, merged, width, model, not np.triu(maps, 1).any())
+
+
+def listed(values: Any) -> list[Any]:
+    """A list of numbers from a list, a tensor, an array or a single number."""
+    items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else values
+    return [items] if isinstance(items, str) or not isinstance(items, Iterable) else list(items)
+
+
+def _heads(head: int | Iterable[int] | None, count: int) -> list[int]:
+    if head is None:
+        return list(range(count))
+    chosen = listed(head)
+    for number in chosen:
+        check_count("head", number, least=0, most=count - 1)
+    if not chosen:
+        raise ValueError("head must name at least one head, got none")
+    return list(dict.fromkeys(map(int, chosen)))

@@ -1,0 +1,363 @@
+"""`causes`: the causal graph over tokens that a head's attention implies, allowing for hidden causes.
+
+Attention Z = AV is read as a structural equation model X = GX + U with solution X = (I − G)⁻¹U: (I − G)⁻¹ is D⁻¹A with
+D = diag(A), and the noise has unit covariance, so that C = D⁻¹AAᵀD⁻¹ is the covariance of the tokens. Partial
+correlations of C test conditional independence, and a constraint-based search turns them into a graph.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from keyquery.learn.causes.attention import Mapped, listed, mapped
+from keyquery.learn.causes.discovery import (
+    Edge,
+    Pag,
+    PartialCorrelation,
+    correlation_of,
+    expected_seconds,
+    fci,
+    icd,
+)
+from keyquery.listening.inputs.word_pieces import Words
+from keyquery.reading import Reading, digest, provenance
+from keyquery.support.checks import check_choice, check_count, check_number
+from keyquery.support.extras import optional
+from keyquery.support.progress import Progress, bar, silent
+
+METHODS = ("icd", "fci")
+LONG = 60  # seconds beyond which a warning is given
+SAMPLES = 768  # hidden size of the models in the publication
+
+
+@dataclass(frozen=True, kw_only=True)
+class Causes(Reading, kind="causes"):
+    """A partial ancestral graph per head, over some of the tokens.
+
+    `tokens` are all tokens of the attention map; `nodes` the positions in the graphs, which edges refer to. A graph has
+    its layer, head, edges (i, j, mark at i, mark at j), number of tests, also by size of the conditioning set, rounds,
+    and whether the search was completed.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {
+        "edges": "positions i < j, the mark at i, the mark at j",
+        "samples": "effective sample size of the tests; a convention, not a count",
+        "tests": "tests of independence",
+    }
+
+    model: Mapping[str, Any]  # name and facts of the model
+    tokens: Sequence[str]  # of the attention map
+    nodes: Sequence[int]  # positions in the graphs
+    graphs: Sequence[Mapping[str, Any]]  # one per head
+    method: str  # "icd" or "fci"
+    alpha: float  # significance level of the tests
+    samples: float
+    explanation: Mapping[str, Any] | None = None  # an Explanation, if a target was given
+    causal: bool = False  # the search assumed that no token causes an earlier one
+
+    @property
+    def edges(self) -> list[Edge]:
+        """Edges (i, j, mark at i, mark at j), i < j, of the only graph, or of the consensus of several heads."""
+        if len(self.graphs) == 1:
+            return self.edges_of(0)
+        return [(row["i"], row["j"], row["mark_i"], row["mark_j"]) for row in self.consensus()]
+
+    @property
+    def tests(self) -> int:
+        """Number of independence tests, over all graphs."""
+        return sum(graph["tests"] for graph in self.graphs)
+
+    def edges_of(self, index: int) -> list[Edge]:
+        """The edges of the graph at `index` among `graphs`."""
+        return [(i, j, at_i, at_j) for i, j, at_i, at_j in self.graphs[index]["edges"]]
+
+    def agreement(self) -> list[dict[str, Any]]:
+        """Every edge of any head, with the number of heads that have it and the counts of marks at each end.
+
+        The mark at an end is that of the majority, or a circle without one.
+        """
+        seen: dict[tuple[int, int], list[tuple[str, str]]] = {}
+        for index in range(len(self.graphs)):
+            for i, j, at_i, at_j in self.edges_of(index):
+                seen.setdefault((i, j), []).append((at_i, at_j))
+        rows = []
+        for (i, j), marks in sorted(seen.items()):
+            counts = [Counter(ends) for ends in zip(*marks, strict=True)]
+            agreed = [next((m for m, n in count.items() if 2 * n > len(marks)), "circle") for count in counts]
+            row = {"i": i, "j": j, "heads": len(marks), "mark_i": agreed[0], "mark_j": agreed[1]}
+            rows.append({**row, "marks_i": dict(counts[0]), "marks_j": dict(counts[1])})
+        return rows
+
+    def consensus(self) -> list[dict[str, Any]]:
+        """Edges that at least half of the heads have, as rows of `agreement`."""
+        return [row for row in self.agreement() if 2 * row["heads"] >= len(self.graphs)]
+
+    def pag(self, head: int | None = None) -> Pag:
+        """The graph of a head, or that of `edges`, over all tokens."""
+        return Pag(len(self.tokens), self.edges if head is None else self.edges_of(self.index_of(head)))
+
+    def networkx(self, head: int | None = None) -> Any:
+        """The graph of a head, or that of `edges`, as a networkx.Graph of `nodes` (extra `causes`).
+
+        Nodes have a `token`; an edge between i and j has `marks`, {i: mark at i, j: mark at j}, and in a consensus
+        `heads`, the number of heads that have it.
+        """
+        graph = optional("networkx", "networkx()").Graph()
+        graph.add_nodes_from((node, {"token": self.tokens[node]}) for node in self.nodes)
+        heads = {(row["i"], row["j"]): {"heads": row["heads"]} for row in self.agreement()} if head is None else {}
+        for i, j, at_i, at_j in self.edges if head is None else self.edges_of(self.index_of(head)):
+            graph.add_edge(i, j, marks={i: at_i, j: at_j}, **heads.get((i, j), {}))
+        return graph
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per edge of each head."""
+        rows = []
+        for index, graph in enumerate(self.graphs):
+            for i, j, at_i, at_j in self.edges_of(index):
+                place = {"layer": graph["layer"], "head": graph["head"], "i": i, "j": j}
+                words = {"token_i": self.tokens[i], "token_j": self.tokens[j]}
+                rows.append({**place, **words, "mark_i": at_i, "mark_j": at_j})
+        return rows
+
+    def index_of(self, head: int) -> int:
+        """Index of a head's graph in `graphs`."""
+        heads = [graph["head"] for graph in self.graphs]
+        if head not in heads:
+            raise ValueError(f"head must be one of {', '.join(map(str, heads))}, got {head!r}")
+        return heads.index(head)
+
+
+def causes(
+    attention: Any,
+    nodes: int | Iterable[int] | None = None,
+    alpha: float = 0.01,
+    samples: float | None = None,
+    method: str = "icd",
+    *,
+    text: str | Words | None = None,
+    inputs: Any = None,
+    layer: int | None = None,
+    head: int | Iterable[int] | None = None,
+    tokens: Sequence[str] | None = None,
+    merge: bool = True,
+    tokenizer: Any = None,
+    target: int | None = None,
+    rounds: int | None = None,
+    order_free: bool = True,
+    selection: bool = False,
+    tails: bool = True,
+    causal: bool | None = None,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Causes:
+    """Causal graph over tokens from the attention of each head (zero-shot causal discovery).
+
+    C = D⁻¹AAᵀD⁻¹ with D = diag(A) is taken as the covariance of the tokens; partial correlations of C are tested by
+    Fisher's z, and ICD or FCI builds a partial ancestral graph.
+
+    Parameters
+    ----------
+    attention
+        A tensor (n, n) or (heads, n, n) whose rows sum to 1; or any live model that `kq.listen` sees, with `text`
+        or `inputs`; or the path of a model, with `text`.
+    nodes
+        Positions to include, or how many of those that receive most attention. The rest, and special tokens, are
+        hidden causes. Default: all words.
+    alpha
+        Significance level of the tests. Default: 0.01.
+    samples
+        Effective sample size of the tests, a convention. Default: the model's hidden size; 768 for a tensor.
+    method
+        "icd" or "fci". Default: "icd".
+    text, tokenizer
+        A text to run the model on, and its tokenizer. Default: none, and the tokenizer stored with the model.
+    inputs
+        A mapping of input tensors, instead of `text`. Default: none.
+    layer, head
+        Layer and head(s) of the model. Default: the last layer, all heads.
+    tokens
+        Names of the tokens. Default: those of the text, else positions.
+    merge
+        Merge word pieces into words. Default: True.
+    target
+        A position that is always among the nodes. Default: none.
+    rounds
+        Stop ICD after so many rounds; the graph is then valid for smaller conditioning sets. Default: all.
+    order_free
+        Delete edges at the end of a round, so that the order of tokens does not matter. Default: True.
+    selection
+        Allow for selection bias. Default: False.
+    tails
+        Apply the rules that orient tails. Default: True.
+    causal
+        No token causes an earlier one, and no test conditions on tokens later than both of a pair. True requires
+        causal attention. Default: True if no head of the layer attends to later tokens and `selection` is False.
+    name
+        Name of the model. Default: that of its class or file.
+    progress
+        Wraps iterables in progress bars. Default: a bar if more than a minute is expected.
+
+    Returns
+    -------
+    Causes
+        One partial ancestral graph per head.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the attention is not row-stochastic, or arguments contradict each other.
+
+    Examples
+    --------
+    >>> reading = kq.causes(torch.tensor([[1, 0, 0], [0, 1, 0], [0.3, 0.3, 0.4]]))
+    >>> reading.edges, reading.tests
+    ([(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow')], 5)
+
+    See Also
+    --------
+    explain : The smallest sets of tokens that a prediction depends on.
+    """
+    _check(alpha, samples, method, rounds, causal, selection)
+    source = mapped(attention, text, inputs, layer, head, tokens, merge, tokenizer, name)
+    effective = float(samples if samples is not None else source.width or SAMPLES)
+    ordered = _ordered(source, causal, selection)
+    search = _Search(method, alpha, effective, rounds, order_free, selection, tails, ordered)
+    return search.reading(source, _nodes(nodes, source, target), progress, samples is not None)
+
+
+def _warned(test: PartialCorrelation, heads: int) -> bool:
+    """Whether a search is expected to take long; warns if so."""
+    seconds = expected_seconds(test) * heads
+    if seconds < LONG:
+        return False
+    time = f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.0f} hours"
+    of = f"{test.count} nodes" + (f" of {heads} heads" if heads > 1 else "")
+    warnings.warn(
+        f"causes over {of} is expected to take {time} or more; nodes=100 uses the 100 tokens that receive most "
+        "attention, head=0 a single head, rounds=1 stops early",
+        stacklevel=4,
+    )
+    return True
+
+
+def _named(progress: Progress, head: int, heads: int) -> Progress:
+    """Progress that names the head if there are several."""
+    name = f"head {head}, " if heads > 1 else ""
+    return lambda items, description, total: progress(items, f"{name}{description}", total)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Settings of a graph search."""
+
+    method: str
+    alpha: float
+    samples: float
+    rounds: int | None
+    order_free: bool
+    selection: bool
+    tails: bool
+    causal: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("rounds", "order_free", "selection", "tails")}
+
+    def reading(self, source: Mapped, nodes: list[int], progress: Progress | None, samples_passed: bool) -> Causes:
+        """The graphs of all heads; `samples_passed`: the sample size was passed by the user."""
+        heads = len(source.heads)
+        long = self.rounds != 1 and _warned(self.test(source.maps[0], nodes), heads)
+        watch = progress or (bar if long else silent)
+        graphs = [
+            {"layer": source.layer, "head": head, **self.of(attention, nodes, _named(watch, head, heads))}
+            for head, attention in zip(source.heads, source.maps, strict=True)
+        ]
+        origin = "given" if samples_passed else "hidden size" if source.width else "768, as published"
+        tensors = {"attention": digest(source.maps)}
+        return Causes(
+            model=source.model,
+            tokens=source.tokens,
+            nodes=nodes,
+            graphs=graphs,
+            method=self.method,
+            alpha=self.alpha,
+            samples=self.samples,
+            causal=self.causal,
+            provenance=provenance(samples=origin, merged=source.merged, tensors=tensors, **self.options),
+        )
+
+    def test(self, attention: Float[ndarray, "n n"], nodes: list[int]) -> PartialCorrelation:
+        return PartialCorrelation(correlation_of(attention[nodes]), self.samples, self.alpha)
+
+    def of(self, attention: Float[ndarray, "n n"], nodes: list[int], progress: Progress) -> dict[str, Any]:
+        """The graph of one head, as stored in a reading."""
+        test = self.test(attention, nodes)
+        options: dict[str, Any] = self.options
+        rounds = options.pop("rounds")
+        options["tiers"] = nodes if self.causal else None
+        options["progress"] = progress
+        result = fci(test, **options) if self.method == "fci" else icd(test, rounds, **options)
+        edges = [(nodes[i], nodes[j], at_i, at_j) for i, j, at_i, at_j in result.graph.edges()]
+        by_size = [test.by_size[size] for size in range(max(test.by_size, default=-1) + 1)]
+        counts = {"tests": test.tests, "tests_by_size": by_size, "rounds": result.rounds, "done": result.done}
+        return {"edges": edges, **counts}
+
+
+def _check(
+    alpha: float, samples: float | None, method: str, rounds: int | None, causal: bool | None, selection: bool
+) -> None:
+    check_number("alpha", alpha)
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
+    if samples is not None:
+        check_number("samples", samples)
+        if samples < 4:
+            raise ValueError(f"samples must be at least 4, got {samples}")
+    check_choice("method", method, METHODS)
+    check_count("rounds", rounds, optional=True)
+    if rounds is not None and method != "icd":
+        raise ValueError(f'rounds is only for method="icd", whose graph is valid after every round, not {method!r}')
+    if causal not in (None, True, False):
+        raise TypeError(f"causal must be True, False or None, got {causal!r:.40}")
+    if causal and selection:
+        raise ValueError(
+            "causal=True and selection exclude each other: a selection variable may come later than all tokens"
+        )
+
+
+def _ordered(source: Mapped, causal: bool | None, selection: bool) -> bool:
+    """Whether the search uses the order of the tokens."""
+    if causal and not source.causal:
+        raise ValueError("causal=True, but the attention looks ahead: tokens attend to later ones")
+    return source.causal and causal is not False and not selection
+
+
+def _nodes(nodes: int | Iterable[int] | None, source: Mapped, target: int | None) -> list[int]:
+    """Positions in order; for a number, the target and the tokens that receive most attention."""
+    count = len(source.tokens)
+    check_count("target", target, least=0, most=count - 1, optional=True)
+    if nodes is None:
+        return [position for position in range(count) if source.real[position]]
+    if isinstance(nodes, (int, np.integer)):
+        candidates = [position for position in range(count) if source.real[position]]
+        check_count("nodes", nodes)
+        if nodes > len(candidates):
+            raise ValueError(f"nodes asks for {nodes} tokens, but there are only {len(candidates)}")
+        received = np.mean(source.maps, axis=(0, 1))
+        return sorted(sorted(candidates, key=lambda position: (position != target, -received[position]))[:nodes])
+    chosen = listed(nodes)
+    if len(chosen) > count:
+        raise ValueError(f"nodes names {len(chosen)} tokens, but there are only {count}")
+    for position in chosen:
+        check_count("a position in nodes", position, least=0, most=count - 1)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(f"nodes must be distinct positions, got {chosen}")
+    return sorted(map(int, chosen))

@@ -1,0 +1,40 @@
+"""Causal discovery with hidden causes: tests of independence in, a partial ancestral graph out."""
+
+from keyquery.learn.causes.discovery.effort import expected_seconds
+from keyquery.learn.causes.discovery.independence import (
+    TOLERANCE,
+    DSeparation,
+    PartialCorrelation,
+    Query,
+    Test,
+    correlation_of,
+)
+from keyquery.learn.causes.discovery.knowledge import Knowledge, knowledge_of
+from keyquery.learn.causes.discovery.pag import MARKS, Edge, Pag, later_nodes, members
+from keyquery.learn.causes.discovery.rules import orient
+from keyquery.learn.causes.discovery.search import Found, fci, icd, icd_rounds
+from keyquery.learn.causes.discovery.trees import closed_sets, depths
+
+__all__ = [
+    "MARKS",
+    "TOLERANCE",
+    "DSeparation",
+    "Edge",
+    "Found",
+    "Knowledge",
+    "Pag",
+    "PartialCorrelation",
+    "Query",
+    "Test",
+    "closed_sets",
+    "correlation_of",
+    "depths",
+    "expected_seconds",
+    "fci",
+    "icd",
+    "icd_rounds",
+    "knowledge_of",
+    "later_nodes",
+    "members",
+    "orient",
+]

@@ -1,0 +1,291 @@
+"""Zhang's orientation rules R0 to R10 (2008): marks that follow from the separating sets.
+
+A rule proposes marks for circles, all from the same graph; an end with conflicting proposals, which only wrong tests
+can cause, keeps its circle. So the result does not depend on the order of the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from keyquery.learn.causes.discovery.colliders import Decided
+from keyquery.learn.causes.discovery.knowledge import Knowledge
+from keyquery.learn.causes.discovery.pag import Pag, members
+
+Separations = Mapping[tuple[int, int], int]  # the mask that separates each pair i < j that is not adjacent, or Decided
+Proposal = tuple[int, int, str]  # at, other, mark
+Rule = Callable[[Pag, Separations], Iterator[Proposal]]
+
+
+def orient(
+    graph: Pag,
+    separations: Separations,
+    selection: bool = False,
+    tails: bool = True,
+    knowledge: Knowledge | None = None,
+) -> Pag:
+    """The graph with every mark that follows: R0; R1–R4; R5–R7 with `selection`; R8–R10 with `tails`.
+
+    Existing marks are reset in a copy; the graph itself is not modified. `selection` allows for selection bias by a
+    common effect of observed nodes. Marks that follow from background `knowledge` are there from the start. With tiers,
+    R1–R4 and R8–R10 stay sound and complete (Andrews, Spirtes and Cooper, 2020); with other knowledge they stay sound.
+
+    Parameters
+    ----------
+    graph
+        A skeleton; its marks are reset.
+    separations
+        By pair of nodes, the mask of a set that separates them.
+    selection
+        Apply R5–R7. Default: no.
+    tails
+        Apply R8–R10. Default: yes.
+    knowledge
+        Background knowledge. Default: none.
+
+    Returns
+    -------
+    Pag
+        A new graph.
+
+    Examples
+    --------
+    >>> graph = Pag(4, [(0, 2, *"oo"), (1, 2, *"oo"), (2, 3, *"oo")])
+    >>> orient(graph, {(0, 1): 0, (0, 3): 0b100, (1, 3): 0b100}).edges()
+    [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
+    """
+    out = arrowheads(graph, separations, knowledge)
+    return finish(out, separations, selection, tails, knowledge)
+
+
+def arrowheads(graph: Pag, separations: Separations, knowledge: Knowledge | None = None) -> Pag:
+    """Background knowledge and R0, then R1–R4 until nothing changes."""
+    out = graph.copy()
+    knowledge.mark(out) if knowledge else out.forget()
+    for at, other, mark in list(_r0(out, separations)):
+        if out.mark(at, other) == "circle":  # a required tail is not overruled
+            out.put(at, other, mark)
+    _repeat(out, separations, ARROWHEADS)
+    return out
+
+
+def finish(
+    graph: Pag, separations: Separations, selection: bool, tails: bool, knowledge: Knowledge | None = None
+) -> Pag:
+    """R5–R7 if `selection`, R8–R10 if `tails`, on a graph with its arrowheads."""
+    out = graph.copy()
+    if selection:
+        _repeat(out, separations, (_r5, _r6, _r7))
+    if tails:  # new tails imply no arrowheads, unless some were known
+        _repeat(out, separations, (*(ARROWHEADS if knowledge else ()), _r8, _r9, _r10))
+    return out
+
+
+def _repeat(graph: Pag, separations: Separations, rules: Sequence[Rule]) -> None:
+    changed = True
+    while changed:
+        changed = False
+        for rule in rules:
+            proposed: dict[tuple[int, int], str] = {}
+            for at, other, mark in rule(graph, separations):
+                if graph.mark(at, other) == "circle":
+                    known = proposed.setdefault((at, other), mark)
+                    proposed[at, other] = mark if known == mark else "circle"
+            for (at, other), mark in proposed.items():
+                if mark != "circle":
+                    graph.put(at, other, mark)
+                    changed = True
+
+
+def _unsure(separations: Separations) -> Mapping[tuple[int, int], int]:
+    """Nodes between two others that may be colliders or not: neither R0 nor R1 applies."""
+    return separations.unsure if isinstance(separations, Decided) else {}
+
+
+def _apart(graph: Pag, x: int, y: int) -> bool:
+    return not graph.adjacent[x] >> y & 1
+
+
+def _has_apart(graph: Pag, mask: int) -> bool:
+    """Whether two of these nodes are not adjacent."""
+    return any(mask & ~graph.adjacent[x] & ~(1 << x) for x in members(mask))
+
+
+def _r0(graph: Pag, separations: Separations) -> Iterator[Proposal]:
+    """A – B – C, A and C not adjacent, B not in their separating set: A *→ B ←* C."""
+    unsure = _unsure(separations)
+    for (a, c), between in separations.items():
+        for b in members(graph.adjacent[a] & graph.adjacent[c] & ~between & ~unsure.get((a, c), 0)):
+            yield b, a, "arrow"
+            yield b, c, "arrow"
+
+
+def _r1(graph: Pag, separations: Separations) -> Iterator[Proposal]:
+    """A *→ B o–* C, A and C not adjacent: B → C."""
+    unsure = _unsure(separations)
+    for b in range(len(graph)):
+        if not graph.arrows[b]:
+            continue
+        for c in members(graph.circles(b)):
+            ends = graph.arrows[b] & ~graph.adjacent[c]
+            if any(not unsure.get((min(a, c), max(a, c)), 0) >> b & 1 for a in members(ends)):
+                yield b, c, "tail"
+                yield c, b, "arrow"
+
+
+def _r2(graph: Pag, separations: Separations) -> Iterator[Proposal]:
+    """A → B *→ C or A *→ B → C, and A *–o C: A *→ C."""
+    for c in range(len(graph)):
+        into, parents = graph.arrows[c], graph.parents(c)
+        for a in members(graph.circles(c)):
+            between = members(graph.adjacent[a] & into)
+            if any(graph.arrows[b] >> a & 1 and (graph.tails[a] >> b & 1 or parents >> b & 1) for b in between):
+                yield c, a, "arrow"
+
+
+def _r3(graph: Pag, separations: Separations) -> Iterator[Proposal]:
+    """A *→ B ←* C, A *–o D o–* C, A and C not adjacent, D *–o B: D *→ B."""
+    for b in range(len(graph)):
+        for d in members(graph.circles(b)):
+            if _has_apart(graph, graph.arrows[b] & graph.circles(d)):
+                yield b, d, "arrow"
+
+
+def _r4(graph: Pag, separations: Separations) -> Iterator[Proposal]:
+    """A discriminating path ⟨D, …, A, B, C⟩ for B, and B o–* C: B → C if B separates D and C, else A ↔ B ↔ C."""
+    for c in range(len(graph)):
+        parents = graph.parents(c)
+        for b in members(graph.adjacent[c] if parents else 0):
+            if not graph.circles(b) >> c & 1:
+                continue
+            for a in members(parents & graph.adjacent[b]):
+                if not graph.arrows[a] >> b & 1:
+                    continue
+                for d in _discriminated(graph, a, b, c, parents):
+                    if separations[min(d, c), max(d, c)] >> b & 1:
+                        yield b, c, "tail"
+                    else:
+                        yield b, a, "arrow"
+                        yield b, c, "arrow"
+                    yield c, b, "arrow"
+
+
+def _discriminated(graph: Pag, a: int, b: int, c: int, parents: int) -> Iterator[int]:
+    """Start nodes of discriminating paths through A: over colliders that are parents of C, to a node not next to C."""
+    seen, steps = 1 << a | 1 << b | 1 << c, [a]
+    while steps:
+        x = steps.pop()
+        for d in members(graph.arrows[x] & ~seen):
+            if _apart(graph, d, c):
+                yield d
+            elif parents >> d & 1 and graph.arrows[d] >> x & 1:
+                steps.append(d)
+            else:
+                continue
+            seen |= 1 << d
+
+
+def _r5(graph: Pag, separations: Separations) -> Iterator[Proposal]:
+    """A o–o B on an uncovered cycle of circle edges, of four nodes at least: A – B.
+
+    The rule orients all edges of a path ⟨A, X, …, Y, B⟩: each of them is the A o–o B of the same cycle.
+    """
+    free = [_circle_edges(graph, x) for x in range(len(graph))]
+    for a in range(len(graph)):
+        for b in members(free[a] >> (a + 1) << (a + 1)):
+            ends = free[a] & ~graph.adjacent[b] & ~(1 << b)
+            if any(_path(graph, free, a, x, b, 1 << a | 1 << x, graph.adjacent[a]) for x in members(ends)):
+                yield a, b, "tail"
+                yield b, a, "tail"
+
+
+def _circle_edges(graph: Pag, x: int) -> int:
+    return sum(1 << y for y in members(graph.circles(x)) if graph.circles(y) >> x & 1)
+
+
+def _path(graph: Pag, steps: Sequence[int], before: int, at: int, goal: int, seen: int, last: int = 0) -> bool:
+    """Whether an uncovered path continues from before – at to the goal, by `steps` from each node.
+
+    The node before the goal is not in the mask `last`. No node is visited twice.
+    """
+    beyond = steps[at] & ~seen & ~graph.adjacent[before]
+    if beyond >> goal & 1 and not last >> at & 1:
+        return True
+    beyond &= ~(1 << goal)
+    return any(_path(graph, steps, at, x, goal, seen | 1 << x, last) for x in members(beyond))
+
+
+def _r6(graph: Pag, separations: Separations) -> Iterator[Proposal]:
+    """A – B o–* C: B –* C."""
+    for b in range(len(graph)):
+        if any(graph.tails[a] >> b & 1 for a in members(graph.tails[b])):
+            for c in members(graph.circles(b)):
+                yield b, c, "tail"
+
+
+def _r7(graph: Pag, separations: Separations) -> Iterator[Proposal]:
+    """A –o B o–* C, A and C not adjacent: B –* C."""
+    for b in range(len(graph)):
+        ends = [a for a in members(graph.circles(b)) if graph.tails[a] >> b & 1]
+        for c in members(graph.circles(b)) if ends else ():
+            if any(a != c and _apart(graph, a, c) for a in ends):
+                yield b, c, "tail"
+
+
+def _halfway(graph: Pag) -> Iterator[tuple[int, int]]:
+    """Edges A o→ C."""
+    for c in range(len(graph)):
+        for a in members(graph.arrows[c]):
+            if graph.circles(a) >> c & 1:
+                yield a, c
+
+
+def _r8(graph: Pag, separations: Separations) -> Iterator[Proposal]:
+    """A → B → C or A –o B → C, and A o→ C: A → C."""
+    for a, c in _halfway(graph):
+        between = graph.tails[a] & graph.parents(c)
+        if any(not graph.tails[b] >> a & 1 for b in members(between)):
+            yield a, c, "tail"
+
+
+def _possible_children(graph: Pag) -> list[int]:
+    children = [0] * len(graph)
+    for y in range(len(graph)):
+        for x in members(graph.possible_parents(y)):
+            children[x] |= 1 << y
+    return children
+
+
+def _r9(graph: Pag, separations: Separations) -> Iterator[Proposal]:
+    """A o→ C and an uncovered path ⟨A, B, …, D, C⟩ of possible parents, B and C not adjacent: A → C."""
+    steps = _possible_children(graph)
+    for a, c in _halfway(graph):
+        first = steps[a] & ~graph.adjacent[c] & ~(1 << c)
+        if any(_path(graph, steps, a, b, c, 1 << a | 1 << b) for b in members(first)):
+            yield a, c, "tail"
+
+
+def _r10(graph: Pag, separations: Separations) -> Iterator[Proposal]:
+    """A o→ C, B → C ← D, uncovered paths of possible parents from A to B and from A to D: A → C.
+
+    Their first nodes, which may be B and D themselves, differ and are not adjacent.
+    """
+    steps = _possible_children(graph)
+    for a, c in _halfway(graph):
+        parents, reached = graph.parents(c) & ~(1 << a), {}
+        if parents.bit_count() < 2:
+            continue
+        for e in members(steps[a] & ~(1 << c)):
+            seen = 1 << a | 1 << c | 1 << e
+            ends = (b for b in members(parents) if b == e or _path(graph, steps, a, e, b, seen))
+            reached[e] = sum(1 << b for b in ends)
+        if any(
+            _apart(graph, e, f) and reached[e] and reached[f] and (reached[e] | reached[f]).bit_count() > 1
+            for e in reached
+            for f in reached
+            if e < f
+        ):
+            yield a, c, "tail"
+
+
+ARROWHEADS: tuple[Rule, ...] = (_r1, _r2, _r3, _r4)

@@ -1,0 +1,165 @@
+"""Labelled images from an .npz file or from folders."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+from keyquery.support.arrays import read_arrays
+from keyquery.support.files import RATIO, read_bytes, regular
+from keyquery.support.images import FILE, decode, pillow
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+CLASSES = 100_000
+DECODED = 2**26  # bytes of all decoded images, or 100 times the bytes of their files
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Images:
+    """Images of equal size with labels.
+
+    Parameters
+    ----------
+    pixels
+        uint8 (n, h, w, c), with c = 1 for greyscale and 3 for RGB.
+    labels
+        Integers (n,), or None; label i is `classes[i]`.
+    classes
+        Class names. Default: none.
+
+    See Also
+    --------
+    load_images : reads them from files.
+    """
+
+    pixels: UInt8[np.ndarray, "n h w c"]
+    labels: Int64[np.ndarray, " n"] | None
+    classes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __repr__(self) -> str:
+        _, height, width, channels = self.pixels.shape
+        return f"Images({len(self)} of {height} × {width} × {channels}, {len(self.classes)} classes)"
+
+
+def load_images(path: str | Path) -> Images:
+    """Load images of equal size from an .npz file or a folder.
+
+    Parameters
+    ----------
+    path
+        One of:
+
+        - an .npz file with `images`, uint8 (n, h, w) or (n, h, w, c);
+        - an .npz file with `jpeg`, the concatenated bytes of all files, and `offsets` (n + 1,): image i is
+          jpeg[offsets[i]:offsets[i + 1]];
+        - a folder with one subfolder per class, with .png or .jpg files; classes and files are sorted by name.
+
+        An .npz file may also hold integer `labels` (n,) and names `classes`. Image files need Pillow (the extra
+        `images`); alpha is dropped, and if only some images are greyscale, all become RGB.
+
+    Returns
+    -------
+    Images
+        Pixels, labels and class names.
+
+    Raises
+    ------
+    ValueError
+        If the file holds no images, or images differ in size.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.savez(Path(folder, "a.npz"), images=np.zeros((5, 8, 8), np.uint8), labels=np.arange(5))
+    ...     load_images(Path(folder, "a.npz")).pixels.shape
+    (5, 8, 8, 1)
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _from_folder(path)
+    if not zipfile.is_zipfile(regular(path)):
+        raise ValueError(f"{path} must be an .npz file or a folder with one subfolder per class")
+    arrays = read_arrays(path)
+    if "images" in arrays:
+        pixels = _as_pixels(path, arrays["images"])
+    elif {"jpeg", "offsets"} <= set(arrays):
+        pixels = _unpacked(path, arrays["jpeg"], arrays["offsets"])
+    else:
+        raise ValueError(f"{path} must hold images, or jpeg and offsets; it holds {', '.join(arrays) or 'nothing'}")
+    names = arrays.get("classes", np.array([], dtype=str))
+    if names.ndim != 1 or len(names) > CLASSES:
+        raise ValueError(f"{path}: classes must be at most {CLASSES} names, got {names.dtype} {names.shape}")
+    classes = tuple(map(str, names))
+    return Images(pixels, _as_labels(path, arrays.get("labels"), len(pixels), classes), classes)
+
+
+def _as_pixels(path: Path, images: np.ndarray) -> UInt8[np.ndarray, "n h w c"]:
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.size == 0:
+        shape = f"{images.dtype} {images.shape}"
+        raise ValueError(f"{path}: images must be uint8 (n, h, w) or (n, h, w, c), and not empty, got {shape}")
+    return images if images.ndim == 4 else images[..., None]
+
+
+def _as_labels(
+    path: Path, labels: np.ndarray | None, count: int, classes: tuple[str, ...]
+) -> Int64[np.ndarray, " n"] | None:
+    if labels is None:
+        return None
+    if labels.dtype.kind not in "iu" or labels.shape != (count,):
+        raise ValueError(f"{path}: labels must be integers ({count},), got {labels.dtype} {labels.shape}")
+    if classes and not (labels.min() >= 0 and labels.max() < len(classes)):
+        raise ValueError(f"{path}: labels must be from 0 to {len(classes) - 1}, got {labels.min()} to {labels.max()}")
+    return labels.astype(np.int64)
+
+
+def _unpacked(path: Path, jpeg: np.ndarray, offsets: np.ndarray) -> UInt8[np.ndarray, "n h w c"]:
+    if jpeg.dtype != np.uint8 or jpeg.ndim != 1:
+        raise ValueError(f"{path}: jpeg must be uint8 (bytes,), got {jpeg.dtype} {jpeg.shape}")
+    if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or len(offsets) < 2:
+        raise ValueError(f"{path}: offsets must be integers (n + 1,), got {offsets.dtype} {offsets.shape}")
+    if offsets[0] < 0 or offsets[-1] > len(jpeg) or (offsets[1:] < offsets[:-1]).any():
+        raise ValueError(f"{path}: offsets must rise from 0 to at most {len(jpeg)}, the bytes of jpeg")
+    return _decoded((f"{path}, image {i}", jpeg[a:b].tobytes()) for i, (a, b) in enumerate(pairwise(offsets)))
+
+
+def _from_folder(path: Path) -> Images:
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    if not folders:
+        raise ValueError(f"{path} must hold one subfolder per class, and holds none")
+    files, labels = [], []
+    for label, folder in enumerate(folders):
+        images = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+        if not images:
+            raise ValueError(f"{folder} holds no image; expected {', '.join(SUFFIXES)}")
+        files += images
+        labels += [label] * len(images)
+    pixels = _decoded((str(file), read_bytes(file, FILE)) for file in files)
+    return Images(pixels, np.array(labels, dtype=np.int64), tuple(folder.name for folder in folders))
+
+
+def _decoded(files: Iterable[tuple[str, bytes]]) -> UInt8[np.ndarray, "n h w c"]:
+    """The pixels of named files, all of the size of the first."""
+    library = pillow()
+    images: list[np.ndarray] = []
+    encoded = decoded = 0  # bytes
+    for name, data in files:
+        image = decode(library, name, data)
+        encoded, decoded = encoded + len(data), decoded + image.nbytes
+        if decoded > (most := max(DECODED, RATIO * encoded)):
+            raise ValueError(f"{name}: the decoded images exceed the limit of {most} bytes")
+        if images and image.shape[:2] != images[0].shape[:2]:
+            sizes = " × ".join(map(str, image.shape[:2])), " × ".join(map(str, images[0].shape[:2]))
+            raise ValueError(f"{name} is {sizes[0]}, but the first image is {sizes[1]}: all must have the same size")
+        images.append(image)
+    channels = max(image.shape[2] for image in images)
+    return np.stack([np.broadcast_to(image, (*image.shape[:2], channels)) for image in images])

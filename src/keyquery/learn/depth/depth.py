@@ -1,0 +1,286 @@
+"""`depth`: the depth-to-width ratio of a Transformer by the published law, for a parameter budget or a shape."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import nn
+
+from keyquery.checkpoints import read
+from keyquery.learn.depth.law import FITTED, SIGMAS, Law, count
+from keyquery.learn.depth.separation import log_rank_of_two, separation_bounds
+from keyquery.reading import Reading, provenance
+from keyquery.support.checks import check_count, check_number
+
+VERDICTS = ("depth-efficient", "balanced", "depth-inefficient")
+WIDEST = 10**7  # beyond any model; ranks are summed over the width
+HEADS = ((512, (64, 128, 96, 80)), (128, (32, 16, 24)), (1, (8,)))  # head sizes from a width on, the most common first
+USUAL = 64
+TOLERANCE = 0.1  # of the law's depth, within which a shape is balanced if the law has no errors: a convention
+ALIKE = 1.25  # factor by which block parameters may differ from 12·L·d²
+CONTRARY = (
+    "Kaplan et al. (2020): over a wide range the shape hardly matters",
+    "Tay et al. (2021), MobileLLM (2024): deep and thin wins in small models, the law's direction below 1e9 parameters",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depth(Reading, kind="depth"):
+    """The shape that the depth-to-width law gives for a parameter budget, and a verdict on a shape if given."""
+
+    units: ClassVar[Mapping[str, str]] = {
+        "params": "12·layers·width²: non-embedding parameters",
+        "interval": "95 %, along the budget, from standard errors of the law assumed independent; none without them",
+        "saves": "at most: parameters of the shape minus those of the largest shape on the law within it",
+        "threshold": "log₃ of the width, layers of a linear-attention network",
+        "separation": "log₃ of the separation rank; low and high are bounds quoted from memory",
+    }
+
+    params: float
+    layers: int  # recommended depth
+    width: int  # recommended width
+    exact: Sequence[float]  # depth and width, unrounded
+    interval: Mapping[str, Sequence[float]] | None  # of layers and width; None if the law has no errors
+    usable: Mapping[str, int]  # the shape with a width divisible by the head size
+    threshold: float
+    separation: Mapping[str, float | None]
+    shape: Mapping[str, Any] | None = None  # the shape passed by the user
+    verdict: str | None = None  # on the shape
+    reason: str | None = None  # of the verdict
+    contained: Sequence[float] | None = None  # the largest shape of the law within it
+    saves: int | None = None
+    embedding_rank: int | None = None  # bound on the useful width, of the law
+    notes: Sequence[str] = field(default_factory=list)  # what a reader should know
+    contrary: Sequence[str] = CONTRARY  # published results that disagree
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row: every scalar field, with the ends of the intervals."""
+        ends = {
+            f"{name}_{end}": value
+            for name, pair in (self.interval or {}).items()
+            for end, value in zip(("low", "high"), pair, strict=True)
+        }
+        shape = {f"shape_{name}": value for name, value in (self.shape or {}).items()}
+        (row,) = super().records()
+        row = {name: value for name, value in row.items() if name not in ("shape", "contained")}
+        usable = {f"usable_{name}": value for name, value in self.usable.items()}
+        return [{**row, "exact_layers": self.exact[0], "exact_width": self.exact[1], **ends, **usable, **shape}]
+
+
+def depth(
+    params: float | None = None,
+    width: int | None = None,
+    layers: int | None = None,
+    *,
+    model: str | Path | nn.Module | None = None,
+    vocabulary: int | None = None,
+    heads: int | None = None,
+    head_dim: int | None = None,
+    law: Law | None = None,
+) -> Depth:
+    """Depth and width of a Transformer for a parameter budget, by the law of Levine et al. (2020).
+
+    ln d = a + b·L and N = 12·L·d², with width d, depth L and N non-embedding parameters. Pass `params`; or `layers` or
+    `width` alone, for the shape on the law; or both, or a `model`, for a verdict on that shape.
+
+    Parameters
+    ----------
+    params
+        Non-embedding parameter count. Default: none.
+    width, layers
+        A width, a depth, or both. Default: none.
+    model
+        A path, a hub name or a live model, whose shape is used. Default: none.
+    vocabulary
+        Vocabulary size. If smaller than the width, it bounds the rank of the embeddings: the law's width is then
+        min(d, rank), and the rest of the budget goes into depth. Default: no bound, or that of the model.
+    heads
+        Number of heads, for the bounds of the separation rank. Default: the model's, else width / 64.
+    head_dim
+        Head size for `.usable`. Default: the common size that fits best.
+    law
+        Coefficients of the law, for instance of your own fit. Default: `Law()`.
+
+    Returns
+    -------
+    Depth
+        The shape on the law; if the law has standard errors, with its 95 % `.interval`. `.verdict` is "balanced" if
+        the depth of the given shape lies within that, or within a tenth of the law's depth, "depth-efficient" if it is
+        shallower (more depth would help), "depth-inefficient" if it is deeper (more width would help). `.saves` bounds
+        how many parameters a better shape saves: those of the given shape minus those of `.contained`, the largest
+        shape on the law within it.
+
+    Raises
+    ------
+    ValueError
+        If not exactly one of budget, shape and model is given, or the law has no such shape.
+
+    Examples
+    --------
+    >>> reading = kq.depth(params=1.3e9)
+    >>> reading.layers, reading.width, reading.usable["width"]
+    (42, 1606, 1600)
+    >>> reading = kq.depth(width=768, layers=12)
+    >>> reading.verdict, reading.layers, reading.width
+    ('depth-efficient', 23, 555)
+
+    See Also
+    --------
+    separation_rank : The quantity behind the law, computed for small networks.
+    """
+    arguments = _check(params, width, layers, model, vocabulary, heads, head_dim)
+    arguments, notes = (arguments, []) if model is None else _shape_of(model)
+    ranks = [rank for rank in (vocabulary, arguments.pop("rank", None)) if rank is not None]
+    fitted_law = replace(law or Law(), rank=min(ranks, default=None))
+    shape = arguments if "width" in arguments and "layers" in arguments else None
+    exact, budget = _requested(params, arguments, fitted_law)
+    whole = max(round(exact[0]), 1)
+    goal = min(_width(budget, whole), fitted_law.rank or math.inf)  # rounding the depth changes the width
+    wide = width if shape is None and width else round(goal)
+    ends = _ends(budget, fitted_law)
+    measured_shape = shape or {"layers": whole, "width": wide}
+    law_facts = {"law": asdict(fitted_law), "fitted": FITTED}
+    return Depth(
+        params=budget,
+        layers=whole,
+        width=wide,
+        exact=exact,
+        interval=_interval(budget, ends) if _has_errors(fitted_law) else None,
+        usable=_usable(goal, whole, head_dim, fitted_law.rank),
+        threshold=math.log(measured_shape["width"], 3),
+        separation=_separation(measured_shape["layers"], measured_shape["width"], heads or measured_shape.get("heads")),
+        shape=shape,
+        **(_judged(shape, ends, fitted_law) if shape else {}),
+        embedding_rank=fitted_law.rank,
+        notes=[*_notes(exact, shape, fitted_law), *notes],
+        provenance=provenance(**law_facts),
+    )
+
+
+def _has_errors(law: Law) -> bool:
+    return law.a_error is not None and law.b_error is not None
+
+
+def _ends(params: float, law: Law) -> list[float]:
+    """The depths between which a shape is balanced: 95 % of the law's, or a tenth around its depth."""
+    if _has_errors(law):
+        return sorted(law.layers(params, sigmas) for sigmas in (-SIGMAS, SIGMAS))
+    return [law.layers(params) * (1 - TOLERANCE), law.layers(params) * (1 + TOLERANCE)]
+
+
+def _interval(params: float, ends: Sequence[float]) -> dict[str, list[float]]:
+    return {"layers": list(ends), "width": [_width(params, end) for end in reversed(ends)]}
+
+
+def _check(params: Any, width: Any, layers: Any, model: Any, *counts: Any) -> dict[str, Any]:
+    """Validate the arguments; returns the shape arguments that are set."""
+    shape = {name: value for name, value in (("layers", layers), ("width", width)) if value is not None}
+    if sum((params is not None, bool(shape), model is not None)) != 1:
+        raise ValueError("pass exactly one of: params, a shape (layers, width or both), or model")
+    if params is not None:
+        check_number("params", params)
+        if not 0 < params <= 1e18:
+            raise ValueError(f"params must be above 0 and at most 1e18, got {params}")
+    for name, value in shape.items():
+        check_count(name, value, most=WIDEST)
+    for name, value in zip(("vocabulary", "heads", "head_dim"), counts, strict=True):
+        check_count(name, value, least=2 if name == "vocabulary" else 1, optional=True)
+    if "width" in shape and counts[1] is not None and shape["width"] % counts[1]:
+        raise ValueError(f"heads must divide width: {counts[1]} does not divide {shape['width']}")
+    return shape
+
+
+def _requested(params: float | None, shape: Mapping[str, Any], law: Law) -> tuple[tuple[float, float], float]:
+    """The requested shape on the law, unrounded, and its parameter count."""
+    if "width" in shape and "layers" in shape:
+        params = count(shape["layers"], shape["width"])
+    if params is not None:
+        if params < (least := count(1, int(law.width(1)))):
+            smallest = f"one layer of the law ({int(law.width(1))} wide)"
+            name = "the shape" if shape else "the budget"
+            raise ValueError(f"{name} must have at least {least:,} parameters, {smallest}, got {params:,.6g}")
+        layers = law.layers(params)
+        return (layers, _width(params, layers)), params
+    if "layers" in shape:
+        layers, width = shape["layers"], law.width(shape["layers"])
+        if width > WIDEST:
+            raise ValueError(f"layers is too large: the law's width must be at most {WIDEST:,}, got layers={layers}")
+        return (layers, width), count(layers, width)
+    width = shape["width"]
+    if law.rank is not None and width > law.rank:
+        raise ValueError(f"width must be at most the rank of the embeddings, {law.rank}, got {width}")
+    if (layers := law.depth(width)) < 1:
+        raise ValueError(f"width must be at least {math.ceil(law.width(1))}, the law's width at one layer, got {width}")
+    return (layers, width), count(layers, width)
+
+
+def _width(params: float, layers: float) -> float:
+    """The width of so many layers within a parameter budget."""
+    return math.sqrt(params / count(layers, 1))
+
+
+def _shape_of(model: str | Path | nn.Module) -> tuple[dict[str, Any], list[str]]:
+    """The shape of a model, and notes where its parameter count differs from 12·L·d²."""
+    heads = read(model)
+    first, embedding = heads[0], heads.embedding_shape
+    shape = {"layers": heads.depth(), "width": first.form.dim, "heads": first.heads, "name": heads.model["name"]}
+    if embedding is not None:  # full-width embeddings have the rank of the vocabulary
+        shape["rank"] = embedding[0] if embedding[1] >= shape["width"] else min(embedding)
+    within = [size for name, size in heads.source.shapes.items() if re.search(r"(^|\.)\d+\.", name)]
+    blocks = sum(math.prod(size) for size in within if len(size) in (2, 3))  # 4-d buffers are stored causal masks
+    usual, notes = count(shape["layers"], shape["width"]), []
+    if blocks and not 1 / ALIKE < blocks / usual < ALIKE:
+        notes = [f"its blocks have {blocks:,} parameters, the law counts 12·L·d² = {usual:,}"]
+    return shape, notes
+
+
+def _judged(shape: Mapping[str, Any], ends: Sequence[float], law: Law) -> dict[str, Any]:
+    layers, width = shape["layers"], shape["width"]
+    low, high = math.floor(ends[0]), math.ceil(ends[1])
+    verdict = VERDICTS[(layers >= low) + (layers > high)]
+    side = dict(zip(VERDICTS, ("fewer than", "within", "more than"), strict=True))[verdict]
+    within = law.contained(layers, width)
+    saves = None if within is None else math.floor(count(layers, width) - count(*within))
+    return {
+        "verdict": verdict,
+        "reason": f"{layers} layers are {side} the {low} to {high} that the law gives for this parameter count",
+        "contained": within,
+        "saves": 0 if verdict == "balanced" else saves,
+    }
+
+
+def _usable(goal: float, layers: int, head_dim: int | None, rank: int | None) -> dict[str, int]:
+    """The width nearest to the goal that is a multiple of a head size; ties go to the most common size."""
+    if head_dim is not None and head_dim > goal:
+        raise ValueError(f"head_dim must be at most the width, {goal:,.0f}, got {head_dim:,}")
+    sizes = next(sizes for least, sizes in HEADS if goal >= least) if head_dim is None else (head_dim,)
+    near = [(size * max(number, 1), size) for size in sizes for number in (int(goal // size), int(goal // size) + 1)]
+    near = [pair for pair in near if rank is None or pair[0] <= rank] or [(round(goal), round(goal))]
+    width, size = min(near, key=lambda pair: abs(math.log(pair[0] / goal)))
+    shape = {"layers": layers, "width": width, "heads": width // size, "head_dim": size}
+    return {**shape, "params": int(count(layers, width))}
+
+
+def _separation(layers: int, width: int, heads: int | None) -> dict[str, float | None]:
+    number = heads or max(round(width / USUAL), 1)
+    low, high = separation_bounds(layers, width, number) if number < width else (None, None)
+    return {"low": low, "high": high, "two_tokens": log_rank_of_two(layers, width)}
+
+
+def _notes(exact: Sequence[float], shape: Mapping[str, Any] | None, law: Law) -> list[str]:
+    low, high = FITTED
+    depths = dict.fromkeys((round(exact[0]), *([shape["layers"]] if shape else [])))
+    beyond = " and ".join(str(layers) for layers in depths if not low <= layers <= high)
+    notes = [f"the law was fitted on {low} to {high} layers: at {beyond} it is extrapolated"] if beyond else []
+    widest = max(exact[1], shape["width"] if shape else 0)
+    if law.rank is not None and widest >= law.rank * (1 - 1e-9):
+        notes.append(
+            f"embeddings of rank {law.rank:,} bound the effective width; the rest of the budget goes into depth, "
+            "which no fit covers"
+        )
+    return notes

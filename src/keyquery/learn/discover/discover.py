@@ -1,0 +1,389 @@
+"""`discover`: a causal graph over the columns of a table, allowing for hidden causes and selection."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from keyquery.learn.causes.discovery import (
+    DSeparation,
+    Edge,
+    Found,
+    Knowledge,
+    Pag,
+    PartialCorrelation,
+    Test,
+    fci,
+    icd,
+)
+from keyquery.learn.data.tables import load_table
+from keyquery.learn.discover.background import Background
+from keyquery.learn.discover.categorical import Contingency
+from keyquery.learn.discover.kernel import KernelTest
+from keyquery.learn.discover.mixed import Regression
+from keyquery.learn.discover.variables import Variables, variables_of
+from keyquery.reading import Reading, digest, provenance
+from keyquery.support.checks import check_choice, check_count, check_number
+from keyquery.support.extras import optional
+from keyquery.support.progress import Progress, silent
+
+METHODS = ("icd", "fci")
+TESTS = ("auto", "fisher-z", "g2", "chi2", "mixed", "kernel")
+ORACLE = "d-separation"
+KERNEL_ROWS = 1000  # whose kernels fit into memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discovery(Reading, kind="discovery"):
+    """A partial ancestral graph over variables.
+
+    `edges` are (i, j, mark at i, mark at j) with i < j, which number `variables`. `bootstrap` has a row for every pair
+    that is adjacent in a resample: the share of resamples with an edge, and the share of each pair of marks.
+    """
+
+    units: ClassVar[Mapping[str, str]] = {
+        "edges": "variables i < j, the mark at i, the mark at j",
+        "tests": "tests of independence",
+        "bootstrap": "share of resamples",
+    }
+
+    name: str  # of the table
+    variables: Sequence[str]  # names of the columns
+    edges: Sequence[Sequence[Any]]
+    method: str  # "icd" or "fci"
+    test: str  # name of the independence test
+    alpha: float | None  # significance level; None with a test of one's own
+    rows: int | None  # of the table; None without a table
+    dropped: int  # rows with missing values
+    tests: int
+    tests_by_size: Sequence[int]  # by size of the conditioning set
+    rounds: int  # completed
+    done: bool  # whether the search was completed
+    tiers: Sequence[int] | None = None  # tier of each variable
+    forbidden: Sequence[Sequence[str]] = ()  # pairs (a, b): a is known not to cause b
+    required: Sequence[Sequence[str]] = ()  # pairs (a, b): a → b is known
+    selection: bool = False  # whether selection bias is allowed for
+    bootstrap: Sequence[Mapping[str, Any]] = ()
+    resamples: int = 0  # of the bootstrap
+
+    def pag(self) -> Pag:
+        """The graph, over the numbers of the variables."""
+        return Pag(len(self.variables), self._edges())
+
+    def _edges(self) -> list[Edge]:
+        return [(i, j, at_i, at_j) for i, j, at_i, at_j in self.edges]
+
+    def networkx(self) -> Any:
+        """The graph as a networkx.Graph of names (extra `causes`); an edge has `marks`, {name: mark at it}.
+
+        With a bootstrap, edges also have `share`, that of the resamples with this edge.
+        """
+        graph = optional("networkx", "networkx()").Graph()
+        graph.add_nodes_from(self.variables)
+        shares = self.shares()
+        for i, j, at_i, at_j in self._edges():
+            first, second = self.variables[i], self.variables[j]
+            extra = {"share": shares.get((i, j), 0.0)} if self.resamples else {}
+            graph.add_edge(first, second, marks={first: at_i, second: at_j}, **extra)
+        return graph
+
+    def shares(self) -> dict[tuple[int, int], float]:
+        """By pair: the share of resamples in which it is adjacent."""
+        return {(row["i"], row["j"]): row["share"] for row in self.bootstrap}
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per edge; with a bootstrap also of pairs that are adjacent in resamples only, without marks."""
+        marks = {(i, j): (at_i, at_j) for i, j, at_i, at_j in self._edges()}
+        shares = self.shares()
+        rows = []
+        for i, j in sorted({*marks, *shares}):
+            at_i, at_j = marks.get((i, j), (None, None))
+            row = {"variable_i": self.variables[i], "variable_j": self.variables[j], "mark_i": at_i, "mark_j": at_j}
+            rows.append({**row, "share": shares.get((i, j), 0.0)} if self.resamples else row)
+        return rows
+
+    def __repr__(self) -> str:
+        return f"Discovery({self.name}: {len(self.variables)} variables, {len(self.edges)} edges, {self.tests} tests)"
+
+
+def discover(
+    X: Any,
+    test: str = "auto",
+    alpha: float = 0.01,
+    method: str = "icd",
+    *,
+    names: Sequence[str] | None = None,
+    discrete: bool | Collection[str] = False,
+    tiers: Sequence[Sequence[str]] | Mapping[str, int] | None = None,
+    forbidden: Iterable[Sequence[str]] = (),
+    required: Iterable[Sequence[str]] = (),
+    lags: int = 0,
+    latent: Collection[Any] = (),
+    selected: Collection[Any] = (),
+    selection: bool = False,
+    bootstrap: int = 0,
+    subsample: float | None = None,
+    rounds: int | None = None,
+    order_free: bool = True,
+    tails: bool = True,
+    random_state: int = 0,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Discovery:
+    """Causal graph over the columns of a table, with hidden causes: ICD or FCI, with Zhang's rules R0–R10.
+
+    Parameters
+    ----------
+    X
+        A data frame, an array (rows, columns), a `kq.data.Table`, the path of a CSV file; or a networkx.DiGraph, whose
+        d-separations are then the tests.
+    test
+        "fisher-z" (linear, for numbers), "g2" or "chi2" (categories), "mixed" (regressions), "kernel" (nonlinear).
+        Default: "auto", Fisher's z for numbers, G² for categories, "mixed" for both.
+    alpha
+        Significance level of the tests. Default: 0.01.
+    method
+        "icd" or "fci". Default: "icd".
+    names
+        Names of the columns. Default: their own.
+    discrete
+        Numeric columns that are categories, or True for all. Default: False.
+    tiers
+        Lists of columns, earliest first, or a number per column: no column causes one of an earlier tier; columns that
+        are not named are in the last tier. Default: none.
+    forbidden
+        Pairs (a, b): a does not cause b, not even through others. Default: none.
+    required
+        Pairs (a, b): a → b, whatever the tests say. Default: none.
+    lags
+        Rows are in order of time, and each column is also taken at so many rows before, as an earlier tier. Names are
+        then such as "rain[t-1]" and "rain[t]". Default: 0.
+    latent, selected
+        Nodes of a DiGraph that are hidden, or that the sample was selected on. Default: none.
+    selection
+        Allow for selection bias. Default: True if nodes are selected, else False.
+    bootstrap
+        Number of resamples of the rows, for the share of each edge. Default: 0.
+    subsample
+        Fraction of the rows that a resample has, drawn without replacement. Default: all, with replacement.
+    rounds
+        Stop ICD after so many rounds. Default: all.
+    order_free
+        Delete edges at the end of a round, so that the order of columns does not matter. Default: True.
+    tails
+        Apply the rules that orient tails, R8–R10. Default: True.
+    random_state
+        Seed of the resamples. Default: 0.
+    name
+        Name of the table. Default: that of the file, else "table".
+    progress
+        Wraps iterables in progress bars. Default: none.
+
+    Returns
+    -------
+    Discovery
+        The partial ancestral graph, and how often each edge is in a resample.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If columns do not suit the test, or the background knowledge contradicts itself.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> rain, sprinkler = rng.normal(size=(2, 500))
+    >>> grass = rain + sprinkler + 0.5 * rng.normal(size=500)
+    >>> reading = kq.discover(np.stack([rain, sprinkler, grass], 1), names=["rain", "sprinkler", "grass"])
+    >>> reading.edges
+    [[0, 2, 'circle', 'arrow'], [1, 2, 'circle', 'arrow']]
+
+    See Also
+    --------
+    causes : The same search over the tokens of a head's attention.
+    """
+    settings = _Settings(test, alpha, method, rounds, order_free, tails, bool(selection or selected))
+    settings.check(bootstrap, subsample)
+    watch = progress or silent
+    if hasattr(X, "is_directed"):
+        _no_data_options(test=test != "auto", names=names, discrete=discrete, lags=lags, bootstrap=bootstrap)
+        return settings.of_graph(_oracle(X, latent, selected), (tiers, forbidden, required), name or "graph", watch)
+    if latent or selected:
+        raise ValueError("latent and selected name nodes of a networkx.DiGraph, and X is data: pass selection=True")
+    name = name or (Path(X).name if isinstance(X, (str, Path)) else "table")
+    variables = variables_of(load_table(X) if isinstance(X, (str, Path)) else X, names, discrete)
+    check_count("lags", lags, least=0)
+    variables, steps = variables.lagged(lags) if lags else (variables, None)
+    knowledge = Background.of(variables.names, tiers, forbidden, required, steps)
+    kind = settings.kind(variables)
+    variables = _at_most(variables, random_state) if kind == "kernel" else variables
+    independence = settings.test_of(variables, kind)
+    result = settings.search(independence, knowledge.masks, watch)
+    drawn = _resampled(settings, variables, kind, knowledge, bootstrap, subsample, random_state, watch)
+    return settings.reading(result, independence, kind, knowledge, name, variables, drawn, bootstrap)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Settings of a search on data."""
+
+    test: str
+    alpha: float
+    method: str
+    rounds: int | None
+    order_free: bool
+    tails: bool
+    selection: bool
+
+    def check(self, bootstrap: int, subsample: float | None) -> None:
+        check_choice("test", self.test, TESTS)
+        check_choice("method", self.method, METHODS)
+        check_number("alpha", self.alpha)
+        if not 0 < self.alpha < 1:
+            raise ValueError(f"alpha must be between 0 and 1, got {self.alpha}")
+        check_count("rounds", self.rounds, optional=True)
+        if self.rounds is not None and self.method != "icd":
+            raise ValueError(f'rounds is only for method="icd", not {self.method!r}')
+        check_count("bootstrap", bootstrap, least=0)
+        if subsample is not None:
+            check_number("subsample", subsample)
+            if not 0 < subsample < 1:
+                raise ValueError(f"subsample must be between 0 and 1, got {subsample}")
+            if not bootstrap:
+                raise ValueError("subsample is a fraction of the rows of each resample: pass bootstrap, their number")
+
+    def kind(self, variables: Variables) -> str:
+        """The test that is used; refuses columns that do not suit it."""
+        numeric = [name for name, size in zip(variables.names, variables.sizes, strict=True) if not size]
+        categorical = [name for name, size in zip(variables.names, variables.sizes, strict=True) if size]
+        if self.test == "auto":
+            return "mixed" if numeric and categorical else "fisher-z" if numeric else "g2"
+        if self.test == "fisher-z" and categorical:
+            raise ValueError(
+                f"test='fisher-z' takes numbers, but column {categorical[0]!r} is categorical: test='mixed'"
+            )
+        if self.test in ("g2", "chi2") and numeric:
+            raise ValueError(
+                f"test={self.test!r} takes categories, but column {numeric[0]!r} is numeric: name it in discrete, "
+                "or test='mixed'"
+            )
+        return self.test
+
+    def test_of(self, variables: Variables, kind: str) -> Test:
+        if kind == "fisher-z":
+            spread = variables.values.std(0)
+            scaled = (variables.values - variables.values.mean(0)) / np.where(spread > 0, spread, 1.0)
+            correlation = np.clip(scaled.T @ scaled / len(scaled), -1.0, 1.0)
+            np.fill_diagonal(correlation, 1.0)
+            return PartialCorrelation(correlation, len(scaled), self.alpha)
+        if kind == "mixed":
+            return Regression(variables, self.alpha)
+        if kind == "kernel":
+            return KernelTest(variables, self.alpha)
+        return Contingency(variables, self.alpha, pearson=kind == "chi2")
+
+    def of_graph(self, oracle: DSeparation, known: tuple[Any, Any, Any], name: str, progress: Progress) -> Discovery:
+        """The search on a known graph, with background knowledge (tiers, forbidden, required)."""
+        knowledge = Background.of(list(map(str, oracle.observed)), *known, None)
+        result = self.search(oracle, knowledge.masks, progress)
+        return self.reading(result, oracle, ORACLE, knowledge, name, None, [], 0)
+
+    def search(self, test: Test, knowledge: Knowledge, progress: Progress) -> Found:
+        options: dict[str, Any] = {name: getattr(self, name) for name in ("order_free", "selection", "tails")}
+        options |= {"knowledge": knowledge, "progress": progress, "cautious": not isinstance(test, DSeparation)}
+        return fci(test, **options) if self.method == "fci" else icd(test, self.rounds, **options)
+
+    def reading(
+        self,
+        result: Found,
+        test: Test,
+        kind: str,
+        knowledge: Background,
+        name: str,
+        variables: Variables | None,
+        bootstrap: list[dict[str, Any]],
+        resamples: int,
+    ) -> Discovery:
+        facts = {} if variables is None else {"values": digest(variables.values)}
+        return Discovery(
+            name=name,
+            variables=knowledge.names,
+            edges=result.graph.edges(),
+            method=self.method,
+            test=kind,
+            alpha=None if variables is None else self.alpha,
+            rows=None if variables is None else len(variables),
+            dropped=0 if variables is None else variables.dropped,
+            tests=test.tests,
+            tests_by_size=[test.by_size[size] for size in range(max(test.by_size, default=-1) + 1)],
+            rounds=result.rounds,
+            done=result.done,
+            tiers=knowledge.tiers,
+            forbidden=knowledge.forbidden,
+            required=knowledge.required,
+            selection=self.selection,
+            bootstrap=bootstrap,
+            resamples=resamples,
+            provenance=provenance(order_free=self.order_free, tails=self.tails, tensors=facts),
+        )
+
+
+def _oracle(graph: Any, latent: Collection[Any], selected: Collection[Any]) -> DSeparation:
+    networkx = optional("networkx", "a known graph")
+    if not networkx.is_directed_acyclic_graph(graph):
+        raise ValueError("a graph must be directed and acyclic: a networkx.DiGraph without cycles")
+    hidden = {*latent, *selected}
+    if isinstance(latent, str) or isinstance(selected, str) or not hidden <= set(graph):
+        raise ValueError(
+            f"latent and selected must be lists of nodes of the graph, got {sorted(map(str, hidden))!r:.80}"
+        )
+    return DSeparation(graph, [node for node in graph if node not in hidden], selected)
+
+
+def _no_data_options(**options: Any) -> None:
+    if passed := [name for name, value in options.items() if value]:
+        raise ValueError(f"{passed[0]} is for data, and X is a graph, whose tests are its d-separations")
+
+
+def _at_most(variables: Variables, seed: int) -> Variables:
+    if len(variables) <= KERNEL_ROWS:
+        return variables
+    warnings.warn(
+        f"test='kernel' uses {KERNEL_ROWS} of {len(variables)} rows, drawn at random: its time grows with their cube",
+        stacklevel=3,
+    )
+    return variables.take(np.sort(np.random.default_rng(seed).permutation(len(variables))[:KERNEL_ROWS]))
+
+
+def _resampled(
+    settings: _Settings,
+    variables: Variables,
+    kind: str,
+    knowledge: Background,
+    count: int,
+    fraction: float | None,
+    seed: int,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """The share of resamples with each edge, and with each pair of marks of it."""
+    rng, rows, seen = np.random.default_rng(seed), len(variables), dict[tuple[int, int], Counter[str]]()
+    for _ in progress(range(count), "resamples", count):
+        chosen = rng.integers(rows, size=rows) if fraction is None else rng.permutation(rows)[: round(fraction * rows)]
+        found = settings.search(settings.test_of(variables.take(chosen), kind), knowledge.masks, silent)
+        for i, j, at_i, at_j in found.graph.edges():
+            seen.setdefault((i, j), Counter())[f"{at_i}, {at_j}"] += 1
+    return [
+        {
+            "i": i,
+            "j": j,
+            "share": counts.total() / count,
+            "marks": {marks: number / count for marks, number in counts.most_common()},
+        }
+        for (i, j), counts in sorted(seen.items())
+    ]

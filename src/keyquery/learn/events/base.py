@@ -1,0 +1,279 @@
+"""Base class of EventModel: parameter checks, encoding of events, forward passes, save and load."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int, Shaped
+from torch import Tensor
+
+from keyquery.learn.base import SavedEstimator, check_is_fitted, check_sizes, seeded
+from keyquery.learn.events.covariates import Described
+from keyquery.learn.events.interactions import Context, context_tensors, take_contexts
+from keyquery.learn.events.lasts import Lasts, following
+from keyquery.learn.events.mixture import Mixture
+from keyquery.learn.events.network import TIMES, EventNetwork
+from keyquery.learn.events.saved_facts import check_facts
+from keyquery.learn.events.training import learn
+from keyquery.learn.events.windows import Clock, Windows, cut, ends
+from keyquery.learn.inputs.columns import times_of
+from keyquery.learn.inputs.event_streams import Stream, stream_of, unpacked
+from keyquery.learn.inputs.targets import classes_of, label_facts
+from keyquery.learn.layers.time.attention import WAYS
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
+from keyquery.support.progress import bars
+
+INFORMATION = ("past", "target_time")
+UNKNOWN = ("other", "refuse")
+SAVED = ("scale", "floor", "clock", "start", "log_gaps", "seen")
+
+
+class EventEstimator(SavedEstimator):
+    """The private half of EventModel."""
+
+    time: str
+    how: str
+    information: str
+    unknown: str
+    calendar: bool
+    width: int
+    depth: int
+    heads: int
+    window: int
+    dropout: float
+    gap_weight: float
+    epochs: int
+    lr: float
+    validation_fraction: float
+    patience: int
+    verbose: bool
+    batch_size: int
+    device: Any
+    network_: EventNetwork
+    classes_: Shaped[np.ndarray, " classes"]
+    scale_: float  # median of the positive inter-event times; the internal unit of time
+    floor_: float  # inter-event times below this many units are not distinguished
+    clock_: str
+    start_: float | None  # origin of time, with `calendar`
+    transitions_: Int[np.ndarray, "classes classes"]
+    log_gaps_: tuple[float, float]  # mean and standard deviation of the log inter-event times
+    contexts_: list[Context]
+    described_: Described  # encodings of covariates
+    ends_: bool  # whether it was fitted with `ended`
+    seen_: dict[str, int]
+
+    @classmethod
+    def _params_of(cls, facts: dict[str, Any]) -> dict[str, Any]:
+        """The parameters of a file; former versions called `validation_fraction` `holdout`."""
+        params = dict(facts["params"])
+        if "holdout" in params:
+            params["validation_fraction"] = params.pop("holdout")
+        return params
+
+    def _saved(self, contexts: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        facts = {name: getattr(self, f"{name}_") for name in SAVED} | {"classes": label_facts(self.classes_)}
+        facts |= {"covariates": self.described_.facts(), "ends": self.ends_}
+        tensors = context_tensors(self.contexts_ if contexts else [])
+        return facts, {"transitions": torch.from_numpy(self.transitions_), **tensors}
+
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], EventNetwork], int]:
+        self.classes_, self.transitions_ = classes_of(facts["classes"]), tensors.pop("transitions").numpy()
+        self.scale_, self.floor_ = float(facts["scale"]), float(facts["floor"])
+        self.start_ = None if facts["start"] is None else float(facts["start"])
+        self.clock_, self.seen_ = str(facts["clock"]), dict(facts["seen"])
+        self.log_gaps_ = (float(facts["log_gaps"][0]), float(facts["log_gaps"][1]))
+        check_facts(facts, self.classes_, self.transitions_)
+        self.described_, self.ends_ = Described.of_facts(facts.get("covariates")), bool(facts.get("ends", False))
+        self.contexts_ = take_contexts(tensors, len(self.classes_), self.described_.size)
+        more = self._further(self.described_, self.ends_)
+        return lambda: self._network(len(self.classes_), self.floor_, **more), self.depth
+
+    def _check(self) -> None:
+        check_choice("time", self.time, TIMES)
+        check_choice("how", self.how, WAYS)
+        check_choice("information", self.information, INFORMATION)
+        check_choice("unknown", self.unknown, UNKNOWN)
+        if not isinstance(self.calendar, (bool, np.bool_)):
+            raise TypeError(f"calendar must be True or False, got {self.calendar!r}")
+        if self.time == "positions" and self.information == "target_time":
+            raise ValueError('information="target_time" needs times, which time="positions" does not use')
+        sizes = ("width", "depth", "heads", "epochs", "batch_size", "patience")
+        check_sizes(self, sizes, gap_weight=math.inf, lr=math.inf, dropout=1, validation_fraction=1)
+        check_count("window", self.window, least=2)
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
+
+    @property
+    def _targeted(self) -> bool:
+        return bool(self.params_["information"] == "target_time")
+
+    @staticmethod
+    def _further(described: Described, ends: bool) -> dict[str, Any]:
+        """Options of a network with covariates or ends."""
+        return ({"inputs": described.size} if described.size else {}) | ({"ends": True} if ends else {})
+
+    def _network(self, types: int, floor: float, **further: Any) -> EventNetwork:
+        shape, targeted = (types, self.width, self.depth, self.heads), self.information == "target_time"
+        return EventNetwork(*shape, self.time, self.how, self.dropout, targeted, self.calendar, floor, **further)
+
+    def _stream(
+        self, events: Any, times: Any, groups: Any, covariates: Any = None, group_covariates: Any = None
+    ) -> Stream:
+        check_is_fitted(self)
+        events, times, groups, covariates = unpacked(events, times, groups, covariates)
+        stream = stream_of(events, times, groups)
+        inputs = self.described_.encode(covariates, group_covariates, stream.rows, stream.lengths)
+        stream = replace(stream, inputs=inputs)
+        if stream.clock != self.clock_:
+            raise ValueError(
+                f"times must be {self.clock_}, as this {type(self).__name__} was fitted on, got {stream.clock}"
+            )
+        return stream
+
+    def _codes(self, stream: Stream) -> Int[np.ndarray, " n"]:
+        """Class indices of the event types; −1, with a warning, for types that did not occur in training."""
+        known = np.isin(stream.types, self.classes_)
+        if not known.all():
+            unknown = np.unique(stream.types[~known])
+            listed = ", ".join(repr(label.item()) for label in unknown[:5]) + (", …" if len(unknown) > 5 else "")
+            rows = f"{int((~known).sum())} of {len(known)} rows"
+            problem = f"events hold types that did not occur in training, in {rows}: {listed}"
+            if self.unknown == "refuse":
+                raise ValueError(problem)
+            warnings.warn(f"{problem}; they count as an event of unknown type", stacklevel=4)
+        codes = np.full(len(known), -1, dtype=np.int64)
+        codes[known] = np.searchsorted(self.classes_, stream.types[known])
+        return codes
+
+    def _windows(self, stream: Stream, codes: Int[np.ndarray, " n"]) -> Windows:
+        clock = Clock(self.scale_, self.start_)
+        return cut(stream, codes, clock, self.params_["window"], pick_device(self.device))[0]
+
+    @torch.no_grad()
+    def _last(
+        self, stream: Stream, when: Float64[np.ndarray, " groups"], codes: Int[np.ndarray, " n"] | None = None
+    ) -> tuple[Tensor, Mixture]:
+        """Logits (groups, types) of the next event of each group at time `when`, and the inter-event time."""
+        codes = self._codes(stream) if codes is None else codes
+        device = pick_device(self.device)
+        clock = Clock(self.scale_, self.start_)
+        windows = ends(stream, codes, clock, self.params_["window"], device)
+        since = (when - clock.begin(stream)) / self.scale_
+        network = self.network_.to(device).eval()
+        size, logits, gaps = 4 * self.batch_size, [], []
+        for first in range(0, len(stream.groups), size):
+            batch = windows.take(range(first, min(first + size, len(stream.groups))))
+            moments = torch.from_numpy(since[first : first + size]).to(device).unsqueeze(1)
+            batch = batch._replace(next_times=moments.where(batch.counted, batch.next_times))
+            batch_logits, mixture = following(network, batch)  # with `ended`, the last logit is the end
+            logits.append(batch_logits.double())
+            gaps.append(mixture)
+        return torch.cat(logits), Mixture.join(gaps)
+
+    def _moments(self, stream: Stream, at: Any) -> Float64[np.ndarray, " groups"]:
+        """The times of the predicted events; any time if the model does not condition on it."""
+        last = stream.last
+        if self._targeted and at is None:
+            raise ValueError('at must hold a time for each group: this model was fitted with information="target_time"')
+        if not self._targeted and at is not None:
+            raise ValueError('at is for information="target_time": this model was fitted with information="past"')
+        if at is None:
+            return last
+        return self._per_group("at", at, stream)
+
+    def _per_group(self, name: str, moments: Any, stream: Stream) -> Float64[np.ndarray, " groups"]:
+        """A time for each group, none before its last event; a single time is that of all."""
+        last = stream.last
+        single = np.ndim(moments) == 0
+        when, clock = times_of([moments] if single else moments, name)
+        when = np.repeat(when, len(last)) if single else when
+        if len(when) != len(last):
+            raise ValueError(f"{name} must hold a time for each of {len(last)} groups, got {len(when)}")
+        if clock != stream.clock:
+            raise ValueError(f"{name} must be {stream.clock}, like times, got {clock}")
+        if (when < last).any():
+            raise ValueError(
+                f"{name} must not be before a group's last event; {int((when < last).sum())} of {len(when)} are"
+            )
+        return when
+
+    def _lasts(
+        self, stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, until: Any, ended: Any, device: str
+    ) -> Lasts | None:
+        """What is known after the last events of the groups; None if nothing is."""
+        if until is None and ended is None:
+            return None
+        count, last = len(stream.groups), stream.last
+        over = np.zeros(count, dtype=bool) if ended is None else self._ended(ended, count)
+        spans = np.zeros(count) if until is None else (self._per_group("until", until, stream) - last) / clock.scale
+        weights = np.where(over, 1.0, self.gap_weight)
+        if stream.weights is not None:
+            weights *= np.add.reduceat(stream.weights, stream.offsets[:-1]) / stream.lengths
+        windows = ends(stream, codes, clock, self.window, device)
+        parts = [torch.from_numpy(part).to(device) for part in (spans, over, weights)]
+        lasts = Lasts(windows, parts[0], parts[1], np.arange(count), parts[2])
+        return lasts.of(over | (until is not None))
+
+    def _ended(self, ended: Any, count: int) -> Bool[np.ndarray, " groups"]:
+        """Whether each group has ended; a single value is that of all."""
+        over = np.asarray(ended)
+        if over.dtype.kind != "b" or over.shape not in ((), (count,)):
+            raise ValueError(
+                f"ended must be True or False, or one of them for each of {count} groups in order of first appearance, "
+                f"got {over.dtype} of shape {over.shape}"
+            )
+        if not over.any():
+            raise ValueError("ended is False for all groups: there is no end to learn from; leave it out")
+        if self.information == "target_time":
+            raise ValueError('ended needs information="past": an end has no time at which a type could be asked for')
+        return np.broadcast_to(over, count).copy()
+
+    def _learned(
+        self,
+        windows: Windows,
+        owners: Int[np.ndarray, " windows"],
+        lasts: Lasts | None,
+        counts: Int[np.ndarray, "types types"],
+        gaps: Float64[np.ndarray, " pairs"],
+        floor: float,
+        described: Described,
+        seed: int,
+        device: str,
+    ) -> tuple[EventNetwork, list[dict[str, float]]]:
+        """A trained network and its history; `gaps` in units of their median."""
+        types, ends = len(counts), lasts is not None and bool(lasts.ended.any())
+        frequencies = counts.sum(0).astype(np.float64)
+        if ends and lasts is not None:
+            frequencies = np.append(frequencies, float(lasts.ended.sum()))
+        with seeded(seed, device), bars(self.verbose) as progress:
+            network = self._network(types, floor, **self._further(described, ends)).to(device)
+            network.begin(frequencies, gaps, windows)
+            history = learn(
+                network,
+                windows,
+                owners,
+                types=types,
+                lasts=lasts,
+                validation_fraction=self.validation_fraction,
+                gap_weight=self.gap_weight,
+                size=self.batch_size,
+                epochs=self.epochs,
+                lr=self.lr,
+                patience=self.patience,
+                seed=seed,
+                progress=progress,
+                verbose=self.verbose,
+            )
+        return network, history
+
+    def _silent(self, stream: Stream, now: Any) -> Float64[Tensor, " groups"]:
+        """The time since the last event of each group, in units of the median gap."""
+        spans = np.zeros(len(stream.groups)) if now is None else self._per_group("now", now, stream) - stream.last
+        return torch.from_numpy(spans / self.scale_)

@@ -1,0 +1,170 @@
+"""Covariates of events and groups: columns of any kind as inputs of the network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Shaped
+
+from keyquery.learn.inputs.tables import Columns, Field, check_features, columns_of, encode, fields_of
+
+BINS = 8  # of the piecewise-linear encoding of a number
+
+
+@dataclass(frozen=True)
+class CovariateCode:
+    """The encoding of a table of covariates, k numbers per row.
+
+    A number x has up to 8 inputs clamp((x − c_k)/(c_{k+1} − c_k), 0, 1) with knots c at quantiles
+    of the training data, so that outliers and units do not matter; a category has one input per value. The mean of the
+    training data is subtracted, and one more input per column is 1 where the entry is missing and 0 elsewhere: a
+    missing entry, or a category that did not occur in training, is the average entry.
+    """
+
+    fields: tuple[Field, ...]
+    knots: tuple[tuple[float, ...], ...]  # none for categories
+    means: tuple[tuple[float, ...], ...]
+    named: bool
+
+    @classmethod
+    def learn(cls, columns: Columns) -> CovariateCode:
+        """Knots, categories and means of columns."""
+        fields, knots, means = fields_of(columns), [], []
+        for field, values in zip(fields, columns.values, strict=True):
+            known = values[~np.isnan(values)] if field.categories is None else values[:0]
+            shares = np.linspace(0, 1, BINS + 1)
+            quantiles = np.unique(np.quantile(known, shares, method="inverted_cdf")) if len(known) else known
+            knots.append(tuple(map(float, quantiles)))
+        bare = cls(
+            tuple(fields),
+            tuple(knots),
+            tuple((0.0,) * cls._width(*both) for both in zip(fields, knots, strict=True)),
+            True,
+        )
+        for part, missing in bare._parts(columns):
+            means.append(tuple(map(float, part[~missing].mean(0))) if not missing.all() else (0.0,) * part.shape[1])
+        return cls(bare.fields, bare.knots, tuple(means), columns.names is not None)
+
+    @staticmethod
+    def _width(field: Field, knots: Sequence[float]) -> int:
+        return field.size if field.categories is not None else max(len(knots) - 1, 0)
+
+    @property
+    def size(self) -> int:
+        """Number of inputs."""
+        return sum(len(means) + 1 for means in self.means)
+
+    @property
+    def blank(self) -> Float32[np.ndarray, " k"]:
+        """The inputs of a row of which nothing is known."""
+        return np.concatenate([[0.0] * len(means) + [1.0] for means in self.means]).astype(np.float32)
+
+    def encode(self, columns: Columns) -> Float32[np.ndarray, "n k"]:
+        """Inputs (n, k)."""
+        names = [field.name for field in self.fields] if self.named else None
+        received = (columns.names, len(columns.values))
+        check_features("EventModel", (names, len(self.fields)), received)
+        parts = []
+        for (part, missing), mean in zip(self._parts(columns), self.means, strict=True):
+            parts += [np.where(missing[:, None], 0.0, part - mean), missing[:, None]]
+        return np.concatenate(parts, 1).astype(np.float32)
+
+    def _parts(self, columns: Columns) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Each column before its mean is subtracted, and where it is missing."""
+        rows, parts = encode(columns, self.fields), []
+        for place, (field, knots) in enumerate(zip(self.fields, self.knots, strict=True)):
+            missing = rows.hidden[:, place].numpy()
+            if field.categories is None:
+                cuts, numbers = np.array(knots), np.where(missing, 0.0, columns.values[place].astype(np.float64))
+                part = ((numbers[:, None] - cuts[:-1]) / np.diff(cuts)).clip(0, 1)
+            else:
+                part = np.eye(field.size)[rows.codes[:, place].numpy()] if field.size else np.zeros((len(missing), 0))
+            parts.append((part, missing))
+        return parts
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON."""
+        fields = [[field.name, field.categories and list(field.categories)] for field in self.fields]
+        return {"fields": fields, "knots": self.knots, "means": self.means, "named": self.named}
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> CovariateCode:
+        """From the JSON of `facts`; raises ValueError for facts that no fit produces."""
+        fields = tuple(
+            Field(str(name), categories=None if of is None else tuple(map(str, of))) for name, of in facts["fields"]
+        )
+        knots, means = (tuple(tuple(map(float, row)) for row in facts[name]) for name in ("knots", "means"))
+        code = cls(fields, knots, means, bool(facts["named"]))
+        widths = [cls._width(*both) for both in zip(fields, knots, strict=True)]
+        numbers = [number for row in (*knots, *means) for number in row]
+        rising = all(later > sooner for row in knots for sooner, later in pairwise(row))
+        if [len(row) for row in means] != widths or not rising or not all(map(math.isfinite, numbers)):
+            raise ValueError("covariates do not have the knots and means of their columns")
+        return code
+
+
+@dataclass(frozen=True)
+class Described:
+    """The encodings of the covariates of events and of groups, either of which may be absent."""
+
+    events: CovariateCode | None = None
+    groups: CovariateCode | None = None
+
+    @classmethod
+    def learn(cls, events: Any, groups: Any) -> Described:
+        """From tables, or None."""
+        return cls(*(None if table is None else CovariateCode.learn(columns_of(table)) for table in (events, groups)))
+
+    @property
+    def size(self) -> int:
+        """Number of inputs per event."""
+        return sum(code.size for code in (self.events, self.groups) if code is not None)
+
+    def encode(
+        self, events: Any, groups: Any, rows: Shaped[np.ndarray, " n"], lengths: Shaped[np.ndarray, " groups"]
+    ) -> Float32[np.ndarray, "n k"] | None:
+        """Inputs of each event of a stream: `rows` are its rows in the table of events, `lengths` those of groups."""
+        parts = []
+        for name, code, table, count in (
+            ("covariates", self.events, events, len(rows)),
+            ("group_covariates", self.groups, groups, len(lengths)),
+        ):
+            if (table is None) != (code is None):
+                state = "without" if code is None else "with"
+                raise ValueError(
+                    f"{name} must be {'left out' if code is None else 'given'}: it was fitted {state} them"
+                )
+            if code is None:
+                continue
+            columns = columns_of(table)
+            if len(columns.values[0]) != count:
+                each = "event" if name == "covariates" else "group, in order of first appearance"
+                raise ValueError(f"{name} must have {count} rows, one per {each}, got {len(columns.values[0])}")
+            inputs = code.encode(columns)
+            parts.append(inputs[rows] if name == "covariates" else np.repeat(inputs, lengths, 0))
+        return np.concatenate(parts, 1) if parts else None
+
+    def unknown(self, inputs: Float32[np.ndarray, "*rows k"]) -> Float32[np.ndarray, "*rows k"]:
+        """Inputs of further events of the same groups: the covariates of the groups, and unknown ones of events."""
+        blank = inputs.copy()
+        if self.events is not None:
+            blank[..., : self.events.size] = self.events.blank
+        return blank
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            name: None if code is None else code.facts()
+            for name, code in (("events", self.events), ("groups", self.groups))
+        }
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any] | None) -> Described:
+        """From the JSON of `facts`; files of former versions have none."""
+        codes = (None, None) if facts is None else (facts["events"], facts["groups"])
+        return cls(*(None if each is None else CovariateCode.of_facts(each) for each in codes))

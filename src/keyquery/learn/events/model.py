@@ -1,0 +1,328 @@
+"""EventModel: prediction of the next event and its time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keyquery.learn.base import check_is_fitted, seed_of
+from keyquery.learn.events.covariates import Described
+from keyquery.learn.events.evaluation import EventEvaluation, evaluated, transitions
+from keyquery.learn.events.interactions import Interactions, contexts_of, interactions_of
+from keyquery.learn.events.prediction import EventPredictor
+from keyquery.learn.events.sampling import Events, sampled
+from keyquery.learn.events.windows import Clock, cut
+from keyquery.learn.inputs.event_streams import learnable, seen, stream_of, unpacked, weights_of_events
+from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
+from keyquery.support.progress import bars
+
+
+class EventModel(EventPredictor):
+    """Continuous-time event model: predicts the type and the time of the next event of each group.
+
+    Events are three columns of equal length, in any order of rows: `events` (types), `times` (numbers or dates) and
+    `groups` (such as a user; None: one group). The loss is
+
+        cross-entropy of the next type − `gap_weight` · log-likelihood of the inter-event time,
+
+    where inter-event times follow a mixture of log-normals.
+
+    Parameters
+    ----------
+    time
+        Time encoding: "mercer" or "bochner", through `kq.TimeAttention`, or "positions", which uses the order of
+        events but not their times. Default: "mercer".
+    how
+        How time enters the scores, as in `kq.TimeAttention`. Default: "concatenated".
+    information
+        "past": the next event is predicted from the past only. "target_time": its type is predicted given its time,
+        as in published work; metrics of the two are not comparable. Default: "past".
+    unknown
+        Types that did not occur in training: "other", the average of all types, with a warning, or "refuse".
+        Default: "other".
+    calendar
+        Measure time from the earliest training event, not from the start of the window, so that the model can use
+        seasons and dates. Default: False.
+    width, depth, heads
+        Size of the transformer. Default: 32, 1, 2.
+    window
+        Number of past events that are used. Default: 80.
+    dropout
+        Default: 0.1.
+    gap_weight
+        Weight of the inter-event times in the loss. Default: 1.
+    epochs, batch_size, lr
+        Default: 60, 32, 2e-3.
+    validation_fraction
+        Share of the groups used as the validation split. Default: 0.1.
+    patience
+        Epochs without improvement before training stops. Default: 5.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere a line per epoch. Default: False.
+
+    See Also
+    --------
+    kq.TimeAttention : the layer.
+    kq.MercerTime, kq.BochnerTime : time encodings.
+
+    Examples
+    --------
+    >>> types, gaps = np.array(["tick", "tock"] * 60), np.array([1.0, 3.0] * 60)
+    >>> when, who = gaps.cumsum() - gaps, np.repeat(["left", "right"], 60)
+    >>> model = kq.EventModel(width=16, window=10, epochs=30, validation_fraction=0, random_state=0, device="cpu")
+    >>> model.fit(types, when, who).predict(types[:61], when[:61], who[:61])
+    array(['tick', 'tock'], dtype='<U4')
+    """
+
+    def __init__(
+        self,
+        time: str = "mercer",
+        how: str = "concatenated",
+        information: str = "past",
+        calendar: bool = False,
+        width: int = 32,
+        depth: int = 1,
+        heads: int = 2,
+        window: int = 80,
+        dropout: float = 0.1,
+        gap_weight: float = 1.0,
+        epochs: int = 60,
+        batch_size: int = 32,
+        lr: float = 2e-3,
+        validation_fraction: float = 0.1,
+        patience: int = 5,
+        random_state: Any = None,
+        device: str = "auto",
+        verbose: bool = False,
+        unknown: str = "other",
+    ) -> None:
+        self.time, self.how, self.information, self.calendar = time, how, information, calendar
+        self.width, self.depth, self.heads, self.window = width, depth, heads, window
+        self.dropout, self.gap_weight = dropout, gap_weight
+        self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
+        self.validation_fraction, self.patience = validation_fraction, patience
+        self.random_state, self.device, self.verbose = random_state, device, verbose
+        self.unknown = unknown
+
+    def fit(
+        self,
+        events: Any,
+        times: Any = None,
+        groups: Any = None,
+        *,
+        strict: bool = False,
+        until: Any = None,
+        ended: Any = None,
+        covariates: Any = None,
+        group_covariates: Any = None,
+        sample_weight: Any = None,
+    ) -> EventModel:
+        """Fit to columns of types, times and groups; Ctrl-C ends training and keeps the best epoch.
+
+        Groups may be interleaved. Dates with time zones are converted to UTC, refused if only some have one. A warning
+        says if distinct times become equal, as integers from 2⁵³ on and nanoseconds do.
+
+        Parameters
+        ----------
+        events, times, groups
+            Columns, or a data frame of these columns in this order; its further columns are `covariates`.
+        strict
+            Raise where times decrease within a group. Default: sort them, with a warning.
+        until
+            Time up to which groups were observed, one or one per group in order of first appearance: that no event
+            followed the last one (censoring) is then part of the likelihood. Default: none.
+        ended
+            Whether groups have ended for good after their last event: True, or one value per group in order of first
+            appearance. `predict_end` then returns the probability of it; of groups that have not ended, nothing is
+            known after the last event unless `until` is given. Requires `information="past"`. Default: no ends.
+        covariates
+            Table with a row per event, such as its price: what is known once the event has happened. Numbers,
+            categories and missing values, as in `NPTClassifier`. Default: none.
+        group_covariates
+            Table with a row per group in order of first appearance, such as the age of a user (with pandas:
+            `table.drop_duplicates("user")`). Default: none.
+        sample_weight
+            Weight of the prediction of each event (n,), in the loss and in validation; those of first events do not
+            matter. Default: equal.
+
+        Returns
+        -------
+        EventModel
+            The fitted estimator.
+        """
+        self._check()
+        device, seed = pick_device(self.device), seed_of(self.random_state)
+        events, times, groups, covariates = unpacked(events, times, groups, covariates)
+        stream = stream_of(events, times, groups, strict)
+        described = Described.learn(covariates, group_covariates)
+        inputs = described.encode(covariates, group_covariates, stream.rows, stream.lengths)
+        stream = replace(stream, inputs=inputs, weights=weights_of_events(stream, sample_weight))
+        classes, codes = np.unique(stream.types, return_inverse=True)
+        gaps = learnable(stream)
+        scale = float(np.median(gaps[gaps > 0]))
+        floor = float(min(gaps[gaps > 0].min() / scale / 2, 1e-3))
+        clock = Clock(scale, float(stream.times.min()) if self.calendar else None)
+        lasts = self._lasts(stream, codes, clock, until, ended, device)
+        windows, owners = cut(stream, codes, clock, self.window, device)
+        counts = transitions(codes[:-1][stream.inside], codes[1:][stream.inside], len(classes))
+        network, history = self._learned(windows, owners, lasts, counts, gaps / scale, floor, described, seed, device)
+        self.network_, self.classes_, self.scale_, self.floor_ = network, classes, scale, floor
+        self.start_, self.params_ = clock.start, self._plain_params()
+        self.clock_, self.transitions_, self.history_ = stream.clock, counts, history
+        self.described_, self.ends_ = described, ended is not None
+        logs = np.log(np.maximum(gaps / scale, floor))
+        self.log_gaps_ = float(logs.mean()), float(max(logs.std(), 0.05))
+        self.contexts_ = contexts_of(windows, self.window - 1, seed, described)
+        self.seen_ = seen(stream, len(owners))
+        return self
+
+    def score(
+        self,
+        events: Any,
+        times: Any = None,
+        groups: Any = None,
+        *,
+        covariates: Any = None,
+        group_covariates: Any = None,
+        sample_weight: Any = None,
+    ) -> float:
+        """Accuracy of next-event prediction, over all events but the first of each group.
+
+        Parameters
+        ----------
+        events, times, groups
+            The events.
+        covariates, group_covariates, sample_weight
+            As in `fit`.
+
+        Returns
+        -------
+        float
+            Share of events.
+        """
+        described = {"covariates": covariates, "group_covariates": group_covariates}
+        return self.evaluate(events, times, groups, **described, sample_weight=sample_weight).accuracy
+
+    def evaluate(
+        self,
+        events: Any,
+        times: Any = None,
+        groups: Any = None,
+        *,
+        covariates: Any = None,
+        group_covariates: Any = None,
+        sample_weight: Any = None,
+    ) -> EventEvaluation:
+        """Evaluate next-event prediction on all events but the first of each group.
+
+        The model is compared to two baselines from counts of its training data, "majority" and "Markov".
+
+        Parameters
+        ----------
+        events, times, groups
+            The events.
+        covariates, group_covariates, sample_weight
+            As in `fit`.
+
+        Returns
+        -------
+        EventEvaluation
+            A Reading with a row per model.
+        """
+        stream = self._stream(events, times, groups, covariates, group_covariates)
+        return evaluated(self, replace(stream, weights=weights_of_events(stream, sample_weight)))
+
+    def sample(
+        self,
+        events: Any,
+        times: Any = None,
+        groups: Any = None,
+        n: int = 10,
+        random_state: Any = None,
+        *,
+        covariates: Any = None,
+        group_covariates: Any = None,
+    ) -> Events:
+        """Sample the next n events of each group, fewer where it ends; columns, group after group.
+
+        Covariates of sampled events are unknown, and count as missing.
+
+        Parameters
+        ----------
+        events, times, groups
+            The events.
+        n
+            Events per group.
+        random_state
+            Seed. Default: random.
+        covariates, group_covariates
+            As in `fit`.
+
+        Returns
+        -------
+        Events
+            Columns of types, times and groups.
+        """
+        check_count("n", n, least=1)
+        stream = self._stream(events, times, groups, covariates, group_covariates)
+        with bars(self.verbose) as progress:
+            return sampled(self, stream, n, seed_of(random_state), progress)
+
+    def interactions(
+        self,
+        events: Any = None,
+        times: Any = None,
+        groups: Any = None,
+        lags: Any = None,
+        *,
+        covariates: Any = None,
+        group_covariates: Any = None,
+    ) -> Interactions:
+        """Which event types change the prediction of the next event, and at which lags.
+
+        One event is inserted into real histories at each lag before now, of each type in turn, and the predictions are
+        compared between types. This describes the model; it is causal in the data only without confounding.
+
+        Parameters
+        ----------
+        events, times, groups
+            The histories. Default: a few training histories that were kept.
+        lags
+            In units of `times` (dates: seconds). Default: 16, from the shortest inter-event times to the length of
+            half of the histories.
+        covariates, group_covariates
+            As in `fit`.
+
+        Returns
+        -------
+        Interactions
+            A Reading; `.plot()` draws it.
+        """
+        check_is_fitted(self)
+        contexts = self.contexts_
+        if events is not None:
+            stream = self._stream(events, times, groups, covariates, group_covariates)
+            windows = self._windows(stream, self._codes(stream))
+            contexts = contexts_of(windows, self.params_["window"] - 1, 0, self.described_)
+        return interactions_of(self, contexts, lags)
+
+    def save(self, path: str | Path, contexts: bool = True) -> None:
+        """Write the fitted model, everything that prediction needs, to one safetensors file.
+
+        Parameters
+        ----------
+        path
+            The file.
+        contexts
+            Whether to include the few training histories that `interactions()` uses.
+        """
+        check_is_fitted(self)
+        self._write(path, *self._saved(contexts))

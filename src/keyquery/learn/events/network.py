@@ -1,0 +1,178 @@
+"""The network of an EventModel: predicts the type and the time of the next event."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor, nn
+
+from keyquery.layers import Block
+from keyquery.learn.events.mixture import Mixture
+from keyquery.learn.events.windows import Windows
+from keyquery.learn.layers import BochnerTime, MercerTime, TimeAttention
+from keyquery.learn.layers.time import TimeCode
+from keyquery.learn.series.network import places
+
+TIMES = ("mercer", "bochner", "positions")
+COMPONENTS = 8  # of the mixture
+DEGREE, PERIODS = 2, 6  # of Mercer's Fourier series
+KNOTS = 17  # of the piecewise-linear function of a gap, at quantiles of the data
+LEAST = 0.01  # least distance of knots, in log gaps
+SEEN = 1000  # windows that time encodings are initialised from
+
+
+class EventNetwork(nn.Module):
+    """Predictions after each event of a window: logits of types (batch, n, types), and a Mixture of gaps (batch, n).
+
+    Events are type embeddings plus sinusoidal positions, with causal attention. With `time` other than "positions" a
+    function of the time since the previous event is added, and blocks use `kq.TimeAttention`. With `targeted`, the next
+    type is predicted by a separate query token at the time of the next event, which sees that time and the past and is
+    seen by no other token; the gap is predicted by the previous event, which does not see it. Attention measures time
+    from the first event of the window, or with `calendar` from 0. `since` forces that function of the time since the
+    previous event on or off, and `hidden` is the width of the MLPs, for comparisons of equal size. `inputs` is the
+    number of covariates per event, and `ends` adds a last logit: that no event follows.
+    """
+
+    def __init__(
+        self,
+        types: int,
+        width: int,
+        depth: int,
+        heads: int,
+        time: str,
+        how: str = "concatenated",
+        dropout: float = 0.0,
+        targeted: bool = False,
+        calendar: bool = False,
+        floor: float = 1e-3,
+        since: bool | None = None,
+        hidden: int | None = None,
+        inputs: int = 0,
+        ends: bool = False,
+    ) -> None:
+        super().__init__()
+        self.calendar = calendar
+        self.timed, self.floor = time != "positions", floor
+        self.types = nn.Embedding(types, width)
+        self.now = nn.Parameter(torch.randn(width)) if targeted else None
+        self.since = Since(width, floor) if (self.timed if since is None else since) else None
+        self.blocks = nn.ModuleList(_block(width, heads, time, how, dropout, hidden) for _ in range(depth))
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
+        self.next, self.gap = nn.Linear(width, types + ends), nn.Linear(width, 3 * COMPONENTS)
+        self.inputs = nn.Linear(inputs, width, bias=False) if inputs else None
+        if self.inputs is not None:
+            nn.init.zeros_(self.inputs.weight)  # an indicator that never occurs in training stays without effect
+
+    def forward(
+        self,
+        types: Int[Tensor, "batch n"],
+        times: Float64[Tensor, "batch n"],
+        real: Bool[Tensor, "batch n"],
+        next_times: Float64[Tensor, "batch n"] | None = None,
+        inputs: Float[Tensor, "batch n k"] | None = None,
+    ) -> tuple[Float[Tensor, "batch n types"], Mixture]:
+        """Logits of the next type and the distribution of the gap; `next_times` is needed if targeted."""
+        n, width = types.shape[1], self.types.embedding_dim
+        at = places(n + 1, width, types.device)
+        kinds = self._embedded(types)
+        if self.inputs is not None and inputs is not None:
+            kinds = kinds + self.inputs(inputs)
+        x = kinds + at[:n]
+        if self.since is not None:
+            x = x + self.since(times.diff(dim=1, prepend=times[:, :1]))
+        options: dict[str, Any] = {"mask": real, "is_causal": True}
+        origin = torch.zeros_like(times[:, 0]) if self.calendar else times[:, 0]
+        if self.now is not None:
+            assert next_times is not None
+            assert self.since is not None
+            moments = self.now + kinds + at[1:] + self.since(next_times - times)
+            x = torch.cat((x, moments), 1)
+            times = torch.cat((times, next_times), 1)
+            options = {"mask": _targeted(real)}
+        if self.timed:
+            options |= {"times": times, "origin": origin}
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x, **options)
+        x = self.dropout(self.norm(x))
+        return self.next(x[:, -n:]), Mixture.of(self.gap(x[:, :n]), self.floor)
+
+    def _embedded(self, types: Int[Tensor, "batch n"]) -> Float[Tensor, "batch n width"]:
+        """Embeddings of types; −1, a type that did not occur in training, has the mean of all."""
+        known = self.types(types.clamp(min=0))
+        return known if bool((types >= 0).all()) else known.where((types >= 0).unsqueeze(-1), self.types.weight.mean(0))
+
+    @torch.no_grad()
+    def begin(
+        self, counts: Float64[np.ndarray, " types"], gaps: Float64[np.ndarray, " pairs"], windows: Windows
+    ) -> None:
+        """Initialise output biases and time encodings from the frequencies of types and gaps in the data."""
+        self.next.bias.copy_(torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())))  # with ends, counted last
+        tied = gaps <= self.floor
+        spread = max(float(np.log(gaps[~tied]).std()) / 2, 0.1)
+        logs = np.where(tied, np.log(self.floor) - 3 * spread, np.log(np.maximum(gaps, self.floor)))
+        weights, means, spreads = self.gap.bias.chunk(3)
+        weights.zero_()
+        means.copy_(torch.from_numpy(np.quantile(logs, (np.arange(COMPONENTS) + 0.5) / COMPONENTS)))
+        spreads.fill_(math.log(math.expm1(spread)))
+        self.gap.weight.mul_(0.1)
+        batch = windows.take(range(0, len(windows.starts), -(-len(windows.starts) // SEEN)))
+        if self.since is not None:
+            self.since.begin(gaps)
+        for part in self.modules():
+            if isinstance(part, TimeCode):
+                part.see(torch.cat((batch.times, batch.next_times), 1), batch.real.repeat(1, 2))
+
+
+class Since(nn.Module):
+    """A learned function of the time g since another event, (…, width), piecewise linear in log g.
+
+    Σ_k w_k clamp((log g − c_k)/(c_{k+1} − c_k), 0, 1) + b, with knots c at quantiles of the log gaps of the data, since
+    gaps span many scales, which a few sines do not resolve.
+    """
+
+    knots: Tensor
+
+    def __init__(self, width: int, floor: float = 1e-3) -> None:
+        super().__init__()
+        self.floor = floor
+        self.register_buffer("knots", torch.linspace(math.log(floor), -math.log(floor), KNOTS))
+        self.map = nn.Linear(KNOTS - 1, width)
+
+    def forward(self, spans: Float64[Tensor, "batch n"]) -> Float[Tensor, "batch n width"]:
+        """Spans to vectors."""
+        logs = spans.clamp(min=self.floor).log().to(self.knots.dtype).unsqueeze(-1)
+        return self.map(((logs - self.knots[:-1]) / self.knots.diff()).clamp(0, 1))
+
+    @torch.no_grad()
+    def begin(self, gaps: Float64[np.ndarray, " pairs"]) -> None:
+        """Set the knots to quantiles of the gaps."""
+        logs = np.log(np.maximum(gaps, self.floor))
+        quantiles = np.quantile(logs, np.linspace(0, 1, KNOTS))
+        # If many gaps are equal, quantiles coincide.
+        self.knots.copy_(torch.from_numpy(quantiles + LEAST * np.arange(KNOTS)))
+
+
+def _code(time: str) -> TimeCode:
+    dim = 2 * DEGREE * PERIODS
+    return MercerTime(dim, DEGREE, PERIODS) if time == "mercer" else BochnerTime(dim, "free")
+
+
+def _block(width: int, heads: int, time: str, how: str, dropout: float, hidden: int | None) -> Block:
+    block = Block(width, heads, hidden, dropout=dropout)
+    if time != "positions":
+        block.attention = TimeAttention(width, heads, _code(time), how=how, dropout=dropout)
+    return block
+
+
+def _targeted(real: Bool[Tensor, "batch n"]) -> Bool[Tensor, "batch m m"]:
+    """Attention mask of n events followed by n query tokens: events see the past, a query token the past and itself."""
+    n = real.shape[1]
+    past = torch.ones(n, n, dtype=torch.bool, device=real.device).tril()
+    seen = past & real.unsqueeze(1)
+    own = torch.eye(n, dtype=torch.bool, device=real.device).expand_as(seen)
+    return torch.cat((torch.cat((seen, torch.zeros_like(seen)), 2), torch.cat((seen, own), 2)), 1)

@@ -1,0 +1,320 @@
+"""InContextClassifier: tabular classification by a pretrained network, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int, Shaped
+from torch import Tensor
+
+from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, seed_of
+from keyquery.learn.in_context.explanation import InContextExplanation, Question, attribute
+from keyquery.learn.in_context.inputs import Member, Preparation, members, numbers
+from keyquery.learn.in_context.network import ContextNetwork, read_network
+from keyquery.learn.inputs.tables import Field, check_features, columns_of, fields_of, target_of
+from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of
+from keyquery.learn.layers.datapoints import Memory
+from keyquery.reading import digests, provenance
+from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
+from keyquery.support.progress import Progress, bars
+
+ROWS = 1000  # the largest training sets of the published network
+TEMPERATURE = 0.8
+TOKENS = 16_384  # rows of all members that are computed at a time
+CACHED = 2**28  # numbers of keys and values up to which they are kept: 1 GiB
+
+
+class Cached(NamedTuple):
+    """Keys and values of the context, per member, and what they were computed from."""
+
+    of: tuple[ContextNetwork, np.ndarray, torch.device]
+    memories: list[list[Memory]]
+
+
+CACHE: WeakKeyDictionary[InContextClassifier, Cached] = WeakKeyDictionary()  # outside: predict changes no estimator
+
+
+class InContextClassifier(Classifier, SavedEstimator):
+    """Tabular classifier without training: a pretrained network attends from each row to the labelled rows (TabPFN v1).
+
+    `fit` only keeps the training rows; `predict` passes them with the new rows through the network, whose published
+    weights are given as a file. X is a data frame, a `kq.data.Table`, an array or a list of rows. Categories are passed
+    as numbers, their index in sorted order; a missing value is replaced by the mean of its column. Several views of the
+    table are averaged: columns and classes rotated, each without and with a power transform. New rows never attend to
+    each other, so that the prediction for a row does not depend on the batch.
+
+    The network was trained on small tables, and `fit` refuses others: at most 1,000 rows, 100 columns and 10 classes.
+
+    Parameters
+    ----------
+    weights
+        Path of the published weights as safetensors, with the tensor names of the release.
+    ensemble
+        Number of views; fewer if the table does not have as many. Default: 32.
+    random_state
+        Seed of the rotations: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
+
+    Raises
+    ------
+    ValueError
+        By `fit`, beyond 1,000 rows, 100 columns or 10 classes.
+
+    See Also
+    --------
+    NPTClassifier : trained on one table, of any size.
+
+    Examples
+    --------
+    >>> model = kq.InContextClassifier("tabpfn_v1_fp16.safetensors", ensemble=8)
+    >>> model.fit(X, y).predict_proba(X_test)  # doctest: +SKIP
+    """
+
+    classes_: Shaped[np.ndarray, " classes"]
+    network_: ContextNetwork
+    fields_: list[Field]
+    table_: Float64[np.ndarray, "n d"]  # training rows as numbers
+    codes_: Int[np.ndarray, " n"]  # their classes
+    members_: list[Member]
+    n_features_in_: int
+    feature_names_in_: Shaped[np.ndarray, " d"]  # if X has column names
+
+    def __init__(
+        self,
+        weights: str | Path,
+        ensemble: int = 32,
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.weights, self.ensemble = weights, ensemble
+        self.random_state, self.device, self.verbose = random_state, device, verbose
+
+    def fit(self, X: Any, y: Any = None) -> InContextClassifier:
+        """Keep a table X and classes y (n,). Default y: the target column, if X is a `kq.data.Table`.
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns).
+        y
+            Classes (n,). Default: the target column, if X is a `kq.data.Table`.
+
+        Returns
+        -------
+        InContextClassifier
+            The fitted estimator.
+        """
+        self._check()
+        pick_device(self.device)
+        columns = columns_of(X)
+        labels = labels_of(type(self).__name__, target_of(X, y), len(columns.values[0]))
+        classes, codes = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"y holds only one class, {labels.tolist()[0]!r}: a classifier needs two or more")
+        network = read_network(self.weights)
+        for what, size, most in (
+            ("rows", len(labels), ROWS),
+            ("columns", len(columns.values), network.columns),
+            ("classes", len(classes), network.classes),
+        ):
+            if size > most:
+                raise ValueError(f"X and y have {size:,} {what}, and this network supports at most {most:,}")
+        self.fields_ = fields_of(columns)
+        self.network_, self.table_ = network, numbers(columns, self.fields_)
+        self.classes_, self.codes_ = classes, codes.astype(np.int64)
+        self.members_ = members(self.ensemble, len(columns.values), len(classes), seed_of(self.random_state))
+        self._keep_columns(columns.names, len(columns.values))
+        self.params_, self.history_ = self._plain_params(), []
+        return self
+
+    def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
+        """Probabilities (n, classes), in the order of `classes_`.
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
+
+        Returns
+        -------
+        ndarray
+            Probabilities (n, classes), in the order of `classes_`.
+        """
+        return self._logits(self._rows(X)).softmax(-1).numpy()
+
+    def explain(self, row: Any, rows: int = 5) -> InContextExplanation:
+        """Which training rows and columns, and which parts of the scores, the prediction of one row depends on.
+
+        Effects are drops of the log-odds of the predicted class. A column's entry is replaced by its mean; a training
+        row is removed from the context; a part (symmetric, skew, popularity) is removed from the attention scores of
+        the row in every layer. Every training row has the mean of each part of its scores over layers, heads and
+        members.
+
+        Parameters
+        ----------
+        row
+            One row of a table, such as X[:1].
+        rows
+            How many training rows, those with the most attention, are removed; each takes as long as `predict` for the
+            first time. Default: 5.
+
+        Returns
+        -------
+        InContextExplanation
+            A Reading; `.plot()` draws it.
+        """
+        check_count("rows", rows, least=0)
+        asked = self._rows(row)
+        if len(asked) != 1:
+            raise ValueError(f"row must be a table with one row, such as X[:1], got {len(asked)} rows")
+        masked = np.where(np.eye(asked.shape[1], dtype=bool), np.nan, asked)  # one column at a time
+        with bars(self.verbose) as progress:
+            effects = attribute(self._question(np.concatenate((asked, masked))), rows, self._group(), progress)
+        order = np.argsort(-effects.attention, kind="stable").tolist()
+        names, labels = [field.name for field in self.fields_], label_facts(self.classes_)["labels"]
+        return InContextExplanation(
+            predicted=labels[effects.predicted],
+            probability=effects.probability,
+            parts=effects.parts,
+            columns=[
+                {"column": name, "value": self._entry(place, asked[0]), "effect": float(effects.columns[place])}
+                for place, name in enumerate(names)
+            ],
+            rows=[
+                {
+                    "row": place,
+                    "attention": float(effects.attention[place]),
+                    **{part: float(scores[place]) for part, scores in effects.scores.items()},
+                    "effect": effects.rows.get(place),
+                    "target": labels[self.codes_[place]],
+                    "values": [self._entry(column, self.table_[place]) for column in range(len(names))],
+                }
+                for place in order
+            ],
+            provenance=provenance(
+                tensors=digests(self.network_.state_dict()),
+                estimator=repr(type(self)(**self.params_)),
+                context=len(self.table_),
+            ),
+        )
+
+    def _entry(self, column: int, row: Float64[np.ndarray, " d"]) -> Any:
+        """An entry in the user's units and categories; None if missing."""
+        if np.isnan(row[column]):
+            return None
+        categories = self.fields_[column].categories
+        return float(row[column]) if categories is None else categories[int(row[column])]
+
+    def _rows(self, X: Any) -> Float64[np.ndarray, "n d"]:
+        check_is_fitted(self)
+        columns = columns_of(X)
+        known = getattr(self, "feature_names_in_", None)
+        check_features(type(self).__name__, (known, self.n_features_in_), (columns.names, len(columns.values)))
+        return numbers(columns, self.fields_)
+
+    def _question(self, asked: Float64[np.ndarray, "n d"]) -> Question:
+        """Context and rows of every member as the network takes them."""
+        device = pick_device(self.device)
+        network = self.network_.to(device).eval()
+        views = {power: Preparation(self.table_, power) for power in sorted({m.power for m in self.members_})}
+        tables = [
+            {power: view(table, network.columns) for power, view in views.items()} for table in (self.table_, asked)
+        ]
+        context, rows = (
+            torch.stack([_rotated(table[m.power], m.columns, network.columns) for m in self.members_]).to(device)
+            for table in tables
+        )
+        count, codes = len(self.classes_), torch.from_numpy(self.codes_)
+        labels = torch.stack([(codes + m.classes) % count for m in self.members_]).to(device)
+        orders = torch.stack([(torch.arange(count) + m.classes) % count for m in self.members_]).to(device)
+        return Question(network, context, labels, rows, orders, TEMPERATURE)
+
+    @torch.no_grad()
+    def _logits(self, asked: Float64[np.ndarray, "n d"]) -> Float64[Tensor, "n classes"]:
+        question, outputs = self._question(asked), []
+        with bars(self.verbose) as progress:
+            for piece, memories in self._contexts(question, progress):
+                step = max(1, TOKENS // len(piece.rows))
+                parts = [piece.logits(rows, memories) for rows in piece.rows.split(step, 1)]
+                outputs.append(torch.cat(parts, 1))
+        logits = torch.cat(outputs).double().mean(0).cpu()
+        if not logits.isfinite().all():
+            raise ValueError("X holds values too large for the network")
+        return logits
+
+    def _group(self) -> int:
+        """How many members are computed at a time."""
+        return max(1, TOKENS // len(self.table_))
+
+    def _contexts(self, question: Question, progress: Progress) -> Iterator[tuple[Question, list[Memory]]]:
+        """Groups of members, with the keys and values of their context, which are cached if they are small."""
+        pieces, cached = question.split(self._group()), CACHE.get(self)
+        now = (self.network_, self.table_, question.rows.device)
+        if cached is None or not _same(cached.of, now):
+            cached = Cached(now, [])
+            numbers_kept = 2 * len(self.network_.layers) * self.network_.encoder.out_features * question.labels.numel()
+            if numbers_kept <= CACHED:
+                CACHE[self] = cached
+        for place, piece in enumerate(progress(pieces, "members", len(pieces))):
+            memories = cached.memories[place] if place < len(cached.memories) else piece.memories()
+            if CACHE.get(self) is cached and place == len(cached.memories):
+                cached.memories.append(memories)
+            yield piece, memories
+
+    def _check(self) -> None:
+        check_sizes(self, ("ensemble",))
+
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        facts = {
+            "fields": [[f.name, None if f.categories is None else list(f.categories)] for f in self.fields_],
+            "named": hasattr(self, "feature_names_in_"),
+            "classes": label_facts(self.classes_),
+            "members": [list(member) for member in self.members_],
+        }
+        return facts, {"context.table": torch.from_numpy(self.table_), "context.codes": torch.from_numpy(self.codes_)}
+
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], ContextNetwork], int]:
+        self.table_, self.codes_ = tensors.pop("context.table").numpy(), tensors.pop("context.codes").numpy()
+        self.fields_ = [
+            Field(str(name), categories=None if of is None else tuple(map(str, of))) for name, of in facts["fields"]
+        ]
+        self.classes_ = classes_of(facts["classes"])
+        self.members_ = [Member(int(by_class), int(by_column), bool(p)) for by_class, by_column, p in facts["members"]]
+        names = [field.name for field in self.fields_]
+        self._keep_columns(names if facts["named"] else None, len(names))
+        if self.table_.shape != (len(self.codes_), len(names)) or not 0 < len(self.codes_) <= ROWS:
+            raise ValueError("the training rows do not match the columns")
+        if not self.members_ or not ((self.codes_ >= 0) & (self.codes_ < len(self.classes_))).all():
+            raise ValueError("the training rows do not match the classes")
+        weights = {name.removeprefix(self._prefix): tensor for name, tensor in tensors.items()}
+        dim, columns = weights["encoder.weight"].shape
+        hidden, classes = len(weights["decoder.0.weight"]), len(weights["decoder.2.weight"])
+        depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
+        if len(names) > columns or len(self.classes_) > classes:
+            raise ValueError("the network is too small for the table")
+        return lambda: ContextNetwork(columns, dim, hidden, depth, classes), depth
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+def _rotated(table: Tensor, shift: int, width: int) -> Tensor:
+    """Columns rotated by `shift`, then padded with zeros."""
+    rotated = torch.cat((table[:, shift:], table[:, :shift]), 1)
+    return torch.nn.functional.pad(rotated, (0, width - rotated.shape[1]))
+
+
+def _same(old: tuple[Any, Any, Any], new: tuple[Any, Any, Any]) -> bool:
+    return old[0] is new[0] and old[1] is new[1] and old[2] == new[2]

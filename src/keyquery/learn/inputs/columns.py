@@ -1,0 +1,184 @@
+"""Columns (lists, arrays, pandas, pyarrow) to labels and times, without missing values."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Shaped
+from torch import Tensor
+
+from keyquery.learn.inputs.targets import LABELS, is_missing, of_one_type
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SHORT = 100  # the median gap should be at least this many float spacings
+
+
+def labels_of_column(name: str, values: Any) -> Shaped[np.ndarray, " n"]:
+    """A column of labels of one type, none of them missing."""
+    labels = _array(name, values)
+    if labels.dtype == object:
+        _refuse_missing(name, [is_missing(label) for label in labels])
+        labels = of_one_type(name, labels)
+    if labels.dtype.kind in "fM":
+        _refuse_missing(name, np.isnan(labels) if labels.dtype.kind == "f" else np.isnat(labels))
+    if labels.dtype.kind == "f" and np.any(fractions := labels != np.round(labels)):
+        raise ValueError(f"{name} must hold labels, got fractions such as {labels[fractions][0]}")
+    if labels.dtype.kind == "f" and np.isinf(labels).any():
+        raise ValueError(f"{name} must hold labels, got infinity")
+    if labels.ndim != 1 or labels.dtype.kind not in LABELS:
+        received = f"{labels.dtype}" if labels.ndim == 1 else f"lists of total shape {labels.shape}"
+        raise ValueError(f"{name} must hold strings or numbers, one per row, got {received}")
+    return labels
+
+
+def times_of(values: Any, name: str = "times") -> tuple[Float64[np.ndarray, " n"], str]:
+    """Times as float64, and their clock: "numbers" unchanged, "dates" and "spans" in seconds.
+
+    Dates with time zones are converted to UTC; dates without are taken as UTC, and cannot be mixed with others. Warns
+    if distinct times become equal: integers from 2⁵³ on, and dates within a microsecond.
+    """
+    column = _array(name, values)
+    clock = {"M": "dates", "m": "spans"}.get(column.dtype.kind, "numbers")
+    if column.dtype == object:
+        _refuse_missing(name, [is_missing(value) for value in column])
+        column, clock = _of_objects(name, column.tolist())
+    seconds = column
+    if seconds.dtype.kind in "mM":
+        _refuse_missing(name, np.isnat(seconds))
+        seconds = _microseconds(name, seconds).astype(np.int64) / 1e6
+    if seconds.dtype.kind not in "iuf":
+        hint = "; use pandas.to_datetime to parse strings" if seconds.dtype.kind in "US" else ""
+        raise ValueError(f"{name} must be numbers or dates, one per row, got {seconds.dtype}{hint}")
+    seconds = seconds.astype(np.float64)
+    _refuse_missing(name, np.isnan(seconds))
+    if len(infinite := np.flatnonzero(np.isinf(seconds))):
+        raise ValueError(
+            f"{name} must be finite; {len(infinite)} of {len(seconds)} are not, the first in row {infinite[0]}"
+        )
+    _warn_of_lost_precision(name, column, seconds)
+    return seconds, clock
+
+
+def in_clock(times: Float64[np.ndarray, " n"], clock: str) -> Shaped[np.ndarray, " n"]:
+    """Times in the user's format: numbers unchanged, seconds as UTC dates or as spans."""
+    if clock == "numbers":
+        return times
+    return np.round(times * 1e6).astype(np.int64).astype("M8[us]" if clock == "dates" else "m8[us]")
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    if isinstance(values, Tensor):
+        if values.dtype == torch.bfloat16:
+            raise ValueError(f"{name} must have a dtype that numpy supports, got torch.bfloat16; convert it first")
+        values = values.detach().cpu().numpy()
+    if getattr(getattr(values, "dtype", None), "tz", None) is not None:  # a column of pandas with a time zone
+        values = (values.dt if hasattr(values, "dt") else values).tz_convert("UTC")
+        values = (values.dt if hasattr(values, "dt") else values).tz_localize(None)
+    if isinstance(values, (str, bytes)):
+        raise ValueError(f"{name} must be a column with one value per row, got the string {values!r}")
+    column = _from_list(values) if isinstance(values, (list, tuple)) else np.asarray(values)
+    if column.ndim != 1:
+        received = f"shape {column.shape}" if column.ndim else "None" if values is None else type(values).__name__
+        raise ValueError(f"{name} must be a column with one value per row, got {received}")
+    if np.ma.is_masked(values):
+        _refuse_missing(name, np.ma.getmaskarray(values))
+    return column if column.dtype.kind != "T" else column.astype(object)
+
+
+def _from_list(values: Sequence[Any]) -> np.ndarray:
+    """A list as an object array; numpy would convert mixed numbers and strings, and None, to strings."""
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values
+    plain = {type(value) for value in values} if len(values) else {float}
+    return np.array(values) if len(plain) == 1 and plain <= {int, float, str, bool, bytes} else objects
+
+
+def _refuse_missing(name: str, missing: Any) -> None:
+    rows = np.flatnonzero(missing)
+    if len(rows):
+        verb = "is" if len(rows) == 1 else "are"
+        raise ValueError(
+            f"{name} must have a value in every row; {len(rows)} {verb} missing, the first in row {rows[0]}"
+        )
+
+
+def _of_objects(name: str, values: list[Any]) -> tuple[np.ndarray, str]:
+    """Dates, spans or numbers from Python, numpy or pandas scalars."""
+    dates = [isinstance(value, (date, np.datetime64)) for value in values]
+    spans = [isinstance(value, (timedelta, np.timedelta64)) for value in values]
+    for kind, clock, convert in ((dates, "dates", _seconds), (spans, "spans", _spans)):
+        if any(kind) and not all(kind):
+            raise ValueError(f"{name} must be all {clock} or all numbers, got both")
+        if any(kind):
+            return convert(values), clock
+    if any(isinstance(value, (str, bytes)) for value in values):
+        raise ValueError(f"{name} must be numbers or dates, got strings; use pandas.to_datetime to parse them")
+    for value in values:
+        if not isinstance(value, Number) or isinstance(value, complex):
+            hint = "; a time of day has no date" if isinstance(value, time) else ""
+            raise ValueError(f"{name} must be numbers or dates, one per row, got {type(value).__name__}{hint}")
+    try:
+        return np.array([float(value) for value in values]), "numbers"
+    except OverflowError:
+        raise ValueError(f"{name} must fit into float64, got a number above 1.8e308") from None
+
+
+def _seconds(dates: list[Any]) -> Float64[np.ndarray, " n"]:
+    if isinstance(dates[0], np.datetime64):
+        return _microseconds("times", np.array(dates)).astype(np.int64) / 1e6
+    dates = [
+        moment if isinstance(moment, datetime) else datetime(moment.year, moment.month, moment.day) for moment in dates
+    ]
+    aware = [moment.tzinfo is not None for moment in dates]
+    if any(aware) and not all(aware):
+        where = aware.index(not aware[0])
+        raise ValueError(
+            f"times must all have a time zone or none: {aware.count(True)} of {len(dates)} have one, and row {where} "
+            "is the first that differs; localise the others"
+        )
+    return np.array(
+        [
+            ((moment if zoned else moment.replace(tzinfo=UTC)) - EPOCH).total_seconds()
+            for moment, zoned in zip(dates, aware, strict=True)
+        ]
+    )
+
+
+def _spans(spans: list[Any]) -> Float64[np.ndarray, " n"]:
+    return np.array(
+        [span / np.timedelta64(1, "s") if isinstance(span, np.timedelta64) else span.total_seconds() for span in spans]
+    )
+
+
+def _microseconds(name: str, times: np.ndarray) -> np.ndarray:
+    """Dates and spans in microseconds; raises if they overflow."""
+    kind = times.dtype.kind
+    if np.datetime_data(times.dtype)[0] == "generic":
+        raise ValueError(f"{name} must have a unit, such as timedelta64[s], got {times.dtype}")
+    fine, coarse = times.astype(f"{kind}8[us]"), "M8[Y]" if kind == "M" else "m8[D]"
+    if np.any(fine.astype(coarse) != times.astype(coarse)):
+        raise ValueError(f"{name} must lie within 290,000 years of 1970, got {times.min()} to {times.max()}")
+    return fine
+
+
+def _warn_of_lost_precision(name: str, column: np.ndarray, seconds: Float64[np.ndarray, " n"]) -> None:
+    """Warn if distinct times become equal, or if the float spacing is comparable to the gaps."""
+    fine = column.dtype.kind in "mM" and np.datetime_data(column.dtype)[0] in ("ns", "ps", "fs", "as")
+    large = column.dtype.kind in "iu" and len(column) and np.abs(seconds).max() > 2**53
+    if (fine or large) and (lost := len(np.unique(column)) - len(np.unique(seconds))):
+        remedy = "subtract the first time from all of them" if column.dtype.kind in "iu" else "pass them as numbers"
+        warnings.warn(f"{lost} distinct values of {name} become equal in float64; {remedy}", stacklevel=5)
+    if column.dtype.kind == "f" and column.dtype.itemsize < 8 and len(seconds):
+        gaps, step = np.diff(np.unique(seconds)), float(np.spacing(np.abs(column).max()))
+        if len(gaps) == 0 or np.median(gaps) < SHORT * step:
+            warnings.warn(
+                f"{name} are {column.dtype}, with a resolution of {step:g} at {np.abs(seconds).max():g}: "
+                "smaller gaps are lost; use float64",
+                stacklevel=5,
+            )

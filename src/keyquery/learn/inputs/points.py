@@ -1,0 +1,70 @@
+"""Tables and sequences to points: one per row, or one per time step."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int, Shaped
+from torch import Tensor
+
+from keyquery.learn.data.series import Series
+from keyquery.learn.inputs import sequences, tables
+from keyquery.learn.inputs.targets import is_missing
+
+BOOLEANS = {"False": 0.0, "True": 1.0}  # as `tables.columns_of` names them
+
+
+class Points(NamedTuple):
+    """Time steps of all samples, concatenated, and the sample of each."""
+
+    values: Float64[np.ndarray, "points features"]
+    owner: Int[np.ndarray, " points"]
+    names: list[str] | None  # of the features, if X has names
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return int(self.owner[-1]) + 1
+
+    def of(self, samples: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " points"]:
+        """Which points belong to these samples."""
+        return np.isin(self.owner, samples)
+
+    def chosen(self, kept: Bool[np.ndarray, " samples"]) -> Points:
+        """The points of the samples that are kept, numbered anew."""
+        here = kept[self.owner]
+        return Points(self.values[here], np.cumsum(kept)[self.owner[here]] - 1, self.names)
+
+
+def points_of(X: Any) -> Points:
+    """Points of a table (n, features), of sequences (n, T, features), or of a list of them, (T, features) each.
+
+    A table may be a data frame, a `kq.data.Table`, an array or a list of rows; sequences may be a `kq.data.Series`.
+    All must be finite numbers.
+    """
+    if isinstance(X, Series):
+        X = list(X.values)
+    if isinstance(X, Tensor) and X.is_nested:
+        X = list(X.unbind())
+    if sequences.axes_of(X) == 3:
+        names, each = sequences.columns_of(X), sequences.series_of(X)
+        values, owner = np.concatenate(each), np.repeat(np.arange(len(each)), [len(sequence) for sequence in each])
+    else:
+        columns = tables.columns_of(X)
+        for name, column in zip(columns.called, columns.values, strict=True):
+            if column.dtype == object and not all(value in BOOLEANS or is_missing(value) for value in column):
+                raise ValueError(f"X must be numeric, but column {name!r} holds categories: encode them as numbers")
+        names, values = columns.names, np.stack([_numbers(column) for column in columns.values], 1)
+        owner = np.arange(len(values))
+    if not np.isfinite(values).all():
+        bad = ~np.isfinite(values).all(1)
+        first = owner[bad.argmax()]
+        raise ValueError(f"X must be finite; {bad.sum()} of {len(bad)} points hold NaN, the first in sample {first}")
+    return Points(values, owner, names)
+
+
+def _numbers(column: Shaped[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    """A column as numbers; booleans are 0 and 1."""
+    values = [BOOLEANS.get(value, value) for value in column] if column.dtype == object else column
+    return np.array(values, dtype=np.float64)

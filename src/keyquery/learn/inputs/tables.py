@@ -1,0 +1,285 @@
+"""Tables with numeric, categorical and missing values to tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from keyquery.learn.data.series import Series
+from keyquery.learn.data.tables import Table
+from keyquery.learn.inputs.sequences import statistics
+from keyquery.learn.inputs.targets import is_missing
+
+SHOWN = 5  # names that an error lists
+
+
+class Rows(NamedTuple):
+    """Entries of a table: a standardised number or a category code; `hidden` if missing or masked."""
+
+    values: Float[Tensor, "*batch d"]
+    codes: Int[Tensor, "*batch d"]
+    hidden: Bool[Tensor, "*batch d"]
+
+    def take(self, index: Any) -> Rows:
+        """A subset of the rows."""
+        chosen = torch.as_tensor(index, device=self.hidden.device)
+        return Rows(*(part[chosen] for part in self))
+
+    def to(self, device: Any) -> Rows:
+        """The same on another device."""
+        return Rows(*(part.to(device) for part in self))
+
+    def within(self) -> Rows:
+        """With a batch dimension of 1."""
+        return Rows(*(part.unsqueeze(0) for part in self))
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column of the training data: mean and standard deviation, or categories."""
+
+    name: str
+    mean: float = 0.0
+    scale: float = 1.0
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of categories; 0 for a numeric column."""
+        return len(self.categories or ())
+
+
+class Columns(NamedTuple):
+    """Columns of equal length: float64 with NaN for numbers, arrays of str and None for categories."""
+
+    names: list[str] | None  # if the table has names
+    values: list[Shaped[np.ndarray, " n"]]
+
+    def take(self, rows: Any) -> Columns:
+        """Some of the rows."""
+        return Columns(self.names, [column[rows] for column in self.values])
+
+    @property
+    def called(self) -> list[str]:
+        """The names of the columns; their numbers if they have none."""
+        return self.names or [str(number) for number in range(len(self.values))]
+
+
+def columns_of(X: Any) -> Columns:
+    """Columns of a data frame (pandas, polars), a `kq.data.Table` (without its target), an array or a list of rows."""
+    if isinstance(X, Table):
+        return _of_table(X)
+    if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout is not torch.strided):
+        dense = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
+        raise TypeError(f"X is a sparse matrix; dense data is required: use {dense}")
+    if type(X).__name__ == "LazyFrame":
+        raise TypeError("X is a lazy frame, whose rows are not known yet: pass X.collect()")
+    if hasattr(X, "columns") and hasattr(X, "dtypes"):
+        return _of_frame(X)
+    if isinstance(X, Tensor):
+        X = (X.double() if X.is_floating_point() else X).detach().cpu().numpy()
+    if isinstance(X, np.ma.MaskedArray):
+        X = np.ma.filled(X.astype(object), None)
+    if isinstance(X, (list, tuple)):
+        lengths = {len(row) if hasattr(row, "__len__") and not isinstance(row, str) else None for row in X}
+        if len(lengths) > 1:
+            raise ValueError("X must be a table (rows, columns), but its rows differ in length")
+        X = np.array(X, dtype=object)
+    array = np.asarray(X)
+    if array.ndim == 0:
+        raise ValueError(f"X must be a table (rows, columns), got {type(X).__name__}")
+    if array.ndim != 2:
+        hint = "Reshape your data: pass a single row as X[None]" if array.ndim == 1 else "a table has two axes"
+        raise ValueError(f"X must be a table (rows, columns), got shape {array.shape}. {hint}")
+    _require_some(array.shape)
+    return Columns(None, [_column(str(number), array[:, number]) for number in range(array.shape[1])])
+
+
+def _require_some(shape: tuple[int, ...]) -> None:
+    if shape[0] == 0:
+        raise ValueError(f"X has no rows: 0 sample(s) (shape={shape}) while a minimum of 1 is required.")
+    if shape[1] == 0:
+        raise ValueError(f"X has no columns: 0 feature(s) (shape={shape}) while a minimum of 1 is required.")
+
+
+def _of_table(table: Table) -> Columns:
+    kept = [number for number in range(len(table.columns)) if number != table.target]
+    _require_some((len(table), len(kept)))
+    values = [
+        named(table.values[number], table.categories[number])
+        if table.kinds[number] == "categorical"
+        else table.values[number]
+        for number in kept
+    ]
+    return Columns([table.columns[number] for number in kept], values)
+
+
+def named(codes: Int[np.ndarray, " n"], categories: Sequence[str]) -> Shaped[np.ndarray, " n"]:
+    """Category names of codes, None for −1."""
+    return np.array([*categories, None], dtype=object)[codes]
+
+
+def target_of(X: Any, y: Any) -> Any:
+    """y, or if it is None, the labels of a `kq.data.Series` or the target column of a `kq.data.Table`."""
+    if y is None and isinstance(X, Series):
+        return X.labels
+    if y is not None or not isinstance(X, Table) or X.target is None:
+        return y
+    values = X.values[X.target]
+    return named(values, X.categories[X.target]) if X.kinds[X.target] == "categorical" else values
+
+
+def _of_frame(frame: Any) -> Columns:
+    _require_some(frame.shape)
+    labels = list(frame.columns)
+    texts = [isinstance(name, str) for name in labels]
+    if any(texts) and not all(texts):
+        raise TypeError("column names of X must be all strings, or none of them, got both")
+    twice = sorted({str(name) for name in labels if labels.count(name) > 1})
+    if twice:
+        raise ValueError(f"column names of X must be unique, got more than once: {', '.join(twice)}")
+    names = list(map(str, labels))
+    values = []
+    for place, name in enumerate(names):
+        column = frame.iloc[:, place] if hasattr(frame, "iloc") else frame[name]
+        if str(column.dtype) == "category":
+            values.append(_texts(column.astype(object).to_numpy()))
+        else:
+            values.append(_column(name, column.to_numpy(**_boxed(column))))
+    return Columns(names if all(texts) else None, values)
+
+
+def _boxed(column: Any) -> dict[str, Any]:
+    """Options of `to_numpy`: a column of pandas' own dtypes, such as Int64 or string, keeps its missing values."""
+    return {"dtype": object} if hasattr(column, "iloc") and not isinstance(column.dtype, np.dtype) else {}
+
+
+def _column(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+    kind = values.dtype.kind
+    if kind == "c":
+        raise ValueError(f"Complex data not supported: column {name!r} of X")
+    if kind in "iuf":
+        return _finite(name, values.astype(np.float64))
+    if kind in "bUS":
+        return _texts(values.astype(object))
+    if kind == "O":
+        present = [value for value in values if not is_missing_entry(value)]
+        if all(isinstance(value, (Real, Decimal)) and not isinstance(value, (bool, np.bool_)) for value in present):
+            numbers = [np.nan if is_missing_entry(value) else float(value) for value in values]
+            return _finite(name, np.array(numbers, dtype=np.float64))
+        if all(isinstance(value, (str, bytes)) for value in present) or all(
+            isinstance(value, (bool, np.bool_)) for value in present
+        ):
+            return _texts(values)
+        kinds = sorted({type(value).__name__ for value in present})
+        raise TypeError(
+            f"column {name!r} of X holds {' and '.join(kinds[:SHOWN])}: the argument must be a table whose columns are "
+            "strings or categories, or numbers, each of one kind"
+        )
+    raise TypeError(
+        f"column {name!r} of X is of dtype {values.dtype}, which is neither numbers nor categories: convert "
+        "dates to numbers, such as days since a reference date"
+    )
+
+
+def is_missing_entry(value: Any) -> bool:
+    """Whether a table entry is missing; a list or a dict is not missing, although it is not supported."""
+    scalar = value is None or np.ndim(value) == 0
+    return scalar and not isinstance(value, dict) and is_missing(value)
+
+
+def _texts(values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+    texts = np.empty(len(values), dtype=object)
+    for place, value in enumerate(values):
+        texts[place] = None if is_missing_entry(value) else _text(value)
+    return texts
+
+
+def _text(value: Any) -> str:
+    """The name of a category; 1.0 becomes "1", since pandas stores integers with missing values as floats."""
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return str(int(value)) if isinstance(value, (float, np.floating)) and value.is_integer() else str(value)
+
+
+def _finite(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+    if np.isinf(values).any():
+        raise ValueError(f"column {name!r} of X holds infinity: values must be finite, or NaN where they are missing")
+    return values
+
+
+def check_features(name: str, known: tuple[Any, int], received: tuple[list[str] | None, int]) -> None:
+    """Require the features seen in fit, each as names (or None) and their number.
+
+    Errors and warnings have the wording of scikit-learn.
+    """
+    (old, count), (new, received_count) = known, received
+    if old is not None and new is not None and list(old) != new:
+        unseen, lost = [n for n in new if n not in old], [n for n in old if n not in new]
+        message = _listed("Feature names unseen at fit time", unseen)
+        message += _listed("Feature names seen at fit time, yet now missing", lost)
+        message = message or "Feature names must be in the same order as they were in fit.\n"
+        raise ValueError(f"The feature names should match those that were passed during fit.\n{message}")
+    if received_count != count:
+        raise ValueError(f"X has {received_count} features, but {name} is expecting {count} features as input")
+    if (old is None) != (new is None):
+        unnamed = "X does not have valid feature names, but {} was fitted with feature names"
+        named = "X has feature names, but {} was fitted without feature names"
+        warnings.warn((unnamed if new is None else named).format(name), UserWarning, stacklevel=5)
+
+
+def _listed(heading: str, names: list[str]) -> str:
+    return f"{heading}:\n" + "".join(f"- {name}\n" for name in sorted(names)[:SHOWN]) if names else ""
+
+
+def fields_of(columns: Columns) -> list[Field]:
+    """Statistics or categories of each column, from its non-missing values."""
+    fields = []
+    for name, values in zip(columns.called, columns.values, strict=True):
+        if values.dtype == object:
+            fields.append(Field(name, categories=tuple(sorted({value for value in values if value is not None}))))
+        else:
+            mean, scale = statistics([values[:, None]])
+            fields.append(Field(name, float(mean[0]), float(scale[0])))
+    return fields
+
+
+def encode(columns: Columns, fields: Sequence[Field]) -> Rows:
+    """Columns as tensors (n, d). A category unseen in training is treated as missing, with a warning."""
+    n, d = len(columns.values[0]), len(fields)
+    values, codes = np.zeros((n, d), dtype=np.float32), np.zeros((n, d), dtype=np.int64)
+    hidden = np.zeros((n, d), dtype=bool)
+    for place, (field, column) in enumerate(zip(fields, columns.values, strict=True)):
+        if field.categories is None:
+            if column.dtype == object and any(value is not None for value in column):
+                raise ValueError(f"column {field.name!r} of X was numeric in training, but now holds categories")
+            numbers = column.astype(np.float64)
+            hidden[:, place] = np.isnan(numbers)
+            with np.errstate(over="ignore"):
+                values[:, place] = np.nan_to_num((numbers - field.mean) / field.scale, nan=0.0, posinf=np.inf)
+        else:
+            known = {name: code for code, name in enumerate(field.categories)}
+            texts = column if column.dtype == object else _texts(column.astype(object))
+            codes[:, place] = [known.get(text, -1) for text in texts]
+            hidden[:, place] = codes[:, place] < 0
+            _warn_of_unseen(field, {text for text in texts if text is not None and text not in known})
+    return Rows(torch.from_numpy(values), torch.from_numpy(codes.clip(min=0)), torch.from_numpy(hidden))
+
+
+def _warn_of_unseen(field: Field, unseen: set[str]) -> None:
+    if unseen:
+        listed = ", ".join(map(repr, sorted(unseen)[:SHOWN])) + (", …" if len(unseen) > SHOWN else "")
+        warnings.warn(
+            f"column {field.name!r} of X holds categories not seen in training: {listed}; they are treated as missing",
+            UserWarning,
+            stacklevel=6,
+        )

@@ -1,0 +1,286 @@
+"""Continuous-time attention over events: type and time of an event both enter the score."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor, nn
+from torch.nn.functional import pad, softplus
+
+from keyquery.forms import Form
+from keyquery.layers.attention import Attention
+from keyquery.layers.cache import Cache
+from keyquery.layers.fused import as_wide
+from keyquery.learn.layers.time.base import TimeCode
+from keyquery.learn.layers.time.reading import TimeKernel
+from keyquery.support.checks import broadcast, check_choice
+
+WAYS = ("concatenated", "additive", "interaction")
+POSITIVE = ("psd", "rbf")  # kernels that stay positive only if the weights of the time kernel are
+
+
+class TimeAttention(nn.Module):
+    """Continuous-time self-attention of events x at times t, with a time encoding Φ(t) of dimension T.
+
+    | how | scores | time enters by |
+    |---|---|---|
+    | concatenated | z = [x; √T·Φ(t)] through any kernel of `kq.Attention`, as published | t |
+    | additive | xᵀMx'/√r + ψ_h(t − t'), ψ_h(t) = Σᵢ a_hi wᵢ cos ωᵢt with a learned a per head | t − t' only |
+    | interaction | z = relu(W[x; √T·Φ(t)]) through any kernel: events and times interact before the score | t |
+
+    Only "additive" scores are invariant to a shift of all times. By default times are measured from the first event of
+    each sequence, which makes all three invariant; with an explicit `origin` they are not.
+
+    Parameters
+    ----------
+    dim, heads
+        Width of the events, and number of heads.
+    time
+        Time encoding, a `kq.MercerTime` or `kq.BochnerTime`.
+    how
+        One of the table. Default: "concatenated".
+    kernel
+        Any kernel of `kq.Attention`. Default: "general".
+    **attention
+        Other options of `kq.Attention`.
+
+    See Also
+    --------
+    MercerTime, BochnerTime : time encodings.
+    EventModel : an estimator built from it.
+
+    Examples
+    --------
+    >>> layer = kq.TimeAttention(16, heads=2, time=kq.MercerTime(8, degree=2, periods=2), how="additive")
+    >>> times = torch.tensor([[0.0, 0.5, 0.7, 3.0]], dtype=torch.float64)
+    >>> layer(torch.randn(1, 4, 16), times, is_causal=True).shape
+    torch.Size([1, 4, 16])
+    """
+
+    def __init__(
+        self, dim: int, heads: int, time: TimeCode, how: str = "concatenated", kernel: str = "general", **attention: Any
+    ) -> None:
+        super().__init__()
+        check_choice("how", how, WAYS)
+        if not isinstance(time, TimeCode):
+            raise TypeError(f"time must be a kq.BochnerTime or kq.MercerTime, got {type(time).__name__}")
+        self.dim = dim
+        self.heads = heads
+        self.how = how
+        self.time = time
+        place: dict[str, Any] = {name: attention.get(name) for name in ("device", "dtype")}
+        self.mix = nn.Linear(dim + time.dim, dim, **place) if how == "interaction" else None
+        self.joint = _MADE[how](dim, heads, time, kernel=kernel, **attention)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch n dim"],
+        times: Shaped[Tensor, "batch n"],
+        mask: Bool[Tensor, "..."] | None = None,
+        is_causal: bool = False,
+        origin: Shaped[Tensor, "#batch"] | float | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch n dim"]:
+        """Attend within each sequence of events x (batch, n, dim) at times (batch, n).
+
+        Parameters
+        ----------
+        x, times
+            Events, and their times as float64 or integers.
+        mask
+            As in `kq.Attention`.
+        is_causal
+            Event i sees events j ≤ i in the order of the rows, whatever their times: sort by time. Default: False.
+        origin
+            Zero of time. Default: the first event of each sequence.
+        cache
+            As in `kq.Attention`; needs an `origin`, the same in every call.
+        """
+        if cache is not None and origin is None:
+            raise ValueError("a cache needs an origin: otherwise each call would measure time from its own first event")
+        return self.joint(self.join(x, times, mask, origin), mask, is_causal, cache=cache)
+
+    def join(
+        self,
+        x: Float[Tensor, "batch n dim"],
+        times: Shaped[Tensor, "batch n"],
+        mask: Bool[Tensor, "..."] | None = None,
+        origin: Shaped[Tensor, "#batch"] | float | None = None,
+    ) -> Float[Tensor, "batch n width"]:
+        """The input of the inner attention `joint`, which `form` acts on: [x; Φ(t)], or relu(W[x; Φ(t)])."""
+        self._check(x, times)
+        real = mask if mask is not None and mask.ndim == 2 else None
+        gain = 1.0 if self.how == "additive" else math.sqrt(self.time.dim)  # entries of size 1, as events have
+        z = torch.cat((x, self.time.features(times, origin, real, gain).to(x.dtype)), -1)
+        if self.mix is None:
+            return z  # padding is masked by the inner attention
+        return self.mix(z if real is None else z.where(real.unsqueeze(-1), 0.0)).relu()
+
+    def form(self) -> Form:
+        """The QK form of each head, acting on the output of `join`: events and times together.
+
+        For `additive` it has two blocks, M and √r·diag(a) for the cosines and sines.
+
+        >>> layer = kq.TimeAttention(16, 2, kq.BochnerTime(8), how="additive", kernel="skew")
+        >>> layer.form()
+        Form(batch=(2,), r=16, d=24, float32, symmetry ...)
+        """
+        return self.joint.form()
+
+    def parts(
+        self,
+        x: Float[Tensor, "batch n dim"],
+        times: Shaped[Tensor, "batch n"],
+        mask: Bool[Tensor, "batch n"] | None = None,
+        is_causal: bool = False,
+        origin: Shaped[Tensor, "#batch"] | float | None = None,
+    ) -> dict[str, Float[Tensor, " heads"]]:
+        """Shares of each head's score variance by part, as `kq.Attention.parts`, of events and times together.
+
+        >>> layer = kq.TimeAttention(8, 2, kq.BochnerTime(4).eval(), how="additive", kernel="psd")
+        >>> shares = layer.parts(torch.randn(2, 6, 8), torch.rand(2, 6).double())
+        >>> bool(shares["skew"].max() < 1e-12)
+        True
+        """
+        with torch.no_grad():
+            return self.joint.parts(self.join(x, times, mask, origin), mask, is_causal)
+
+    def time_kernel(self, lags: Shaped[Tensor, " lags"] | None = None) -> TimeKernel:
+        """The time kernel ψ as a Reading with a plot; for `additive` also ψ_h of each head.
+
+        >>> layer = kq.TimeAttention(16, 2, kq.MercerTime(8, degree=2, periods=[1.0, 7.0]), how="additive")
+        >>> len(layer.time_kernel().heads)
+        2
+        """
+        reading = self.time.time_kernel(lags)
+        if not isinstance(self.joint, _Additive):
+            return reading
+        with torch.no_grad():
+            phases = torch.tensor(reading.lags, dtype=torch.float64)[:, None] * self.time.frequencies().cpu()
+            each = phases.cos() @ (self.joint.weights().double() * self.time.shares()).cpu().mT
+        return replace(reading, heads=each.mT.tolist())
+
+    def extra_repr(self) -> str:
+        """For the repr of the module."""
+        return f"how={self.how!r}"
+
+    def _check(self, x: Tensor, times: Tensor) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
+        if not isinstance(times, Tensor):
+            raise TypeError(f"times must be a tensor, float64 or integers, got {type(times).__name__}")
+        if tuple(times.shape) != tuple(x.shape[:2]):
+            raise ValueError(f"times must be {tuple(x.shape[:2])}, one per event of x, got {tuple(times.shape)}")
+
+
+class _Concatenated(Attention):
+    """Attention over [x; Φ(t)] that writes to x alone."""
+
+    def __init__(self, dim: int, heads: int, time: TimeCode, **options: Any) -> None:
+        super().__init__(dim + time.dim, heads, **_with_width(dim, heads, options))
+        place = {name: options.get(name) for name in ("device", "dtype")}
+        self.output = nn.Linear(heads * self.head_dim, dim, options.get("bias", True), **place)
+
+    def output_form(self) -> Form:
+        """The OV circuit of each head; nothing is written to the time dimensions."""
+        out = self.output.weight.mT.unflatten(0, (self.heads, self.head_dim))
+        value = self.value.weight.unflatten(0, (self.kv_heads, self.head_dim))
+        return self._grouped(pad(out, (0, self.dim - out.shape[-1])), value)
+
+
+class _Additive(Attention):
+    """Attention over x whose queries and keys are extended by Φ(t): fused attention sums both scores."""
+
+    def __init__(self, dim: int, heads: int, time: TimeCode, **options: Any) -> None:
+        super().__init__(dim, heads, **options)
+        self.events, self.dim = dim, dim + time.dim
+        start = math.log(math.expm1(1.0)) if self.kernel in POSITIVE else 1.0
+        place = {name: options.get(name) for name in ("device", "dtype")}
+        self.raw = nn.Parameter(torch.full((heads, time.dim // 2), start, **place))
+
+    def weights(self) -> Float[Tensor, "heads f"]:
+        """a, the weight of each frequency of ψ per head; ≥ 0 if the kernel must stay positive."""
+        return softplus(self.raw) if self.kernel in POSITIVE else self.raw
+
+    def queries_and_keys(self, x: Float[Tensor, "batch n dim"]) -> tuple[Tensor, Tensor]:
+        """Queries (batch, heads, n, r + T) and keys (batch, kv_heads, n, r + T), before RoPE."""
+        return self._longer(*super().queries_and_keys(x[..., : self.events]), x[..., self.events :])
+
+    def form(self) -> Form:
+        """The forms of events and of times, as diagonal blocks."""
+        events = super().form()
+        gains = self._gains().to(events.dtype)
+        times = torch.diag_embed(gains)
+        if self.kv_heads != self.heads:
+            times = times.unflatten(0, (self.kv_heads, -1))
+        same = torch.eye(self.dim - self.events, dtype=times.dtype, device=times.device)
+        same = same.expand(*events.key.shape[:-2], -1, -1)
+        query, key = (_blocks(*pair) for pair in ((events.query, times), (events.key, same)))
+        return Form(query, key)
+
+    def output_form(self) -> Form:
+        """The OV circuit of each head; it neither reads nor writes the time dimensions."""
+        out = super().output_form()
+        grown = (0, self.dim - self.events)
+        return Form(pad(out.query, grown), pad(out.key, grown))
+
+    def biases(self) -> tuple[Tensor | None, Tensor | None]:
+        """Biases of queries and keys; 0 in the time dimensions."""
+        query, key = super().biases()
+        grown = (0, self.dim - self.events)
+        return None if query is None else pad(query, grown), None if key is None else pad(key, grown)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = super()._project(x[..., : self.events])
+        if query.shape[-1] == self.head_dim:  # otherwise queries_and_keys has appended them
+            query, key = self._longer(query, key, x[..., self.events :])
+        return query, key, value
+
+    def _longer(self, query: Tensor, key: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
+        code = code.unsqueeze(1)
+        longer = code * self._gains().unsqueeze(1).to(code.dtype)
+        return torch.cat((query, longer), -1), torch.cat((key, code.expand(-1, self.kv_heads, -1, -1)), -1)
+
+    def _gains(self) -> Float[Tensor, "heads t"]:
+        """The factor on Φ(t) in the query: a, divided by the score scale, which does not apply to ψ."""
+        return (self.weights() / self.scale).repeat_interleave(2, -1)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, visible: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        wide = as_wide(value, query.shape[-1])
+        out, seen = super()._attend(query, key, wide, real, visible, is_causal)
+        return out[..., : self.head_dim], seen
+
+    def _centred(self, query: Tensor, key: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        pairs = zip(super()._centred(query, key, real), (query, key), strict=True)
+        query, key = (torch.cat((new[..., : self.head_dim], old[..., self.head_dim :]), -1) for new, old in pairs)
+        return query, key
+
+    def _key_norm(self, key: Tensor) -> tuple[Tensor, ...]:
+        return super()._key_norm(key[..., : self.head_dim])
+
+
+def _mixed(dim: int, heads: int, time: TimeCode, **options: Any) -> Attention:
+    return Attention(dim, heads, **options)
+
+
+_MADE: dict[str, Any] = {"concatenated": _Concatenated, "additive": _Additive, "interaction": _mixed}
+
+
+def _with_width(dim: int, heads: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Options with the head dimension that the events alone would have."""
+    if options.get("head_dim") is None and dim % heads:
+        raise ValueError(f"heads must divide dim unless head_dim is set: {heads} does not divide {dim}")
+    return {**options, "head_dim": options.get("head_dim") or dim // heads}
+
+
+def _blocks(first: Tensor, second: Tensor) -> Tensor:
+    """[[first, 0], [0, second]]."""
+    batch = broadcast(first.shape[:-2], second.shape[:-2])
+    first, second = first.expand(*batch, -1, -1), second.expand(*batch, -1, -1)
+    return torch.cat((pad(first, (0, second.shape[-1])), pad(second, (first.shape[-1], 0))), -2)

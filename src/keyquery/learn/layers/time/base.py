@@ -1,0 +1,155 @@
+"""Time encodings: features whose inner product depends only on the time between two events."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64, Shaped
+from torch import Tensor, nn
+
+from keyquery.learn.layers.time.reading import TimeKernel, checked_lags, usual_lags
+from keyquery.learn.layers.time.timestamps import elapsed_exactly
+from keyquery.learn.layers.time.waves import phases, waves
+from keyquery.reading import digests, provenance
+
+LEAST = 1e-30  # smallest share: the root has no gradient at 0
+
+
+class TimeCode(nn.Module, ABC):
+    """Φ(t) = [√w₁ cos ω₁t, √w₁ sin ω₁t, …]: ⟨Φ(t), Φ(t')⟩ = ψ(t − t') = Σᵢ wᵢ cos ωᵢ(t − t'), Σ wᵢ = 1, wᵢ ≥ 0.
+
+    Cosine and sine share ω and w, so that ψ depends only on the lag for all parameter values. Subclasses define
+    `frequencies` (radians per unit of time) and `shares`; those that sample them also `_draw`. Parameters are
+    dimensionless; quantities with a unit are float64 buffers, which keep their precision in any dtype.
+
+    Parameters
+    ----------
+    dim
+        Width of Φ(t): two per frequency.
+    """
+
+    sampled = False  # whether frequencies are resampled in training
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self._held = False
+
+    @abstractmethod
+    def frequencies(self) -> Float64[Tensor, " f"]:
+        """ω: those of the last `encode` in training, the fixed ones otherwise."""
+
+    @abstractmethod
+    def shares(self) -> Float64[Tensor, " f"]:
+        """w, which sum to 1."""
+
+    @abstractmethod
+    def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
+        """Initialise the frequencies from the inter-event times and lengths of the data."""
+
+    def encode(
+        self,
+        times: Shaped[Tensor, "*batch n"],
+        origin: Shaped[Tensor, "*#batch"] | float | None = None,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+    ) -> Float[Tensor, "*batch n dim"]:
+        """Φ(times − origin), in the module's dtype; 0 where `mask` is False.
+
+        Times are float64 or integers. Phases are computed without loss of precision, even for nanoseconds since 1970
+        with origin 0, and reduced to one period before the cast. The default origin is the first real time of each
+        sequence; encodings are comparable between calls only with the same origin.
+        """
+        code = self.features(times, origin, mask)
+        return code if mask is None else code.where(mask.unsqueeze(-1), 0.0)
+
+    def features(
+        self,
+        times: Shaped[Tensor, "*batch n"],
+        origin: Shaped[Tensor, "*#batch"] | float | None = None,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+        gain: float = 1.0,
+    ) -> Float[Tensor, "*batch n dim"]:
+        """gain·Φ(times − origin) as `encode`, but Φ(0) where `mask` is False, for callers that mask it themselves."""
+        if self.training and not self._held:
+            self._draw()
+        wide = torch.promote_types(self.dtype, torch.float32)
+        sizes = (gain * self.shares().clamp(min=LEAST).sqrt()).to(wide)
+        since, rest = elapsed_exactly(times, origin, mask)
+        return waves(since, self.frequencies(), sizes, rest).to(self.dtype)
+
+    def forward(
+        self,
+        times: Shaped[Tensor, "*batch n"],
+        origin: Shaped[Tensor, "*#batch"] | float | None = None,
+        mask: Bool[Tensor, "*batch n"] | None = None,
+    ) -> Float[Tensor, "*batch n dim"]:
+        """`encode`."""
+        return self.encode(times, origin, mask)
+
+    def kernel(self, lags: Shaped[Tensor, "*lags"]) -> Float64[Tensor, "*lags"]:
+        """ψ(lags) in float64, with the current frequencies.
+
+        >>> kq.MercerTime(8, degree=2, periods=2).kernel(torch.zeros(1))
+        tensor([1.], dtype=torch.float64, grad_fn=...)
+        """
+        return phases(lags.double(), self.frequencies()).cos() @ self.shares()
+
+    def time_kernel(self, lags: Shaped[Tensor, " lags"] | None = None) -> TimeKernel:
+        """ψ over lags as a Reading with a plot. Default lags: up to half of the longest period.
+
+        >>> reading = kq.MercerTime(8, degree=2, periods=[1.0, 7.0]).time_kernel()
+        >>> reading.values[0], max(reading.lags)
+        (1.0, 3.5)
+        """
+        with torch.no_grad():
+            lags = usual_lags(self.frequencies()) if lags is None else checked_lags(lags)
+            values = self.kernel(lags.to(self.frequencies().device))
+            spectrum = [
+                {"frequency": frequency, "share": share}
+                for frequency, share in zip(self.frequencies().tolist(), self.shares().tolist(), strict=True)
+            ]
+        source = provenance(code=self._description(), tensors=digests(self.state_dict()))
+        return TimeKernel(lags=lags.tolist(), values=values.tolist(), spectrum=spectrum, provenance=source)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Use one draw of frequencies for all calls inside, such as queries and keys encoded separately.
+
+        >>> code, times = kq.BochnerTime(8), torch.zeros(3).double()
+        >>> with code.held():
+        ...     same = code.encode(times + 1, origin=0).equal(code.encode(times + 1, origin=0))
+        >>> same
+        True
+        """
+        if self.training and not self._held:
+            self._draw()
+        before, self._held = self._held, True
+        try:
+            yield
+        finally:
+            self._held = before
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters and the encodings."""
+        return next(self.parameters()).dtype
+
+    def _draw(self) -> None:
+        """Resample the frequencies."""
+
+    def _description(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        # A year in seconds does not fit into float16, nor a week into bfloat16: buffers stay float64.
+        exact = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in exact.items():
+            moved = self._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self

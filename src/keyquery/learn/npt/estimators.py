@@ -1,0 +1,244 @@
+"""NPTClassifier and NPTRegressor: tabular prediction by attention between datapoints (NPT)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int, Shaped
+from torch import Tensor
+
+from keyquery.learn.base import Classifier, RegressorMixin
+from keyquery.learn.inputs.sequences import statistics
+from keyquery.learn.inputs.tables import Field, target_of
+from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of, numbers_of
+from keyquery.learn.npt.base import Coded, Datapoints
+from keyquery.support.extras import optional
+
+FARTHEST = 1e18  # standard deviations from the mean; its square still fits float32
+
+
+class NPTClassifier(Classifier, Datapoints):
+    """Tabular classifier: a non-parametric transformer (NPT), in which rows attend to other rows.
+
+    Experimental: on small tables it takes a minute of CPU time and is seldom more accurate than simple classifiers.
+
+    Layers alternate between attention across rows and attention across columns. X is a data frame, a `kq.data.Table`,
+    an array or a list of rows, with numeric and categorical columns (text, booleans, pandas categories) and missing
+    values. The training rows are kept as a support set; new rows attend to it and never to each other, so that the
+    prediction for a row does not depend on the batch. A validation split is used for early stopping.
+
+    Parameters
+    ----------
+    embedding, depth, heads
+        Embedding size per entry, layers and heads. Default: 32, 4, 8; published: 64, 8, 8.
+    steps
+        Training steps. Default: 400; published: 2,000 and more.
+    lr
+        Learning rate. Default: 1e-3 as published, more in runs of fewer than 2,000 steps.
+    validation_fraction
+        Share of each class used as the validation split, if there are 20 rows or more; the weights of the best check
+        are kept. Default: 0.2.
+    kernel
+        Any kernel of `kq.Attention`. Default: "general".
+    row_attention
+        "full"; "induced", through inducing points, with a cost linear in the number of rows; or "none", attention
+        within each row only. Default: "full".
+    semi_supervised
+        Allow missing targets (None, NaN): such rows, and the validation split, are seen without a target.
+        Default: False.
+    context
+        Size of the support set, a stratified sample; "all" adds the validation split. Default: all training rows.
+    class_weight
+        Weights of classes: None, "balanced" or {label: weight}, as in scikit-learn. Default: None.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
+
+    Raises
+    ------
+    MemoryError
+        By `fit`, if training would not fit into memory.
+
+    See Also
+    --------
+    InContextClassifier : pretrained, without training.
+    NPTRegressor : for numeric targets.
+    kq.DatapointAttention : the layer.
+    kq.data.load_table : reads tables from files.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = np.where(X[:, 0] > 0, "right", "left")
+    >>> model = kq.NPTClassifier(embedding=8, depth=2, heads=2, steps=150, random_state=0, device="cpu")
+    >>> model.fit(X[:40], y[:40]).score(X[40:], y[40:]) > 0.8
+    True
+    """
+
+    classes_: Shaped[np.ndarray, " classes"]
+
+    def __init__(
+        self,
+        embedding: int = 32,
+        depth: int = 4,
+        heads: int = 8,
+        steps: int = 400,
+        lr: float | None = None,
+        validation_fraction: float = 0.2,
+        kernel: str = "general",
+        row_attention: str = "full",
+        semi_supervised: bool = False,
+        context: int | str | None = None,
+        class_weight: Any = None,
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        sizes: dict[str, Any] = {"embedding": embedding, "depth": depth, "heads": heads, "steps": steps, "lr": lr}
+        sizes |= {"validation_fraction": validation_fraction, "kernel": kernel, "row_attention": row_attention}
+        sizes |= {"semi_supervised": semi_supervised, "context": context}
+        super().__init__(**sizes, random_state=random_state, device=device, verbose=verbose)
+        self.class_weight = class_weight
+
+    def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
+        """Probabilities (n, classes), in the order of `classes_`.
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
+
+        Returns
+        -------
+        ndarray
+            Probabilities (n, classes), in the order of `classes_`.
+        """
+        return self._answers(X).softmax(-1).numpy()
+
+    def _targets(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
+        labels = labels_of(type(self).__name__, y, count)
+        if count > 1 and len(np.unique(labels)) < 2:
+            raise ValueError(f"y holds only one class, {labels.tolist()[0]!r}: a classifier needs two or more")
+        return labels
+
+    def _strata(self, targets: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+        return targets
+
+    def _coded(self, targets: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
+        classes, codes = np.unique(targets, return_inverse=True)
+        named = tuple(map(str, range(len(classes))))
+        return Coded(Field("target", categories=named), np.zeros(len(targets)), codes.astype(np.int64))
+
+    def _keep(self, targets: Shaped[np.ndarray, " n"]) -> None:
+        self.classes_ = np.unique(targets)
+
+    def _names(self) -> list[Any]:
+        return list(label_facts(self.classes_)["labels"])
+
+    def _facts(self) -> dict[str, Any]:
+        return {"classes": label_facts(self.classes_)}
+
+    def _take(self, facts: Mapping[str, Any]) -> None:
+        self.classes_ = classes_of(facts["classes"])
+        if len(self.classes_) != self.fields_[-1].size:
+            raise ValueError("the classes do not match the target column")
+
+    def _odds(self, outputs: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
+        others = torch.cat((outputs[:, :chosen], outputs[:, chosen + 1 :]), 1)
+        return outputs[:, chosen] - others.logsumexp(1)
+
+    def _prediction(self, output: Float64[Tensor, " k"]) -> dict[str, Any]:
+        chosen = int(output.argmax())
+        return {"predicted": self._names()[chosen], "probability": float(output.softmax(-1)[chosen])}
+
+
+class NPTRegressor(RegressorMixin, Datapoints):  # type: ignore[misc]
+    """Tabular regressor: a non-parametric transformer (NPT), in which rows attend to other rows.
+
+    Experimental: on small tables it takes a minute of CPU time and is seldom more accurate than simple regressors.
+
+    Parameters
+    ----------
+    embedding, depth, heads, steps, lr, validation_fraction, kernel, row_attention, semi_supervised, context
+        As in `NPTClassifier`, with the same defaults.
+    random_state, device, verbose
+        As in `NPTClassifier`, with the same defaults.
+
+    See Also
+    --------
+    NPTClassifier : for categorical targets; its docstring describes the model.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> model = kq.NPTRegressor(embedding=8, depth=2, heads=2, steps=150, random_state=0, device="cpu")
+    >>> model.fit(X[:40], 3 * X[:40, 0]).score(X[40:], 3 * X[40:, 0]) > 0.7
+    True
+    """
+
+    def predict(self, X: Any) -> Float64[np.ndarray, " n"]:
+        """Predicted value of each row (n,).
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
+
+        Returns
+        -------
+        ndarray
+            Predicted value of each row (n,).
+        """
+        standardised = self._answers(X)[:, 0].numpy()
+        return standardised * self.fields_[-1].scale + self.fields_[-1].mean
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)². Default y: the target column, if X is a `kq.data.Table`.
+
+        Parameters
+        ----------
+        X
+            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
+        y
+            True values (n,). Default: the target column of X.
+        sample_weight
+            Weight of each row (n,). Default: equal.
+
+        Returns
+        -------
+        float
+            R², at most 1.
+        """
+        predicted = self.predict(X)
+        truth = numbers_of(type(self).__name__, target_of(X, y), len(predicted))
+        return float(optional("sklearn.metrics", "R²").r2_score(truth, predicted, sample_weight=sample_weight))
+
+    def _targets(self, y: Any, count: int) -> Float64[np.ndarray, " n"]:
+        return numbers_of(type(self).__name__, y, count)
+
+    def _strata(self, targets: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
+        return np.zeros(len(targets))
+
+    def _coded(self, targets: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
+        mean, scale = statistics([targets[learned, None]], "y")
+        field = Field("target", float(mean[0]), float(scale[0]))
+        if (targets == targets[0]).all():  # predicted exactly: the scale of the output is 0
+            zeros = np.zeros(len(targets))
+            return Coded(Field("target", float(targets[0]), 0.0), zeros, zeros.astype(np.int64))
+        values = (targets - field.mean) / field.scale
+        if (most := float(np.abs(values).max())) > FARTHEST:
+            raise ValueError(f"y holds values too large: up to {most:.0e} standard deviations of the others")
+        return Coded(field, values, np.zeros(len(targets), dtype=np.int64))
+
+    def _odds(self, outputs: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
+        return outputs[:, 0] * self.fields_[-1].scale
+
+    def _prediction(self, output: Float64[Tensor, " k"]) -> dict[str, Any]:
+        return {"predicted": float(output[0] * self.fields_[-1].scale + self.fields_[-1].mean), "probability": None}

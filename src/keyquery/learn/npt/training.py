@@ -1,0 +1,285 @@
+"""Training of NPT: masked and corrupted entries, losses and validation split."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss, pad
+
+from keyquery.learn.fitting import fit_network
+from keyquery.learn.inputs.tables import Rows
+from keyquery.learn.layers.datapoints import Memory
+from keyquery.learn.npt.memory import at_a_time
+from keyquery.learn.npt.network import TableNetwork
+from keyquery.learn.training import Recipe
+from keyquery.support.progress import Progress
+
+LONG = 2000  # steps of the published runs; shorter runs have a larger learning rate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Training hyperparameters that are not constructor arguments; studies set their own."""
+
+    feature_share: float = 0.15  # of feature entries that are masked
+    target_share: float = 0.5  # of targets that are masked; at 1 no target is ever seen, in prediction either
+    spoilt: float = 0.1  # share of the masked entries that are replaced by a random value
+    trade: float = 1.0  # initial weight of the feature loss; annealed to 0 by a cosine
+    lr: float | None = None
+    bf16: bool | None = None  # None: on a GPU
+    flat: float = 0.7
+    dropout: float = 0.1
+    published: bool = False
+    points: int = 64
+    batch: int = 4096  # rows per step with full row attention
+    least: int = 20  # rows, below which there is no validation split
+    checks: int = 40
+    patience: int | None = 24  # checks without improvement, counted once targets outweigh features
+
+    def rate(self, steps: int) -> float:
+        """1e-3 as published; inversely proportional to the steps in shorter runs, up to 2e-2."""
+        return min(1e-3 * max(LONG / max(steps, 1), 1.0), 2e-2) if self.lr is None else self.lr
+
+
+class Batch(NamedTuple):
+    """A table with masked entries, and their true values."""
+
+    rows: Rows
+    truth: Rows
+    asked: Bool[Tensor, "batch n d"]
+    trade: float
+    weights: Float[Tensor, "batch n"] | None = None  # of the targets
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Rows with targets; indices of the training and validation splits and of rows without a target."""
+
+    rows: Rows
+    learned: Int[np.ndarray, " learned"]
+    held: Int[np.ndarray, " held"]
+    bare: Int[np.ndarray, " bare"]  # rows that are seen without targets
+    weights: Float[Tensor, " n"] | None = None  # of the loss of each target
+
+    def without_target(self, index: Any) -> Rows:
+        """Rows with masked targets."""
+        chosen = self.rows.take(index)
+        hidden = chosen.hidden.clone()
+        hidden[..., -1] = True
+        return chosen._replace(hidden=hidden)
+
+
+def spoil(
+    rows: Rows, chosen: Bool[Tensor, "n d"], sizes: Int[Tensor, " d"], share: float, generator: torch.Generator
+) -> Rows:
+    """Mask the chosen entries, or replace a share of them by N(0, 1) or a random category.
+
+    Random numbers are drawn on the generator's device, which must be that of the rows.
+    """
+    random: dict[str, Any] = {"generator": generator, "device": chosen.device}
+    replaced = chosen & (torch.rand(chosen.shape, **random) < share)
+    noise = torch.randn(chosen.shape, **random)
+    many = sizes.clamp(min=1)
+    drawn = (torch.rand(chosen.shape, **random) * many).long().minimum(many - 1)
+    return Rows(
+        torch.where(replaced, noise, rows.values),
+        torch.where(replaced, drawn, rows.codes),
+        rows.hidden | (chosen & ~replaced),
+    )
+
+
+def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, most: int | None) -> Any:
+    """A function that draws the batch of a step: all rows, or a sample of each kind if there are more than `most`.
+
+    It draws on the device of the rows: a copy from the CPU would synchronise with the GPU.
+    """
+    device = samples.rows.hidden.device
+    kinds = [torch.from_numpy(kind).to(device) for kind in (samples.learned, samples.bare)]
+    share = 1.0 if most is None else min(most / sum(map(len, kinds)), 1.0)
+    counts = [min(len(kind), max(math.ceil(share * len(kind)), 1)) for kind in kinds]
+    whole = samples.rows.take(torch.cat(kinds)) if counts == list(map(len, kinds)) else None
+    many = torch.tensor(sizes, device=device)
+    learned = torch.arange(sum(counts), device=device) < counts[0]  # the others are seen without targets
+    own = torch.Generator(device)
+
+    def chosen(random: torch.Generator) -> Tensor:
+        return torch.cat(
+            [
+                kind if count == len(kind) else kind[torch.randperm(len(kind), generator=random, device=device)[:count]]
+                for kind, count in zip(kinds, counts, strict=True)
+            ]
+        )
+
+    def draw(step: int, generator: torch.Generator) -> Batch:
+        random = generator if device.type == "cpu" else own.manual_seed(generator.initial_seed())
+        index = torch.cat(kinds) if whole is not None else chosen(random)
+        truth = samples.rows.take(index) if whole is None else whole
+        chance = torch.rand(truth.hidden.shape, generator=random, device=device)
+        predicted = chance < plan.feature_share
+        always = torch.randint(counts[0], (1,), generator=random, device=device)  # is always predicted
+        is_always = torch.arange(len(learned), device=device) == always
+        predicted[:, -1] = ((chance[:, -1] < plan.target_share) | is_always) & learned
+        predicted &= ~truth.hidden
+        bare = truth.hidden.clone()
+        bare[:, -1] |= ~learned  # targets of the validation split are never seen
+        rows = spoil(truth._replace(hidden=bare), predicted, many, plan.spoilt, random)
+        trade = plan.trade * (1 + math.cos(math.pi * step / steps)) / 2
+        weights = None if samples.weights is None else samples.weights[index].unsqueeze(0)
+        return Batch(seen_by(plan, rows).within(), truth.within(), predicted.unsqueeze(0), trade, weights)
+
+    return draw
+
+
+def seen_by(plan: Plan, rows: Rows) -> Rows:
+    """Rows as the plan shows them: if all targets are masked in training, they stay masked."""
+    if plan.target_share < 1:
+        return rows
+    hidden = rows.hidden.clone()
+    hidden[..., -1] = True
+    return rows._replace(hidden=hidden)
+
+
+def losses(network: TableNetwork, batch: Batch) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Mean losses of the masked targets and features: squared errors and cross-entropies."""
+    h, last = network(*batch.rows), len(network.sizes) - 1
+    costs = []  # of every entry, masked or not: indexing would synchronise with the GPU
+    for column, size in enumerate(network.sizes):
+        if size:
+            logits = network.logits(h[..., column, :], column).float()
+            cost = cross_entropy(logits.flatten(0, 1), batch.truth.codes[..., column].flatten(), reduction="none")
+            costs.append(cost.view(batch.asked.shape[:2]))
+    predicted = network.numbers(h).float()
+    cost = (predicted - batch.truth.values).square()
+    if costs:
+        cost = cost.index_copy(-1, network.categorical, torch.stack(costs, -1))
+    if batch.weights is not None:
+        cost = torch.cat((cost[..., :last], cost[..., last:] * batch.weights.unsqueeze(-1)), -1)
+    sums = cost.where(batch.asked, 0.0).sum((0, 1))
+    count = batch.asked.sum((0, 1))
+    return sums[last] / count[last].clamp(min=1), sums[:last].sum() / count[:last].sum().clamp(min=1)
+
+
+def table_loss(model: nn.Module, batch: Batch) -> Float[Tensor, ""]:
+    """(1 − λ)·targets + λ·features."""
+    targets, features = losses(model, batch)  # type: ignore[arg-type]
+    return (1 - batch.trade) * targets + batch.trade * features
+
+
+@torch.no_grad()
+def answers(
+    network: TableNetwork,
+    rows: Rows,
+    memories: list[Memory],
+    progress: Progress | None = None,
+) -> Float[Tensor, "n k"]:
+    """Predicted targets of rows, each given the support set `memories` only.
+
+    Rows are processed in batches of one size, the last one padded: on a CPU, where the size never changes, the result
+    of a row is bitwise independent of the others.
+    """
+    heads, context = memories[0].key.shape[1:3] if memories else (0, 0)
+    size = at_a_time(len(rows.hidden), network.index.numel(), heads, context, rows.hidden.device)
+    outputs = []
+    firsts = range(0, len(rows.hidden), size)
+    for first in firsts if progress is None else progress(firsts, "predicting", len(firsts)):
+        chunk = Rows(*(part[first : first + size] for part in rows))
+        count = len(chunk.hidden)
+        filled = Rows(*(pad(part, (0, 0, 0, size - count)) for part in chunk))
+        outputs.append(network.target(network(*filled.within(), memories)).squeeze(0)[:count])
+    return torch.cat(outputs)
+
+
+def judged(network: TableNetwork, samples: Samples, plan: Plan) -> float:
+    """Validation loss, with all training rows as the support set."""
+    memories = network.memories(seen_by(plan, context_of(samples, samples.learned)).within())
+    predicted = answers(network, samples.without_target(samples.held), memories)
+    weights = None if samples.weights is None else samples.weights[torch.from_numpy(samples.held)]
+    return float(target_cost(predicted, samples.rows.take(samples.held), weights))
+
+
+def target_cost(
+    predicted: Float[Tensor, "n k"], truth: Rows, weights: Float[Tensor, " n"] | None = None
+) -> Float[Tensor, ""]:
+    """The mean cross-entropy of logits, or squared error of one standardised number, of the targets of n rows."""
+    if predicted.shape[1] > 1:
+        costs = cross_entropy(predicted.float(), truth.codes[:, -1], reduction="none")
+    else:
+        costs = mse_loss(predicted[:, 0].float(), truth.values[:, -1], reduction="none")
+    return costs.mean() if weights is None else (costs * weights).sum() / weights.sum()
+
+
+def context_of(samples: Samples, chosen: Int[np.ndarray, " some"]) -> Rows:
+    """Chosen rows with their targets, and those that never had one."""
+    return samples.rows.take(np.concatenate((chosen, samples.bare[np.isin(samples.bare, samples.held, invert=True)])))
+
+
+def recipe_of(plan: Plan, steps: int, seed: int) -> Recipe:
+    """The recipe: LAMB with Lookahead, gradients clipped elementwise at 1, a flat and then cosine learning rate."""
+    return Recipe(
+        steps=steps,
+        lr=plan.rate(steps),
+        optimiser="npt",
+        schedule="flat+cosine",
+        flat=plan.flat,
+        warmup=0,
+        weight_decay=0.0,
+        clip=None,
+        clip_each=1.0,
+        seed=seed,
+        bf16=plan.bf16,
+        check_every=max(steps // plan.checks, 1),
+        patience=plan.patience,
+    )
+
+
+def learn(
+    network: TableNetwork,
+    samples: Samples,
+    plan: Plan,
+    steps: int,
+    most: int | None,
+    seed: int,
+    progress: Progress,
+    verbose: bool = False,
+) -> list[dict[str, float]]:
+    """Train in place and return the history, one row per check."""
+    recipe = recipe_of(plan, steps, seed)
+
+    def validate(model: nn.Module) -> float:
+        return judged(model, samples, plan)  # type: ignore[arg-type]
+
+    draw = drawing(samples, network.sizes, plan, steps, most)
+    log = fit_network(
+        network,
+        draw,
+        table_loss,
+        recipe,
+        validate=validate if len(samples.held) else None,
+        progress=progress,
+        advice="a smaller lr, other steps or embedding may help",
+        verbose=verbose,
+    )
+    return [
+        {
+            "step": row["step"],
+            "loss": row["loss"],
+            **({"validation_loss": row["validation"]} if "validation" in row else {}),
+        }
+        for row in log.rows
+    ]
+
+
+def stratified(
+    strata: Float64[np.ndarray, " n"] | Int[np.ndarray, " n"], count: int, seed: int
+) -> Int[np.ndarray, " some"]:
+    """A stratified sample of `count` of n rows, as even as possible over sorted `strata`."""
+    shuffled = np.random.default_rng(seed).permutation(len(strata))
+    ordered = shuffled[np.argsort(strata[shuffled], kind="stable")]
+    places = (np.arange(count) + 0.5) * len(strata) / count
+    return np.sort(ordered[places.astype(int)])

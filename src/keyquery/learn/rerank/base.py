@@ -1,0 +1,294 @@
+"""Base class of the re-rankers, and two training-free ones: affinities and α-weighted query expansion."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from keyquery.learn.base import Estimator, check_sizes
+from keyquery.learn.inputs.vectors import Asked, asked_of, like, lists_of, vectors_of
+from keyquery.learn.rerank.network import PUBLISHED_ANCHORS, TOP, affinities, check_anchors, cosines
+from keyquery.learn.rerank.reading import Reranking, Shown, reranking_of
+from keyquery.learn.rerank.search import search, search_index
+from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
+from keyquery.support.progress import bars
+
+ROWS = {"cpu": 8192, "cuda": 131_072}  # candidates per batch
+# Most floats of a batch's widest activations on a CPU. The allocator maps larger tensors anew each time, and faulting
+# their pages in takes longer than larger matrix products save.
+FLOATS = 2**22
+Own = TypeVar("Own", bound="ListReranker")
+
+
+class ListReranker(Estimator, ABC):
+    """Re-ranks the `top` nearest neighbours of each query in a database of vectors."""
+
+    top: int | None
+    device: Any
+    verbose: bool = False
+    database_: Any  # of `fit`, as given; None without
+
+    def fit(self: Own, features: Any = None, labels: Any = None) -> Own:
+        """Keep a database of vectors (n, dim) for later queries, if given; nothing is trained."""
+        self._check()
+        if features is not None:
+            self.n_features_in_ = vectors_of("features", features).shape[1]
+        self.database_ = features
+        return self
+
+    def rerank(self, queries: Any, database: Any = None, top: int | None = None, index: Any = None) -> tuple[Any, Any]:
+        """Search the database and re-rank the nearest neighbours of each query."""
+        asked = self._asked(queries, database)
+        top = self._top(top, len(asked.database), "the database has")
+        order, scores = self._reranked(asked, top, index)
+        return like(queries, order), like(queries, scores)
+
+    def rerank_lists(self, queries: Any, database: Any, lists: Any, top: int | None = None) -> tuple[Any, Any]:
+        """Re-rank the first `top` of ranked lists (q, m) of database indices, from any first stage.
+
+        The rest of each list keeps its order. Returns lists (q, m) and the scores (q, top) of the re-ranked part.
+        """
+        asked = self._asked(queries, database)
+        first = lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
+        top = self._top(top, first.shape[1], "lists hold")
+        order, scores = self._ordered(asked, first, top)
+        return like(queries, order), like(queries, scores)
+
+    def moves(
+        self,
+        queries: Any,
+        database: Any,
+        lists: Any = None,
+        *,
+        top: int | None = None,
+        most: int = 10,
+        names: Sequence[str] | None = None,
+        query_names: Sequence[str] | None = None,
+        images: Any = None,
+        query_images: Any = None,
+        relevant: Any = None,
+    ) -> Reranking:
+        """The first `most` ranks of each query before and after re-ranking, as a Reading."""
+        check_count("most", most)
+        asked, seen = self._asked(queries, database), {"images": images, "query_images": query_images}
+        shown = Shown(names=names, query_names=query_names, relevant=relevant, **seen)
+        shown.check(len(asked.queries), len(asked.database))
+        return reranking_of(repr(self), *self._both(asked, lists, top), most, shown)
+
+    def before_and_after(
+        self, queries: Any, database: Any, lists: Any = None, top: int | None = None
+    ) -> tuple[Int64[Tensor, "q m"], Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
+        """Lists before and after re-ranking, and the scores of the first `top`. Default lists: exact search."""
+        return self._both(self._asked(queries, database), lists, top)
+
+    def _both(self, asked: Asked, lists: Any, top: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        if lists is None:
+            top = self._top(top, len(asked.database), "the database has")
+            before = search(*asked, top, verbose=self.verbose)
+            after, scores = self._reranked(asked, top, None)
+        else:
+            before = lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
+            top = self._top(top, before.shape[1], "lists hold")
+            after, scores = self._ordered(asked, before, top)
+        return before.cpu(), after.cpu(), scores.cpu()
+
+    def _check(self) -> None:
+        check_count("top", self.top, optional=True)
+
+    def _asked(self, queries: Any, database: Any) -> Asked:
+        self._check()
+        return asked_of(queries, self._database(database), pick_device(self.device))
+
+    def _database(self, database: Any) -> Any:
+        """The database, or that of `fit`."""
+        if database is not None:
+            return database
+        if getattr(self, "database_", None) is None:
+            raise ValueError("database must be vectors (n, dim): it may be omitted only after fit(database)")
+        return self.database_
+
+    def _top(self, top: int | None, available: int, where: str) -> int:
+        check_count("top", top, optional=True)
+        chosen = self.top if top is None else top
+        if chosen is None:
+            return min(TOP, available)
+        chosen = int(chosen)
+        if chosen > available:
+            raise ValueError(f"top is {chosen}, but {where} only {available} items: use top={available} or less")
+        return chosen
+
+    def _first(self, asked: Asked, top: int, index: Any) -> Int64[Tensor, "q top"]:
+        if index is None:
+            return search(*asked, top, verbose=self.verbose)
+        lists = search_index(index, asked.queries, len(asked.database), top)
+        return lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
+
+    def _reranked(self, asked: Asked, top: int, index: Any) -> tuple[Int64[Tensor, "q top"], Float[Tensor, "q top"]]:
+        return self._ordered(asked, self._first(asked, top, index), top)
+
+    def _ordered(
+        self, asked: Asked, lists: Int64[Tensor, "q m"], top: int
+    ) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
+        """The first `top` sorted by score."""
+        return by_score(lists, self._scores(asked, lists[:, :top]))
+
+    @abstractmethod
+    def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
+        """Scores of the candidates, in the order of the lists."""
+
+
+def by_score(
+    lists: Int64[Tensor, "q m"], scores: Float[Tensor, "q top"]
+) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
+    """Sort the first `top` of each list by score, stably; the rest follows unchanged."""
+    top, order = scores.shape[1], scores.argsort(dim=1, descending=True, stable=True)
+    return torch.cat((lists[:, :top].gather(1, order), lists[:, top:]), 1), scores.gather(1, order)
+
+
+def in_batches(
+    asked: Asked, lists: Int64[Tensor, "q top"], verbose: bool = False, widest: int = 1
+) -> Iterator[Int64[Tensor, " some"]]:
+    """Query indices in batches that fit into memory; `verbose` shows progress, `widest` is the floats per candidate."""
+    device, each = asked.queries.device.type, lists.shape[1] + 1
+    rows = min(ROWS[device], FLOATS // widest) if device == "cpu" else ROWS[device]
+    size = max(rows // each, 1)
+    batches = torch.arange(len(lists), device=lists.device).split(size)
+    with bars(verbose) as progress:
+        yield from progress(batches, "re-ranking", len(batches))
+
+
+def rows_of(
+    asked: Asked, lists: Int64[Tensor, "q top"], chosen: Int64[Tensor, " some"]
+) -> Float[Tensor, "some rows dim"]:
+    """Each query and its candidates, (some, top + 1, dim), the query first."""
+    return torch.cat((asked.queries[chosen].unsqueeze(1), asked.database[lists[chosen]]), 1)
+
+
+def dots(asked: Asked, lists: Int64[Tensor, "q top"], chosen: Int64[Tensor, " some"]) -> Float[Tensor, "some top"]:
+    """Dot products of some queries with their candidates."""
+    return (asked.database[lists[chosen]] @ asked.queries[chosen].unsqueeze(-1)).squeeze(-1)
+
+
+class AffinityReranker(ListReranker):
+    """Training-free re-ranking by the cosine between the affinity vectors of candidate and query.
+
+    The affinity vector holds the dot products with the query and its first `anchors` − 1 neighbours; it is the input
+    of `kq.Reranker`.
+
+    Parameters
+    ----------
+    top
+        Candidates per query that are re-ranked. Default: 1024, or all if there are fewer.
+    anchors
+        Length of the affinity vectors. Default: 512, or all candidates if there are fewer.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
+
+    See Also
+    --------
+    Reranker : the learned version.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> database = torch.randn(50, 8)
+    >>> order, scores = kq.AffinityReranker(top=10, anchors=6).rerank(database[:2], database)
+    >>> order.shape, bool((order[:, 0] == torch.tensor([0, 1])).all())
+    (torch.Size([2, 10]), True)
+    """
+
+    def __init__(
+        self,
+        top: int | None = None,
+        anchors: int | None = None,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.top, self.anchors, self.device, self.verbose = top, anchors, device, verbose
+
+    def _check(self) -> None:
+        super()._check()
+        check_count("anchors", self.anchors, optional=True)
+
+    def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
+        anchors = min(PUBLISHED_ANCHORS, lists.shape[1] + 1) if self.anchors is None else self.anchors
+        check_anchors(anchors, lists.shape[1])
+        scores = [
+            cosines(affinities(rows_of(asked, lists, chosen), anchors))[:, 1:]
+            for chosen in in_batches(asked, lists, self.verbose)
+        ]
+        return torch.cat(scores)
+
+
+class AlphaQueryExpansion(ListReranker):
+    """α-weighted query expansion (αQE): training-free re-ranking with expanded queries.
+
+        q' = normalize(q + Σ_i max(q·x_i, 0)^α x_i)   over the nearest neighbours x_i of q
+
+    `rerank` searches the whole database with q', `rerank_lists` re-ranks the first `top` of each list.
+
+    Parameters
+    ----------
+    top
+        Candidates per query. Default: 1024, or all if there are fewer.
+    neighbours
+        Neighbours in the sum; all candidates, if there are fewer. Default: 5.
+    alpha
+        Exponent α. Default: 3.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
+
+    See Also
+    --------
+    KReciprocalReranker, AffinityReranker : other training-free re-rankers.
+
+    Examples
+    --------
+    >>> database = torch.tensor([[1.0, 0.1, 0.0], [0.8, 0.6, 0.0], [0.8, 0.0, -0.6]])
+    >>> kq.AlphaQueryExpansion(top=3, neighbours=2).rerank([[1.0, 0.0, 0.0]], database)[0]
+    array([[0, 1, 2]])
+    """
+
+    def __init__(
+        self,
+        top: int | None = None,
+        neighbours: int = 5,
+        alpha: float = 3.0,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.top, self.neighbours, self.alpha = top, neighbours, alpha
+        self.device, self.verbose = device, verbose
+
+    def _check(self) -> None:
+        super()._check()
+        check_sizes(self, ("neighbours",), alpha=float("inf"))
+
+    def _expanded(self, asked: Asked, lists: Int64[Tensor, "q m"]) -> Float[Tensor, "q dim"]:
+        near = asked.database[lists[:, : self.neighbours]]
+        weight = (near @ asked.queries.unsqueeze(-1)).clamp(min=0) ** self.alpha
+        return normalize(asked.queries + (weight * near).sum(1), dim=-1)
+
+    def _reranked(self, asked: Asked, top: int, index: Any) -> tuple[Int64[Tensor, "q top"], Float[Tensor, "q top"]]:
+        first = self._first(asked, min(self.neighbours, len(asked.database)), index)
+        again = Asked(self._expanded(asked, first), asked.database)
+        lists = self._first(again, top, index)
+        return lists, _all_dots(again, lists, self.verbose)
+
+    def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
+        return _all_dots(Asked(self._expanded(asked, lists), asked.database), lists, self.verbose)
+
+
+def _all_dots(asked: Asked, lists: Int64[Tensor, "q top"], verbose: bool) -> Float[Tensor, "q top"]:
+    return torch.cat([dots(asked, lists, chosen) for chosen in in_batches(asked, lists, verbose)])

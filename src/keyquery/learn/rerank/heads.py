@@ -1,0 +1,204 @@
+"""HeadReranker: passages re-ranked by the attention of a language model's own heads, without training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int
+from torch import nn
+
+from keyquery.learn.base import Estimator
+from keyquery.listening.call import Call
+from keyquery.listening.inputs.data import token_argument
+from keyquery.listening.inputs.encoding import encoded, special_tokens
+from keyquery.listening.inputs.load import in_float32, load_model
+from keyquery.listening.maps import is_square, last_queries, layers_of, maps_by_head, run_with
+from keyquery.support.checks import check_count
+from keyquery.support.devices import pick_device
+from keyquery.support.progress import bars
+
+NULL = "N/A"  # the query without content that popularity is measured with
+PASSAGE, QUERY = "[{}] {}\n", "Query: {}"
+
+
+class HeadReranker(Estimator):
+    """Zero-shot re-ranking of passages by the retrieval heads of a language model (QRHead), with popularity removed.
+
+    The prompt holds the passages and then the query. The score of a passage under a head is the attention that it gets
+    from the tokens of the query, averaged over them, minus the same from a query without content ("N/A"): what every
+    query gives to a passage, for its place or its words, is its popularity and not evidence. Scores are the mean over
+    heads: all of them, or after `fit` on a few labelled queries the `heads` that separate relevant passages best.
+
+    Parameters
+    ----------
+    model
+        A model folder or file, as in `kq.look`, or a live model that takes token ids.
+    tokenizer
+        Of a model that is not a path. Default: that of the path.
+    heads
+        Number of heads that `fit` chooses. Default: 16.
+    calibrate
+        Whether popularity is removed. Default: True.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
+
+    See Also
+    --------
+    KReciprocalReranker : for vectors.
+
+    Examples
+    --------
+    >>> model = kq.HeadReranker(kq.models.DECODER, device="cpu")
+    >>> order, scores = model.rerank("the sea", ["A ship on the sea.", "A house in the town."])
+    >>> sorted(order.tolist()), scores.shape
+    ([0, 1], (2,))
+    """
+
+    _read: tuple[tuple[str, str], nn.Module, Any]  # a model that was loaded, and from where
+    chosen_: list[tuple[int, int]]  # layer and head, best first
+    separation_: Float64[np.ndarray, "layers heads"]  # mean advantage of relevant passages
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        heads: int = 16,
+        calibrate: bool = True,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.model, self.tokenizer, self.heads, self.calibrate = model, tokenizer, heads, calibrate
+        self.device, self.verbose = device, verbose
+
+    def fit(self, queries: Any, passages: Any, relevant: Any) -> HeadReranker:
+        """Choose heads on labelled queries: `passages[i]` are the candidates of query i, `relevant[i]` indices of them.
+
+        The separation of a head is the mean score of relevant passages minus that of the others, averaged over queries.
+
+        Parameters
+        ----------
+        queries
+            Texts of the queries.
+        passages
+            For each query, the texts of its candidates.
+        relevant
+            For each query, the indices of its relevant candidates.
+
+        Returns
+        -------
+        HeadReranker
+            The estimator, with the chosen heads.
+        """
+        check_count("heads", self.heads)
+        if not len(queries) == len(passages) == len(relevant) or len(queries) == 0:
+            sizes = f"{len(queries)}, {len(passages)} and {len(relevant)}"
+            raise ValueError(f"queries, passages and relevant must be of one length, at least 1, got {sizes}")
+        masks = [np.isin(np.arange(len(texts)), own) for texts, own in zip(passages, relevant, strict=True)]
+        for number, mask in enumerate(masks):
+            if mask.all() or not mask.any():
+                raise ValueError(f"query {number} must have relevant passages and others, got {mask.sum()} relevant")
+        separation = []
+        with bars(self.verbose) as progress:
+            for number in progress(range(len(queries)), "choosing heads", len(queries)):
+                scores = self.head_scores(queries[number], passages[number])
+                mask = masks[number]
+                separation.append(scores[..., mask].mean(-1) - scores[..., ~mask].mean(-1))
+        self.separation_ = np.mean(separation, 0)
+        best = np.argsort(-self.separation_, axis=None, kind="stable")[: self.heads]
+        places = np.unravel_index(best, self.separation_.shape)
+        self.chosen_ = [(int(layer), int(head)) for layer, head in zip(*places, strict=True)]
+        return self
+
+    def rerank(self, query: Any, passages: Any) -> tuple[Int[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+        """Indices of the passages, best first, and their scores in that order.
+
+        Parameters
+        ----------
+        query
+            The text of the query.
+        passages
+            Texts of the candidates.
+
+        Returns
+        -------
+        tuple of ndarray
+            Indices, best first, and scores in that order.
+        """
+        scores = self.head_scores(query, passages)
+        chosen = getattr(self, "chosen_", None)
+        mean = scores.mean((0, 1)) if chosen is None else np.mean([scores[place] for place in chosen], 0)
+        order = np.argsort(-mean, kind="stable")
+        return order, mean[order]
+
+    def head_scores(self, query: Any, passages: Any) -> Float64[np.ndarray, "layers heads n"]:
+        """Scores of the passages under every head.
+
+        Parameters
+        ----------
+        query
+            The text of the query.
+        passages
+            Texts of the candidates.
+
+        Returns
+        -------
+        ndarray
+            Scores (layers, heads, n).
+        """
+        if isinstance(passages, str) or len(passages) == 0 or not all(isinstance(text, str) for text in passages):
+            raise ValueError("passages must be a list of at least one text")
+        if not isinstance(query, str) or not query.strip():
+            raise ValueError(f"query must be a text that is not empty, got {query!r}")
+        scores = self._attention(query, passages)
+        return scores - self._attention(NULL, passages) if self.calibrate else scores
+
+    @torch.no_grad()
+    def _attention(self, query: str, passages: Sequence[str]) -> Float64[np.ndarray, "layers heads n"]:
+        """Attention of the query's tokens to each passage, averaged over them."""
+        model, tokenizer = self._loaded()
+        start, _ = special_tokens(tokenizer, *passages)
+        before, after = QUERY.split("{}")
+        texts = [PASSAGE.format(number + 1, text) for number, text in enumerate(passages)]
+        parts = [encoded(tokenizer, text) for text in (*texts, before, query + after)]
+        ends = list(accumulate(map(len, parts), initial=len(start)))
+        spans = list(pairwise(ends))
+        device = next(model.parameters()).device
+        ids = torch.tensor([[*start, *(token for part in parts for token in part)]], device=device)
+        scores: dict[int, list[np.ndarray]] = {}
+
+        def add(call: Call, number: int) -> None:
+            if not is_square(call):
+                return
+            for _, maps in maps_by_head(last_queries(call, spans[-1][1] - spans[-1][0])):
+                row = maps[0, 0].double().mean(0)
+                sums = torch.stack([row[slice(*span)].sum() for span in spans[: len(passages)]])
+                scores.setdefault(number, []).append(sums.cpu().numpy())
+
+        layers = layers_of(model, *run_with(model, {token_argument(model): ids}, add))
+        return np.stack([np.stack(scores[layer.number]) for layer in layers])
+
+    def _loaded(self) -> tuple[nn.Module, Any]:
+        """The model in float32 on the device, and its tokenizer; a path is read once."""
+        key, device = (str(self.model), str(self.device)), pick_device(self.device)
+        if isinstance(self.model, nn.Module):
+            model, tokenizer = self.model, self.tokenizer
+        elif hasattr(self, "_read") and self._read[0] == key:
+            return self._read[1], self._read[2]
+        else:
+            model, tokenizer = load_model(self.model)
+            tokenizer = self.tokenizer or tokenizer
+            model = in_float32(model)
+        if tokenizer is None:
+            raise ValueError("the model has no tokenizer: pass one as tokenizer=")
+        self._read = (key, model.to(device).eval(), tokenizer)
+        return self._read[1], tokenizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: a model that was read from a path is read again."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_read"}

@@ -1,0 +1,260 @@
+"""Reranker: learned re-ranking of retrieval lists, by candidates that attend to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from keyquery.layers.kernels import KERNELS
+from keyquery.learn.base import SavedEstimator, check_is_fitted, check_sizes, seed_of, seeded
+from keyquery.learn.fitting import fit_network
+from keyquery.learn.inputs.targets import labels_of
+from keyquery.learn.inputs.vectors import Asked, asked_of, descriptors_of
+from keyquery.learn.rerank.base import ListReranker, in_batches, rows_of
+from keyquery.learn.rerank.network import (
+    ANCHORS,
+    KERNEL,
+    LARGE,
+    PUBLISHED_ANCHORS,
+    PUBLISHED_WIDTH,
+    STEPS,
+    WIDTH,
+    RerankNetwork,
+    affinities,
+    check_anchors,
+    cosines,
+    rerank_loss,
+)
+from keyquery.learn.rerank.search import itself_first, search
+from keyquery.learn.training import Recipe
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
+from keyquery.support.progress import bars
+
+FULL_RATE_WIDTH = 64  # up to this width the learning rate is that of the plan; it falls with 1/√width above
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Training hyperparameters that are not constructor arguments."""
+
+    batch: int = 64  # lists per step
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    warmup: float = 0.1  # share of the steps
+    dropout: float = 0.0
+
+
+class Reranker(ListReranker, SavedEstimator):
+    """Contextual similarity aggregation: the nearest neighbours of a query, re-ranked by a small transformer.
+
+    The input token of a candidate is its affinity vector, the dot products with L = `anchors` vectors: the query and
+    its first L − 1 neighbours. The model therefore does not depend on the descriptor, and is invariant to rotations of
+    it. Query and candidates pass through a linear map and `depth` blocks without positional encoding; a candidate's
+    score is the cosine of its output with that of the query. Training items and their classes may differ from those
+    at test time: each item's nearest neighbours are a list, in which items with its label should come first.
+
+    Parameters
+    ----------
+    top
+        Candidates per query that are re-ranked. Default: 1024, or all if there are fewer.
+    anchors
+        Length L of the affinity vectors. Default: 96, or all items if there are fewer; 512, as published, with 50,000
+        items or more.
+    width, depth, heads
+        Size of the transformer; if `heads` does not divide `width`, the next smaller number that does is used.
+        Default: 64, or 768, as published, with 50,000 items or more; 2; 12.
+    kernel
+        Any kernel of `kq.Attention`. Default: "general".
+    steps
+        Training steps. Default: 400.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
+
+    See Also
+    --------
+    AffinityReranker : the training-free starting point.
+    kq.score_rankings : mean average precision and recall.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> labels = torch.arange(40).repeat_interleave(8)
+    >>> features = torch.randn(40, 16)[labels] + torch.randn(320, 16)
+    >>> model = kq.Reranker(top=32, anchors=16, width=32, steps=30, random_state=0).fit(features, labels)
+    >>> order, scores = model.rerank(features[:3], features)
+    >>> order.shape, scores.shape
+    (torch.Size([3, 32]), torch.Size([3, 32]))
+    """
+
+    plan: ClassVar[Plan] = Plan()
+    network_: RerankNetwork
+    history_: list[dict[str, float]]  # mean training loss over intervals of steps
+
+    def __init__(
+        self,
+        top: int | None = None,
+        anchors: int | None = None,
+        width: int | None = None,
+        depth: int = 2,
+        heads: int = 12,
+        kernel: str = KERNEL,
+        steps: int = STEPS,
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.top, self.anchors = top, anchors
+        self.width, self.depth, self.heads, self.kernel = width, depth, heads, kernel
+        self.steps, self.random_state, self.device, self.verbose = steps, random_state, device, verbose
+
+    def fit(self, features: Any = None, labels: Any = None) -> Reranker:
+        """Fit to vectors (n, dim), or a list of several descriptors of the same n items, and labels (n,).
+
+        Every item whose label occurs more than once serves as a query; the others are candidates only.
+
+        Parameters
+        ----------
+        features
+            Vectors (n, dim), or a list of several descriptors of the same n items.
+        labels
+            Class of each item (n,).
+
+        Returns
+        -------
+        Reranker
+            The fitted estimator.
+        """
+        self._check()
+        device = pick_device(self.device)
+        if features is None:
+            raise ValueError("fit needs features, vectors (n, dim), and labels (n,)")
+        sets = descriptors_of(features, device)
+        count = len(sets[0])
+        if self.anchors is not None and self.anchors > count:
+            raise ValueError(
+                f"anchors is {self.anchors}, but features have only {count} items: use fewer anchors, or more items"
+            )
+        checked = labels_of(type(self).__name__, labels, count, "labels")
+        _, numbers, members = np.unique(checked, return_inverse=True, return_counts=True)
+        queries = np.flatnonzero(members[numbers] > 1)
+        if not len(queries):
+            raise ValueError(f"at least two items must share a label, got {count} items with {count} labels")
+        if len(members) < 2:
+            raise ValueError("labels must have two or more classes, got one")
+        seed = seed_of(self.random_state)
+        large = count >= LARGE
+        anchors = min(PUBLISHED_ANCHORS if large else ANCHORS, count) if self.anchors is None else self.anchors
+        width = (PUBLISHED_WIDTH if large else WIDTH) if self.width is None else self.width
+        indices = torch.from_numpy(numbers).to(device), torch.from_numpy(queries)
+        lists = Lists(sets, *indices, anchors, self.verbose)
+        with seeded(seed, device):
+            network = self._network(anchors, width).to(device)
+            history = self._train(network, lists, seed)
+        self.network_, self.history_, self.params_ = network, history, self._plain_params()
+        self.n_features_in_ = sets[0].shape[1]
+        return self
+
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {}, {}
+
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], RerankNetwork], int]:
+        width, anchors = tensors[f"{self._prefix}tokens.weight"].shape
+        return lambda: self._network(self.anchors or anchors, self.width or width), self.depth
+
+    def _check(self) -> None:
+        super()._check()
+        check_sizes(self, ("depth", "heads", "steps"))
+        check_count("width", self.width, optional=True)
+        check_count("anchors", self.anchors, least=2, optional=True)  # the query and another
+        check_choice("kernel", self.kernel, KERNELS)
+
+    def _network(self, anchors: int, width: int) -> RerankNetwork:
+        heads = max(count for count in range(1, self.heads + 1) if width % count == 0)
+        network = RerankNetwork(anchors, width, self.depth, heads, self.kernel, self.plan.dropout)
+        for module in network.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+        return network
+
+    def _train(self, network: RerankNetwork, lists: Lists, seed: int) -> list[dict[str, float]]:
+        plan = self.plan
+        recipe = Recipe(
+            self.steps,
+            lr=plan.lr * (FULL_RATE_WIDTH / max(network.tokens.out_features, FULL_RATE_WIDTH)) ** 0.5,
+            warmup=round(plan.warmup * self.steps),
+            weight_decay=plan.weight_decay,
+            seed=seed,
+            check_every=max(self.steps // 20, 1),
+        )
+        with bars(self.verbose) as progress:
+            log = fit_network(
+                network,
+                lambda step, g: lists.draw(plan.batch, g),
+                rerank_loss,
+                recipe,
+                progress=progress,
+                verbose=self.verbose,
+            )
+        return [{"step": int(row["step"]), "loss": row["loss"]} for row in log.rows]
+
+    def _asked(self, queries: Any, database: Any) -> Asked:
+        check_is_fitted(self)
+        return asked_of(queries, self._database(database), pick_device(self.device), self.network_.tokens.weight.dtype)
+
+    @torch.no_grad()
+    def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
+        device = asked.queries.device
+        network = self.network_.to(device).eval()
+        check_anchors(network.anchors, lists.shape[1])
+        half_precision = device.type == "cuda" and asked.queries.dtype == torch.float32
+        widest = max(layer.out_features for layer in network.modules() if isinstance(layer, nn.Linear))
+        scores = []
+        for chosen in in_batches(asked, lists, self.verbose, widest):
+            affinity = affinities(rows_of(asked, lists, chosen), network.anchors)
+            with torch.autocast(device.type, torch.float16, enabled=half_precision):
+                refined = network(affinity)
+            scores.append(cosines(refined)[:, 1:])
+        return torch.cat(scores)
+
+
+class Lists:
+    """Training lists: for each item and descriptor, the item and its nearest neighbours, `size` in all."""
+
+    def __init__(
+        self,
+        sets: list[Tensor],
+        labels: Int64[Tensor, " n"],
+        queries: Int64[Tensor, " queries"],
+        size: int,
+        verbose: bool = False,
+    ) -> None:
+        self.sets, self.labels, self.queries = sets, labels, queries
+        self.lists = [itself_first(search(vectors, vectors, size, verbose=verbose)) for vectors in sets]
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Affinities (count, size, size) and positives (count, size) of random lists of one random descriptor.
+
+        Rows after the first are shuffled, as published, so that their order carries no information.
+        """
+        place = int(torch.randint(len(self.sets), (), generator=generator))
+        vectors, lists = self.sets[place], self.lists[place]
+        drawn = self.queries[torch.randint(len(self.queries), (count,), generator=generator)].to(lists.device)
+        chosen = lists[drawn]
+        rest = torch.rand(count, chosen.shape[1] - 1, generator=generator).argsort(1).to(lists.device) + 1
+        rows = torch.cat((torch.zeros_like(rest[:, :1]), rest), 1)
+        affinity = affinities(vectors[chosen], chosen.shape[1]).gather(
+            1, rows.unsqueeze(-1).expand(-1, -1, chosen.shape[1])
+        )
+        return affinity, self.labels[chosen.gather(1, rows)] == self.labels[drawn].unsqueeze(1)

@@ -1,0 +1,272 @@
+"""SeriesClassifier: time-series classification by a small transformer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from keyquery.learn.base import check_sizes, hold_out, seed_of, seeded
+from keyquery.learn.fitting import fit_network, report
+from keyquery.learn.inputs.sequences import Padded, columns_of, padded, restored_statistics, statistics
+from keyquery.learn.inputs.targets import classes_of, label_facts
+from keyquery.learn.series.base import SeriesEstimator
+from keyquery.learn.series.network import KINDS, TOKENS, SeriesNetwork
+from keyquery.learn.series.training import (
+    BATCHES,
+    TIE,
+    WARMEST,
+    Labelled,
+    augmented,
+    class_loss,
+    epochs_of,
+    judged,
+    temperature_of,
+)
+from keyquery.learn.training import Recipe
+from keyquery.support.checks import check_choice, check_count, check_number
+from keyquery.support.devices import pick_device
+from keyquery.support.progress import Progress, bars, silent
+
+RANK = 20  # of primal layers, if heads are at least this wide
+
+
+class SeriesClassifier(SeriesEstimator):
+    """Time-series classifier: a small transformer with the scikit-learn estimator interface.
+
+    Series are a list of arrays (length, dims), one array (n, length, dims) or (n, length) padded with NaN, or the
+    result of `kq.data.load_ts`. Time steps at which every dimension is NaN are masked. Other missing values are
+    imputed by the mean of their dimension over the training data. Probabilities are softened by a temperature, if the
+    validation split shows them to be too sure.
+
+    Parameters
+    ----------
+    attention
+        "primal" (every layer), "primal+" (the last layer), or a kernel of `kq.Attention`. Default: "primal+".
+    width, depth, heads
+        Size of the transformer. Default: 64, 2, 4.
+    rank, eta
+        Options of `kq.PrimalAttention`. Default: the smaller of 20 and the head width; 0.1.
+    tokens
+        What precedes attention: "multiscale", convolutions of widths 3, 9 and 27 that are pooled to at most 64 tokens,
+        which is cheaper on long series, or "plain", a convolution of width 3. Default: "multiscale".
+    dropout
+        Default: 0.1.
+    augment
+        Strength of augmentation: random factors of dims and noise of this standard deviation, in standard deviations of
+        the training data, and up to this share of steps cut off the ends. Default: 0.
+    epochs, batch_size, lr
+        An epoch has at least 12 batches: small sets are passed several times. Default: 60, 16, 1e-3.
+    validation_fraction
+        Share of each class used as the validation split: it chooses the number of epochs and fits the temperature.
+        With 0, all epochs are run. Default: 0.2.
+    patience
+        Epochs without improvement on the validation split before training stops. Default: 20.
+    refit
+        Train again on all series, for the number of epochs that was best on the validation split. Default: True.
+    class_weight
+        None, "balanced" or {label: weight}. Default: None.
+    axis
+        The axis of time: 1 for arrays (n, length, dims) and lists of (length, dims); 2 for (n, dims, length) and lists
+        of (dims, length), as in aeon. Default: 1.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
+
+    See Also
+    --------
+    kq.data.load_ts : reads UEA and UCR archives.
+    kq.PrimalAttention : the layer.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> noise, ramp = torch.randn(2, 20, 30), torch.linspace(-1, 1, 30)
+    >>> X, y = torch.cat((noise[0] + ramp, noise[1] - ramp)), ["up"] * 20 + ["down"] * 20
+    >>> model = kq.SeriesClassifier(width=16, heads=2, epochs=20, lr=5e-3, random_state=0)
+    >>> model.fit(X, y).score(X, y) > 0.9
+    True
+    >>> model.predict([3 * ramp, -3 * ramp[::3]])
+    array(['up', 'down'], dtype='<U4')
+    """
+
+    network_: SeriesNetwork
+    history_: list[dict[str, float]]  # one row per epoch: training loss, error and loss on the validation split
+    temperature_: float  # by which logits are divided
+
+    def __init__(
+        self,
+        attention: str = "primal+",
+        width: int = 64,
+        depth: int = 2,
+        heads: int = 4,
+        rank: int | None = None,
+        eta: float = 0.1,
+        tokens: str = "multiscale",
+        dropout: float = 0.1,
+        augment: float = 0.0,
+        epochs: int = 60,
+        batch_size: int = 16,
+        lr: float = 1e-3,
+        validation_fraction: float = 0.2,
+        patience: int = 20,
+        refit: bool = True,
+        class_weight: Any = None,
+        axis: int = 1,
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.attention, self.width, self.depth, self.heads = attention, width, depth, heads
+        self.rank, self.eta, self.tokens, self.dropout, self.augment = rank, eta, tokens, dropout, augment
+        self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
+        self.validation_fraction, self.patience, self.refit = validation_fraction, patience, refit
+        self.class_weight, self.axis = class_weight, axis
+        self.random_state, self.device, self.verbose = random_state, device, verbose
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> SeriesClassifier:
+        """Fit to series X, labels y (n,) and weights (n,).
+
+        Parameters
+        ----------
+        X
+            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
+        y
+            Labels (n,). Default: those of X, if X is a `kq.data.Series`.
+        sample_weight
+            Weights (n,) of the loss; series of weight 0 are left out. Default: all 1.
+
+        Returns
+        -------
+        SeriesClassifier
+            The fitted estimator.
+        """
+        self._check()
+        device = pick_device(self.device)
+        series, labels, weights = self._samples(X, y, sample_weight)
+        classes, numbers = np.unique(labels, return_inverse=True)
+        seed = seed_of(self.random_state)
+        mean, scale = statistics(series)
+        target, weight = torch.from_numpy(numbers).to(device), torch.from_numpy(weights).float().to(device)
+        samples = Labelled(padded(series, mean, scale, device), target, weight)
+        with seeded(seed, device), bars(self.verbose) as progress:
+            network, history, temperature = self._trained(samples, len(classes), seed, progress)
+        self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
+        self.history_, self.columns_, self.params_ = history, columns_of(X), self._plain_params()
+        self.temperature_ = temperature
+        return self
+
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        facts = {"classes": label_facts(self.classes_), "columns": self.columns_, "temperature": self.temperature_}
+        return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
+
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], SeriesNetwork], int]:
+        self.classes_, self.columns_ = classes_of(facts["classes"]), facts.get("columns")
+        self.mean_, self.scale_ = restored_statistics(tensors, "dims")
+        check_number("temperature", temperature := facts.get("temperature", 1.0))
+        if not 1 <= temperature <= WARMEST:
+            raise ValueError(f"temperature must be from 1 to {WARMEST:g}, got {temperature}")
+        self.temperature_ = float(temperature)
+        return lambda: self._network(len(self.mean_), len(self.classes_)), self.depth
+
+    def _check(self) -> None:
+        check_choice("attention", self.attention, KINDS)
+        check_choice("tokens", self.tokens, TOKENS)
+        sizes = ("width", "depth", "heads", "epochs", "batch_size", "patience")
+        check_sizes(self, sizes, eta=math.inf, lr=math.inf, dropout=1, augment=1, validation_fraction=1)
+        check_count("rank", self.rank, least=1, optional=True)
+        check_count("axis", self.axis, least=1, most=2)
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
+
+    def _network(self, dims: int, classes: int) -> SeriesNetwork:
+        rank = min(RANK, self.width // self.heads) if self.rank is None else self.rank
+        shape = (self.width, self.depth, self.heads)
+        return SeriesNetwork(dims, classes, *shape, self.attention, rank, self.eta, self.dropout, tokens=self.tokens)
+
+    def _trained(
+        self, samples: Labelled, classes: int, seed: int, progress: Progress
+    ) -> tuple[SeriesNetwork, list[dict[str, float]], float]:
+        """The network, the history, and the temperature of the probabilities."""
+        learned, held = hold_out(samples.target.cpu().numpy(), self.validation_fraction, seed)
+        network = self._network(samples.data.values.shape[-1], classes).to(samples.target.device)
+        first = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+        if not len(held):
+            return network, self._train(network, samples, seed, progress)[0], 1.0
+        checked = samples.take(held)
+        history, best, stopped = self._train(network, samples.take(learned), seed, progress, checked)
+        temperature = temperature_of(network, checked, 4 * self.batch_size)
+        if self.refit and best and not stopped:
+            network.load_state_dict(first)
+            self._train(network, samples, seed, progress, epochs=best)
+        return network, history, temperature
+
+    def _train(
+        self,
+        network: SeriesNetwork,
+        samples: Labelled,
+        seed: int,
+        progress: Progress,
+        checked: Labelled | None = None,
+        epochs: int | None = None,
+    ) -> tuple[list[dict[str, float]], int, bool]:
+        """The history, the best epoch, and whether Ctrl-C was pressed; `epochs` ends the schedule early."""
+        plain, every = epochs_of(samples.take, len(samples.target), self.batch_size, seed, BATCHES)
+
+        def draw(step: int, generator: torch.Generator) -> Labelled:
+            batch: Labelled = plain(step, generator)
+            return augmented(batch, self.augment, generator) if self.augment else batch
+
+        checks: list[dict[str, float]] = []
+
+        def validate(model: Any) -> float:
+            assert checked is not None
+            errors, loss = judged(model, checked, 4 * self.batch_size)
+            checks.append({"validation_error": errors, "validation_loss": loss})
+            report(self.verbose, f"epoch {len(checks)}: validation error {errors:.3f}, loss {loss:.3f}")
+            return errors + TIE * loss
+
+        recipe = Recipe(
+            steps=self.epochs * every,
+            lr=self.lr,
+            warmup=min(2 * every, self.epochs * every // 4),
+            clip=4.0,
+            seed=seed,
+            check_every=every,
+            patience=self.patience,
+        )
+        last = every * (self.epochs if epochs is None else epochs)
+        interrupted = list[str]()
+        log = fit_network(
+            network,
+            draw,
+            class_loss,
+            recipe,
+            validate=validate if checked else None,
+            until=lambda step: step >= last,
+            interrupted=interrupted.append,
+            progress=progress,
+        )
+        rows = [{"epoch": int(row["step"]) // every, "loss": row["loss"]} for row in log.rows]
+        if checked is not None:
+            rows = [row | check for row, check in zip(rows, checks, strict=True)]
+        return rows, log.best_step // every, bool(interrupted)
+
+    @torch.no_grad()
+    def _log_probabilities(self, data: Padded, progress: Progress = silent) -> Float64[Tensor, "batch classes"]:
+        network = self.network_.to(data.values.device).eval()
+        groups = data.alike(4 * self.batch_size)
+        watched = progress(groups, "predicting", len(groups))
+        logits = torch.cat([network(*data.take(group)) for group in watched])[torch.cat(groups).argsort()]
+        if not logits.isfinite().all():
+            most = float(data.values.abs().max())
+            raise ValueError(f"X holds values too large: up to {most:.0e} standard deviations of the training data")
+        return (logits.double() / self.temperature_).log_softmax(-1)

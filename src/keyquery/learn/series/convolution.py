@@ -1,0 +1,179 @@
+"""Random convolution features of time series: dilated kernels of nine values, pooled over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from keyquery.learn.inputs.sequences import Padded
+from keyquery.learn.series.pooling import OUTSIDE, pooled, sustained
+from keyquery.support.progress import Progress, silent
+
+LENGTH, TWOS = 9, 3
+KERNELS = torch.full((84, LENGTH), -1.0)  # six values of −1, three of 2: their sum is 0
+for _row, _places in zip(KERNELS, combinations(range(LENGTH), TWOS), strict=True):
+    _row[list(_places)] = 2.0
+DILATIONS = 16  # at most, on an exponential scale
+GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 are evenly spread
+TOGETHER = 2**19  # values of a convolution per batch: more do not fit into the caches of a CPU
+SERIES = 8  # per batch, at least: reductions over time are faster if several lie side by side
+
+
+class Convolutions(nn.Module):
+    """Features of series (batch, n, dims): convolutions with fixed kernels and random dilations, pooled over time.
+
+    The kernels are those of MiniRocket (Dempster, Schmidt and Webb, KDD 2021): all 84 kernels of six −1 and three 2,
+    dilations 1 to (n − 1)/8 on an exponential scale, thresholds at quantiles of convolutions of random training series,
+    and zero-padding for every second kernel, else only windows that lie inside the series. Half the features are those
+    of first differences, and values above a threshold are pooled to their share and mean, as in MultiRocket (Tan et
+    al., 2022). In place of its longest stretch above a threshold, every second kernel has the largest values sustained
+    for 1, 4, 16 … steps, which hold it for all thresholds at once. A kernel reads a random subset of the dims. A share
+    is that of the series' own time steps, whatever its length.
+    """
+
+    def __init__(self, dims: int, plans: Sequence[Sequence[Sequence[int]]], levels: int) -> None:
+        super().__init__()
+        self.plans = plans  # for series and differences: (dilation, thresholds per kernel) of each dilation
+        self.levels = levels  # of sustained values
+        self.thresholds, self.dims = nn.ParameterList(), nn.ParameterList()
+        for _dilation, count in (pair for plan in plans for pair in plan):
+            self.thresholds.append(nn.Parameter(torch.zeros(len(KERNELS), count), requires_grad=False))
+            self.dims.append(nn.Parameter(torch.ones(len(KERNELS), dims), requires_grad=False))
+
+    @classmethod
+    def fitted(cls, series: Padded, per_kernel: int, generator: np.random.Generator) -> Convolutions:
+        """`per_kernel` thresholds for each kernel and each view, at quantiles of these series."""
+        views = [series, differences(series)]
+        plans = [plan(int(view.real.sum(1).max()), per_kernel) for view in views]
+        levels = level_count(int(series.real.sum(1).max()))
+        module, number, used = cls(series.values.shape[-1], plans, levels), 0, 0
+        module.to(series.values.device)
+        for view, each in zip(views, plans, strict=True):
+            for dilation, count in each:
+                dims = module.dims[number].data
+                dims.copy_(torch.from_numpy(subsets(len(KERNELS), dims.shape[1], generator)))
+                drawn = generator.integers(len(view.real), size=len(KERNELS))
+                levels_of = torch.arange(1, count * len(KERNELS) + 1, dtype=torch.float64) + used
+                levels_of = (levels_of * GOLDEN % 1).view(-1, count).to(dims.device)
+                one_each = view.take(torch.from_numpy(drawn).to(dims.device))
+                module.thresholds[number].data.copy_(quantiles(one_each, weights(dims), dilation, levels_of))
+                number, used = number + 1, used + count * len(KERNELS)
+        return module
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return len(KERNELS) // 2 * sum(4 * count + self.levels for plan in self.plans for _dilation, count in plan)
+
+    @torch.no_grad()
+    def forward(self, series: Padded, progress: Progress = silent) -> Float[Tensor, "batch features"]:
+        """The features of all series, in batches."""
+        return batched(self._features, series, len(KERNELS), "convolutions", progress)
+
+    def _features(self, series: Padded) -> Float[Tensor, "batch features"]:
+        features, number = list[Tensor](), 0
+        for view, each in zip((series, differences(series)), self.plans, strict=True):
+            for dilation, _count in each:
+                values = convolved(view.values, weights(self.dims[number]), dilation)
+                for half in (0, 1):
+                    inside = view.real if (half + number) % 2 == 0 else windows_inside(view.real, dilation)
+                    shown = within(values[half::2], inside)
+                    features += pooled(shown, inside.sum(1), self.thresholds[number][half::2])
+                    features += sustained(shown, self.levels) if half else []
+                number += 1
+        return torch.cat(features).T
+
+
+def batched(
+    features: Callable[[Padded], Tensor], series: Padded, kernels: int, description: str, progress: Progress
+) -> Float[Tensor, "batch features"]:
+    """Features of all series, in batches whose convolutions fit into the caches of a CPU."""
+    size = max(TOGETHER // (kernels * series.values.shape[1]), SERIES)
+    count = -(-len(series.values) // size)
+    return torch.cat([features(part) for part in progress(series.batches(size), description, count)])
+
+
+def level_count(length: int) -> int:
+    """Number of sustained values for series of this length: windows of 1, 4, 16 … steps, at most half the series."""
+    return 1 + int(np.log2(max(length / 2, 1)) // 2)
+
+
+def plan(length: int, per_kernel: int) -> list[list[int]]:
+    """Dilations of series of this length, and the number of thresholds of each, `per_kernel` in all."""
+    most = max((length - 1) / (LENGTH - 1), 1.0)
+    steps = np.floor(2 ** np.linspace(0, np.log2(most), min(DILATIONS, per_kernel))).astype(int)
+    dilations, counts = np.unique(steps, return_counts=True)
+    shared = np.diff(np.round(np.concatenate(([0], counts.cumsum())) * per_kernel / counts.sum()).astype(int))
+    return [[int(dilation), int(count)] for dilation, count in zip(dilations, shared, strict=True) if count]
+
+
+def subsets(count: int, dims: int, generator: np.random.Generator) -> Float[np.ndarray, "count dims"]:
+    """1 for the dims that each of `count` kernels reads: at most nine, uniformly distributed on a log scale."""
+    chosen = np.zeros((count, dims), dtype=np.float32)
+    for row in chosen:
+        size = int(2 ** generator.uniform(0, np.log2(min(dims, LENGTH) + 1)))
+        row[generator.choice(dims, size, replace=False)] = 1
+    return chosen
+
+
+def weights(dims: Float[Tensor, "84 dims"]) -> Float[Tensor, "84 weights"]:
+    """Weights (84, 9 · dims) of all kernels."""
+    return (KERNELS.to(dims).unsqueeze(-1) * dims.unsqueeze(1)).flatten(1)
+
+
+def shifted(values: Float[Tensor, "batch n dims"], dilation: int) -> Float[Tensor, "weights n batch"]:
+    """What each weight of a dilated kernel meets, in zero-padded series; time before series, for fast pooling."""
+    n, reach = values.shape[1], dilation * (LENGTH // 2)
+    longer = pad(values.permute(2, 1, 0), (0, 0, reach, reach))
+    return torch.stack([longer[:, place * dilation :][:, :n] for place in range(LENGTH)]).flatten(0, 1)
+
+
+def quantiles(
+    series: Padded, kernels: Float[Tensor, "84 weights"], dilation: int, levels: Float[Tensor, "84 count"]
+) -> Float[Tensor, "84 count"]:
+    """Quantiles of the convolution of series i with kernel i."""
+    values = torch.einsum("kw,wnk->kn", kernels, shifted(series.values, dilation))
+    ordered = values.masked_fill(~series.real, torch.inf).sort(1).values
+    return ordered.gather(1, (levels * (series.real.sum(1, keepdim=True) - 1)).long())
+
+
+def convolved(
+    values: Float[Tensor, "batch n dims"], kernels: Float[Tensor, "kernels weights"], dilation: int
+) -> Float[Tensor, "kernels n batch"]:
+    """Dilated convolutions of zero-padded series: one product of matrices."""
+    return (kernels @ shifted(values, dilation).flatten(1)).view(len(kernels), -1, len(values))
+
+
+def windows_inside(real: Bool[Tensor, "batch n"], dilation: int) -> Bool[Tensor, "batch n"]:
+    """Time steps whose window of a dilated kernel lies inside the series; all, if none does."""
+    reach, length = dilation * (LENGTH // 2), real.sum(1, keepdim=True)
+    place = torch.arange(real.shape[1], device=real.device)
+    inside = (place >= reach) & (place < length - reach)
+    return torch.where(length > 2 * reach, inside, real)
+
+
+def within(
+    values: Float[Tensor, "kernels n batch"], inside: Bool[Tensor, "batch n"]
+) -> Float[Tensor, "kernels m batch"]:
+    """Values inside: a slice if all series agree, else `OUTSIDE` marks what is outside."""
+    start, count = int(inside[0].to(torch.uint8).argmax()), int(inside[0].sum())
+    if bool((inside == inside[0]).all()) and bool(inside[0, start : start + count].all()):
+        return values[:, start : start + count]
+    return values.masked_fill(~inside.T, OUTSIDE)
+
+
+def differences(series: Padded) -> Padded:
+    """First differences; a series of one time step has the difference 0."""
+    values, real = series
+    if values.shape[1] == 1:
+        return Padded(torch.zeros_like(values), real)
+    inside = real[:, 1:].clone()
+    inside[:, 0] |= ~inside.any(1)
+    steps = values.diff(dim=1).where(real[:, 1:, None], 0.0)
+    return Padded(steps, inside)

@@ -1,0 +1,202 @@
+"""ConvolutionRidgeClassifier: random convolution features of time series, and ridge regression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from keyquery.learn.base import check_sizes, seed_of
+from keyquery.learn.inputs.sequences import Padded, columns_of, padded, restored_statistics, statistics
+from keyquery.learn.inputs.targets import classes_of, label_facts
+from keyquery.learn.series.base import SeriesEstimator
+from keyquery.learn.series.competing import Competing
+from keyquery.learn.series.convolution import KERNELS, Convolutions
+from keyquery.learn.series.ridge import fit_ridge
+from keyquery.support.checks import check_count, check_number
+from keyquery.support.devices import pick_device
+from keyquery.support.progress import Progress, bars, silent
+
+
+class ConvolutionRidgeClassifier(SeriesEstimator):
+    """Time-series classifier without attention: random convolutions and a linear map, for small sets on a CPU.
+
+    Features are dilated convolutions of the series and of their differences, pooled over time: shares and means of
+    values above thresholds, as in MiniRocket and MultiRocket, sustained values, and scores of competing kernels, as in
+    Hydra. Ridge regression maps them to classes. Penalty and temperature of the probabilities minimise the
+    leave-one-out cross-entropy, which has a closed form, so that no series are set aside.
+
+    Series are those of `SeriesClassifier`: of any length, with one or more dims. Gaps are interpolated linearly;
+    missing values at the end of all dims are no part of a series.
+
+    Parameters
+    ----------
+    features
+        Number of shares and means of values above thresholds, to the nearest multiple of 336. Sustained values and
+        competing kernels, whose number grows with the length of the series, come in addition. Default: 10,000.
+    class_weight
+        None, "balanced" or {label: weight}. Default: None.
+    axis
+        The axis of time: 1 for arrays (n, length, dims) and lists of (length, dims); 2 for (n, dims, length) and lists
+        of (dims, length), as in aeon. Default: 1.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
+
+    See Also
+    --------
+    SeriesClassifier : a small transformer.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> noise, ramp = torch.randn(2, 20, 30), torch.linspace(-1, 1, 30)
+    >>> X, y = torch.cat((noise[0] + 2 * ramp.sin(), noise[1] - ramp)), ["up"] * 20 + ["down"] * 20
+    >>> model = kq.ConvolutionRidgeClassifier(features=2000, random_state=0).fit(X, y)
+    >>> model.predict([3 * ramp, -3 * ramp[::3]])
+    array(['up', 'down'], dtype='<U4')
+    """
+
+    network_: Linear
+    temperature_: float  # by which scores are divided
+    penalty_: float  # of the ridge regression
+    loss_: float | None  # leave-one-out cross-entropy of classes with two series or more, in nats
+
+    def __init__(
+        self,
+        features: int = 10_000,
+        class_weight: Any = None,
+        axis: int = 1,
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.features, self.class_weight, self.axis = features, class_weight, axis
+        self.random_state, self.device, self.verbose = random_state, device, verbose
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ConvolutionRidgeClassifier:
+        """Fit to series X, labels y (n,) and weights (n,).
+
+        Parameters
+        ----------
+        X
+            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
+        y
+            Labels (n,). Default: those of X, if X is a `kq.data.Series`.
+        sample_weight
+            Weights (n,) of the loss; series of weight 0 are left out. Default: all 1.
+
+        Returns
+        -------
+        ConvolutionRidgeClassifier
+            The fitted estimator.
+        """
+        self._check()
+        device = pick_device(self.device)
+        series, labels, weights = self._samples(X, y, sample_weight)
+        classes, numbers = np.unique(labels, return_inverse=True)
+        mean, scale = statistics(series)
+        data = padded(series, mean, scale, device)
+        generator = np.random.default_rng(seed_of(self.random_state))
+        per_kernel = max(round(self.features / (4 * len(KERNELS))), 1)  # of shares and means, of series and differences
+        convolutions = Convolutions.fitted(data, per_kernel, generator)
+        network = Linear(convolutions, Competing.fitted(data, generator), len(classes)).to(device)
+        with bars(self.verbose) as progress:
+            features = network.features(data, progress)
+        ridge = fit_ridge(features, torch.from_numpy(numbers).to(device), torch.from_numpy(weights).to(device))
+        network.weight.data.copy_(ridge.weight)
+        network.bias.data.copy_(ridge.bias)
+        self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
+        self.temperature_, self.penalty_ = ridge.temperature, ridge.penalty
+        self.loss_ = ridge.loss if ridge.loss == ridge.loss else None
+        self.history_, self.columns_, self.params_ = [], columns_of(X), self._plain_params()
+        return self
+
+    def _prepared(self, series: list[np.ndarray]) -> list[np.ndarray]:
+        return [interpolated(values) for values in series]
+
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        facts: dict[str, Any] = {
+            "classes": label_facts(self.classes_),
+            "columns": self.columns_,
+            "temperature": self.temperature_,
+        }
+        convolutions, competing = self.network_.convolutions, self.network_.competing
+        facts |= {"penalty": self.penalty_, "loss": self.loss_, "plans": convolutions.plans}
+        facts |= {"levels": convolutions.levels, "dilations": competing.dilations}
+        return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
+
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], Linear], int]:
+        self.classes_, self.columns_ = classes_of(facts["classes"]), facts.get("columns")
+        self.mean_, self.scale_ = restored_statistics(tensors, "dims")
+        for name in ("temperature", "penalty"):
+            check_number(name, facts[name])
+            setattr(self, f"{name}_", float(facts[name]))
+        self.loss_ = facts["loss"]
+        if not self.temperature_ > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature_}")
+        plans, levels, dilations = facts["plans"], facts["levels"], facts["dilations"]
+        check_count("levels", levels, least=1, most=64)
+        if not 1 <= len(dilations) <= 64:
+            raise ValueError(f"there must be 1 to 64 dilations, got {len(dilations)}")
+        for dilation in dilations:
+            check_count("dilation", dilation, least=1, most=2**40)
+        if len(plans) != 2 or sum(map(len, plans)) > len(tensors):
+            raise ValueError("the dilations do not match the tensors")
+        for dilation, count in (pair for plan in plans for pair in plan):
+            check_count("dilation", dilation, least=1, most=2**40)
+            check_count("thresholds", count, least=1, most=2**20)
+        dims, classes = len(self.mean_), len(self.classes_)
+        return lambda: Linear(Convolutions(dims, plans, levels), Competing(dims, dilations), classes), 1
+
+    def _check(self) -> None:
+        check_sizes(self, ["features"])
+        check_count("axis", self.axis, least=1, most=2)
+
+    @torch.no_grad()
+    def _log_probabilities(self, data: Padded, progress: Progress = silent) -> Float64[Tensor, "batch classes"]:
+        network = self.network_.to(data.values.device)
+        if not data.values.isfinite().all():
+            raise ValueError("X holds values too large: they are infinite in float32 once standardised")
+        return (network(data, progress) / self.temperature_).log_softmax(-1)
+
+
+class Linear(nn.Module):
+    """Scores of classes, linear in the features of convolutions."""
+
+    def __init__(self, convolutions: Convolutions, competing: Competing, classes: int) -> None:
+        super().__init__()
+        self.convolutions, self.competing = convolutions, competing
+        width = convolutions.width + competing.width
+        self.weight = nn.Parameter(torch.zeros(width, classes, dtype=torch.float64), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(classes, dtype=torch.float64), requires_grad=False)
+
+    def features(self, series: Padded, progress: Progress = silent) -> Float[Tensor, "batch features"]:
+        """Features of both kinds of kernels."""
+        return torch.cat((self.convolutions(series, progress), self.competing(series, progress)), 1)
+
+    def forward(self, series: Padded, progress: Progress = silent) -> Float64[Tensor, "batch classes"]:
+        """Scores in float64."""
+        return self.features(series, progress).double() @ self.weight + self.bias
+
+
+def interpolated(values: Float64[np.ndarray, "n dims"]) -> Float64[np.ndarray, "_ dims"]:
+    """A series up to its last value, gaps filled linearly; a dim without any value stays NaN, which becomes the
+    mean.
+    """
+    present = ~np.isnan(values)
+    values, present = (part[: np.flatnonzero(present.any(1))[-1] + 1] for part in (values, present))
+    if present.all():
+        return values
+    filled, places = values.copy(), np.arange(len(values))
+    for dim in np.flatnonzero(present.any(0)):
+        there = present[:, dim]
+        filled[:, dim] = np.interp(places, places[there], values[there, dim])
+    return filled

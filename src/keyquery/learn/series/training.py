@@ -1,0 +1,105 @@
+"""Training of a SeriesClassifier: batches, loss and validation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from keyquery.learn.inputs.sequences import Padded
+from keyquery.learn.layers import regularizer
+from keyquery.learn.training.loop import Draw
+
+WARMEST = 20.0  # the largest temperature
+BATCHES = 12  # of an epoch, at least: small sets are passed several times
+TIE = 1e-3  # weight of the validation loss, as a tie-breaker of the error rate
+
+
+class Labelled(NamedTuple):
+    """Series, their class indices and weights."""
+
+    data: Padded
+    target: Int[Tensor, " batch"]
+    weight: Float[Tensor, " batch"] | None = None  # default: equal
+
+    def take(self, index: Any) -> Labelled:
+        """A subset."""
+        chosen = torch.as_tensor(index, device=self.target.device)
+        weight = None if self.weight is None else self.weight[chosen]
+        return Labelled(self.data.take(chosen), self.target[chosen], weight)
+
+
+def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int, least: int = 1) -> tuple[Draw, int]:
+    """A function that draws batches, shuffled in every pass over the samples, and the number of batches per epoch.
+
+    `take(index)` returns a subset of the `count` samples. An epoch is as many passes as make `least` batches.
+    """
+    every = -(-count // size)
+
+    def draw(step: int, generator: torch.Generator) -> Any:
+        number, batch = divmod(step, every)
+        order = np.random.default_rng((seed, number)).permutation(count)
+        return take(order[batch * size :][:size])
+
+    return draw, every * -(-least // every)
+
+
+def augmented(samples: Labelled, strength: float, generator: torch.Generator) -> Labelled:
+    """Series whose dims are scaled, to which noise is added, and from whose ends random shares are cut.
+
+    Factors and noise have the standard deviation `strength`, in standard deviations of the training data; the two cuts
+    take up to `strength` of the steps together.
+    """
+    values, real = samples.data
+    batch, _n, dims = values.shape
+    factor, noise, cut = (
+        part.to(values)
+        for part in (
+            1 + strength * torch.randn(batch, 1, dims, generator=generator),
+            strength * torch.randn(values.shape, generator=generator),
+            strength * torch.rand(2, batch, 1, generator=generator) / 2,
+        )
+    )
+    rank, length = real.cumsum(1), real.sum(1, keepdim=True)
+    kept = real & (rank > (cut[0] * length).floor()) & (rank <= length - (cut[1] * length).floor())
+    return samples._replace(data=Padded((values * factor + noise).where(kept.unsqueeze(-1), 0.0), kept))
+
+
+def class_loss(model: nn.Module, batch: Labelled) -> Float[Tensor, ""]:
+    """Weighted cross-entropy plus the regularizer of primal layers."""
+    if batch.weight is None:
+        return cross_entropy(model(*batch.data), batch.target) + regularizer(model)
+    losses = cross_entropy(model(*batch.data), batch.target, reduction="none")
+    return (batch.weight * losses).mean() + regularizer(model)
+
+
+@torch.no_grad()
+def temperature_of(model: nn.Module, samples: Labelled, size: int) -> float:
+    """The temperature, at least 1, with the least cross-entropy: small validation splits must not make it surer."""
+    logits = _logits(model.eval(), samples, size)
+    candidates = torch.logspace(0, math.log10(WARMEST), 200, dtype=torch.float64).clamp(max=WARMEST).tolist()
+    return min(candidates, key=lambda temperature: _weighted(logits / temperature, samples)[1])
+
+
+def _logits(model: nn.Module, samples: Labelled, size: int) -> Float[Tensor, "n classes"]:
+    return torch.cat([model(*batch) for batch in samples.data.batches(size)]).float()
+
+
+@torch.no_grad()
+def judged(model: nn.Module, samples: Labelled, size: int) -> tuple[float, float]:
+    """Weighted error rate and cross-entropy."""
+    return _weighted(_logits(model, samples, size), samples)
+
+
+def _weighted(logits: Float[Tensor, "n classes"], samples: Labelled) -> tuple[float, float]:
+    losses = cross_entropy(logits, samples.target, reduction="none")
+    errors = logits.argmax(1) != samples.target
+    weight = torch.ones_like(losses) if samples.weight is None else samples.weight
+    weight = weight.double() / weight.double().sum()
+    return float(weight @ errors.double()), float(weight @ losses.double())

@@ -1,0 +1,282 @@
+"""TransportClassifier: an MLP trained on optimal-transport pairs of points and class targets."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Shaped
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
+from keyquery.learn.fitting import fit_network
+from keyquery.learn.inputs.points import Points, points_of
+from keyquery.learn.inputs.sequences import restored_statistics, statistics
+from keyquery.learn.inputs.tables import check_features, target_of
+from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of, weights_of
+from keyquery.learn.series.training import epochs_of
+from keyquery.learn.training import Recipe
+from keyquery.learn.transport.alignment import (
+    GEOMETRIES,
+    MATCHES,
+    Aligned,
+    Mapper,
+    align,
+    centres,
+    learned_loss,
+    map_loss,
+    room,
+)
+from keyquery.support.checks import check_choice, check_count
+from keyquery.support.devices import pick_device
+from keyquery.support.progress import Progress, bars
+
+STEPS = 10  # per epoch
+CHUNK = 2**16  # points per forward pass
+
+
+class TransportClassifier(Classifier, SavedEstimator):
+    """Classifier by optimal transport: an MLP maps each class to its own Gaussian.
+
+    Class c has the target N(μ_c, I). The standardised points of a class are paired with as many samples of its target
+    by optimal transport, and an MLP f is trained on the pairs (squared error, Adam):
+
+        p(c | x) = softmax_c(−‖f(x) − μ_c‖)
+
+    X is a table (n, features), sequences (n, T, features), or a list of sequences of any length; for sequences each
+    time step is a point, and the scores of all time steps are multiplied.
+
+    Parameters
+    ----------
+    geometry
+        Where the μ_c are: on a "circle" of radius 3k for k classes, at the vertices of a "simplex", or "learned",
+        initialised at a simplex and trained with the cross-entropy of the prediction. A circle has 2 dimensions and a
+        simplex k − 1; if X has fewer features, it is zero-padded for the pairing. On a circle, as published, with four
+        or more classes the nearest centre is not always the most probable class. Default: "learned".
+    match
+        "ot", or one of two controls: "random" pairs within the class, and "mean", which maps every point to μ_c.
+        Default: "ot".
+    hidden
+        Widths of the hidden layers. Default: (32, 32).
+    epochs, lr
+        Default: 100, 1e-2.
+    validation_fraction
+        Share of each class used as the validation split; the weights of the best epoch are kept. With 0, all epochs
+        are run. Default: 0.2.
+    patience
+        Epochs without improvement on the validation split before training stops. Default: 20.
+    class_weight
+        None, "balanced" or {label: weight}. Default: None.
+    random_state
+        Seed: None, an integer or a numpy generator. Default: None.
+    device
+        Default: "auto", a GPU if there is one.
+    verbose
+        Show progress: bars in a terminal, elsewhere lines. Default: False.
+
+    See Also
+    --------
+    kq.monge_gap : a loss for maps that should be optimal transport.
+    kq.transport : optimal transport between the layers of a model.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(200, 2))
+    >>> y = np.where(np.hypot(*X.T) < 1.2, "inner", "outer")
+    >>> model = kq.TransportClassifier(random_state=0, device="cpu").fit(X[:100], y[:100])
+    >>> model.score(X[100:], y[100:]) > 0.9
+    True
+    """
+
+    network_: Mapper
+    classes_: Shaped[np.ndarray, " classes"]
+    mean_: Float64[np.ndarray, " features"]
+    scale_: Float64[np.ndarray, " features"]
+    history_: list[dict[str, float]]  # one row per epoch: training loss and loss on the validation split
+    n_features_in_: int
+    feature_names_in_: Shaped[np.ndarray, " features"]  # if X has column names
+
+    def __init__(
+        self,
+        geometry: str = "learned",
+        match: str = "ot",
+        hidden: Sequence[int] = (32, 32),
+        epochs: int = 100,
+        lr: float = 1e-2,
+        validation_fraction: float = 0.2,
+        patience: int = 20,
+        class_weight: Any = None,
+        random_state: Any = None,
+        device: str | torch.device = "auto",
+        verbose: bool = False,
+    ) -> None:
+        self.geometry, self.match, self.hidden, self.epochs = geometry, match, hidden, epochs
+        self.lr, self.validation_fraction, self.patience = lr, validation_fraction, patience
+        self.class_weight = class_weight
+        self.random_state, self.device, self.verbose = random_state, device, verbose
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TransportClassifier:
+        """Fit to samples X, labels y (n,) and weights (n,).
+
+        Parameters
+        ----------
+        X
+            Samples: an array (n, columns), a `kq.data.Table` or a `kq.data.Series`.
+        y
+            Labels (n,). Default: those of X, if X is a `kq.data.Table` or `Series`.
+        sample_weight
+            Weights (n,) of the loss; samples of weight 0 are left out. Default: all 1.
+
+        Returns
+        -------
+        TransportClassifier
+            The fitted estimator.
+        """
+        self._check()
+        device, points = pick_device(self.device), points_of(X)
+        labels = labels_of(type(self).__name__, target_of(X, y), points.samples)
+        weights = weights_of(type(self).__name__, labels, sample_weight, self.class_weight)
+        points, labels, weights = points.chosen(weights > 0), labels[weights > 0], weights[weights > 0]
+        classes, numbers = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            only = label_facts(classes)["labels"][0]
+            raise ValueError(f"y holds only one class, {only!r}: a classifier needs two or more")
+        seed = seed_of(self.random_state)
+        learned, held = (points.of(samples) for samples in hold_out(numbers, self.validation_fraction, seed))
+        mean, scale = statistics([points.values[learned]])
+        x = torch.from_numpy((points.values - mean) / scale)
+        target, weight = torch.from_numpy(numbers[points.owner]), torch.from_numpy(weights[points.owner])
+        with seeded(seed, device), bars(self.verbose) as progress:
+            network = self._network(x.shape[1], len(classes)).to(device)
+            dims = network.centres.shape[1]
+            samples = align(x[learned], target[learned], dims, self.match, seed, progress)
+            checked = align(x[held], target[held], dims, "mean", seed) if held.any() else None
+            if weights.min() < weights.max():
+                samples = samples._replace(weight=weight[learned])
+                checked = checked._replace(weight=weight[held]) if checked else None
+            samples, checked = samples.to(device), checked.to(device) if checked else None
+            history = self._train(network, samples, checked, seed, progress)
+        self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
+        self.history_, self.params_ = history, self._plain_params()
+        self._keep_columns(points.names, len(mean))
+        return self
+
+    def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
+        """Probabilities (n, classes), in the order of `classes_`.
+
+        Parameters
+        ----------
+        X
+            Samples, as in `fit`.
+
+        Returns
+        -------
+        ndarray
+            Probabilities (n, classes), in the order of `classes_`.
+        """
+        return self._log_scores(X).softmax(-1).numpy()
+
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        names = getattr(self, "feature_names_in_", None)
+        facts = {"classes": label_facts(self.classes_), "names": None if names is None else list(names)}
+        return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
+
+    @classmethod
+    def _params_of(cls, facts: dict[str, Any]) -> dict[str, Any]:
+        return {**facts["params"], "hidden": tuple(facts["params"]["hidden"])}
+
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], Mapper], int]:
+        self.params_ = self._params_of(facts)
+        self.classes_ = classes_of(facts["classes"])
+        self.mean_, self.scale_ = restored_statistics(tensors, "features")
+        self._keep_columns(facts["names"], len(self.mean_))
+        return lambda: self._network(len(self.mean_), len(self.classes_)), len(self.hidden)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+    def _check(self) -> None:
+        check_choice("geometry", self.geometry, GEOMETRIES)
+        check_choice("match", self.match, MATCHES)
+        check_sizes(self, ["epochs", "patience"], lr=math.inf, validation_fraction=1)
+        if not isinstance(self.hidden, (tuple, list)):
+            raise TypeError(f"hidden must be the widths of layers, such as (32, 32), got {self.hidden!r}")
+        for width in self.hidden:
+            check_count("hidden", width)
+
+    def _network(self, features: int, classes: int) -> Mapper:
+        dims = max(features, room(self.geometry, classes))
+        where = centres(self.geometry, classes, dims)
+        return Mapper(features, where, self.hidden, learned=self.geometry == "learned")
+
+    def _train(
+        self, network: Mapper, samples: Aligned, checked: Aligned | None, seed: int, progress: Progress
+    ) -> list[dict[str, float]]:
+        size = -(-len(samples.x) // STEPS)
+        draw, every = epochs_of(samples.take, len(samples.x), size, seed)
+        learned = self.geometry == "learned"
+
+        def validate(model: nn.Module) -> float:
+            """Validation loss: cross-entropy, or for fixed centres the squared distance to the right one."""
+            assert checked is not None
+            if learned:
+                losses = cross_entropy(-network.distances(checked.x), checked.target, reduction="none")
+                return float(checked.mean(losses))
+            return float(map_loss(model, checked))
+
+        recipe = Recipe(
+            steps=self.epochs * every,
+            lr=self.lr,
+            schedule="flat",
+            warmup=0,
+            weight_decay=0.0,
+            clip=None,
+            seed=seed,
+            bf16=False,
+            check_every=every,
+            patience=self.patience,
+        )
+        loss = learned_loss if learned else map_loss
+        log = fit_network(
+            network,
+            draw,
+            loss,
+            recipe,
+            validate=validate if checked else None,
+            progress=progress,
+            advice="X may hold values too large, or a smaller lr may help",
+            verbose=self.verbose,
+        )
+        names = {"loss": "loss", "validation": "validation_loss"}
+        return [
+            {"epoch": int(row["step"]) // every, **{names[key]: row[key] for key in names if key in row}}
+            for row in log.rows
+        ]
+
+    def _points(self, X: Any) -> Points:
+        check_is_fitted(self)
+        points = points_of(X)
+        known = (getattr(self, "feature_names_in_", None), self.n_features_in_)
+        check_features(type(self).__name__, known, (points.names, points.values.shape[1]))
+        return points
+
+    @torch.no_grad()
+    def _log_scores(self, X: Any) -> Float64[Tensor, "n classes"]:
+        """−Σ over time steps of ‖f(x) − μ_c‖, in float64, so that scores do not depend on the batch."""
+        points, device = self._points(X), pick_device(self.device)
+        network = copy.deepcopy(self.network_).double().to(device)
+        x = torch.from_numpy((points.values - self.mean_) / self.scale_)
+        distances = torch.cat([network.distances(chunk.to(device)).cpu() for chunk in x.split(CHUNK)])
+        if not distances.isfinite().all():
+            raise ValueError(
+                f"X holds values too large: up to {x.abs().max():.0e} standard deviations of the training data"
+            )
+        scores = distances.new_zeros(points.samples, len(self.classes_))
+        return scores.index_add(0, torch.from_numpy(points.owner), -distances)

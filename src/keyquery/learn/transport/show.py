@@ -1,0 +1,257 @@
+"""A path compared with optimal transport in the terminal, as a figure and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from keyquery.learn.transport.head_energies import SKEW
+from keyquery.learn.transport.transport import Transport
+from keyquery.pages.colours import CLASSES, LIGHT, depth_colour
+from keyquery.pages.components import DIGITS, column, versioned
+from keyquery.pages.document import document
+from keyquery.pages.tables import Text, columns_table
+from keyquery.reading import short
+
+LISTED = 30  # classes and heads that are listed
+LIMIT = f"{SKEW:g}".replace("-", "−")
+
+
+def recorded(reading: Transport) -> str:
+    """The number of points and of recorded steps."""
+    records = reading.provenance.get("records", len(reading.steps))
+    until = f", up to {reading.unit} {reading.steps[-1]:,}" if reading.steps else ""
+    return f"{reading.points:,} points, recorded {records:,} times{until}"
+
+
+def notes(reading: Transport) -> list[str]:
+    """Explanations of the metrics."""
+    lines = [
+        "distance: root mean square from start to end; optimal: the minimum over matchings within classes;",
+        "random: a random matching; if it is close to optimal, an optimality near 1 is not informative;",
+        "efficiency: straightness of the path; matched: share of points that are matched to themselves.",
+    ]
+    if reading.published:
+        lines = [
+            "Released definition, for comparison: sums over points and classes; a straight path scores far below 1."
+        ]
+    if not reading.exact:
+        bounds = (f"{row['class']}: {row['least']:.4g}" for row in reading.classes if not row["exact"])
+        lines.append(f"optimal is computed by Sinkhorn, an upper bound; lower bounds: {', '.join(bounds)}.")
+    return lines
+
+
+def heads_notes(reading: Transport) -> list[str]:
+    """The heads that became skew, and since when."""
+    if not reading.heads:
+        return []
+    skew = sorted((head for head in reading.heads if head["since"] is not None), key=lambda head: head["since"])
+    if not skew:
+        return [f"None of {len(reading.heads)} heads ends skew (symmetry {LIMIT} or below)."]
+    each = ", ".join(f"{head['layer']}.{head['head']} since {head['since']:,}" for head in skew[:LISTED])
+    more = f" and {len(skew) - LISTED} more" if len(skew) > LISTED else ""
+    share = f"{len(skew)} of {len(reading.heads)} heads end skew"
+    return [f"{share} (symmetry {LIMIT} or below), by {reading.unit}: {each}{more}."]
+
+
+COLUMNS = {
+    "points": "points",
+    "distance": "distance",
+    "wasserstein": "optimal",
+    "random": "random",
+    "monge_gap": "gap",
+    "optimality": "optimality",
+    "path_length": "path",
+    "efficiency": "efficiency",
+    "matched": "matched",
+    "bures": "Gaussian",
+}
+
+
+def lines(reading: Transport) -> list[Any]:
+    """One row for all points and one per class, an explanation of the columns, and the heads that became skew."""
+    rows = reading.records()
+    table = columns_table("class", *COLUMNS.values())
+    for row in rows[: LISTED + 1]:
+        table.add_row(Text(str(row["class"])), *(_cell(name, row) for name in COLUMNS))
+    where = ", ".join(filter(None, [reading.model["name"], reading.model.get("module")]))
+    lines: list[Any] = [Text(f"{where}: {recorded(reading)}", style="bold"), table]
+    if len(rows) > LISTED + 1:
+        lines.append(f"The first {LISTED} of {len(rows) - 1} classes; the JSON has all.")
+    lines += ["", *map(Text, [*notes(reading), *heads_notes(reading)])]
+    return lines
+
+
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    value = row[name]
+    if value is None:
+        return "–"
+    return f"{value:,}" if name == "points" else f"{value:.0%}" if name == "matched" else f"{value:.3g}"
+
+
+INK, FAINT = "#24292f", "#8c959f"
+WAYS = 60  # points whose whole trajectory is drawn
+
+
+def ways(reading: Transport, pyplot: Any, title: str | None = None) -> Any:
+    """Left, trajectories from start (hollow) to end (filled) in 2D; then distances, ratios and, if recorded, heads."""
+    if reading.sketch is None:
+        raise ValueError("a path without frames has no figure: set frames to 2 or more")
+    several = bool(reading.heads)
+    shape = {"figsize": (7.6 if several else 6.4, 2.4), "width_ratios": (1.25, *([1] * (2 + several)))}
+    figure, axes = pyplot.subplots(1, 3 + several, layout="constrained", **shape)
+    _cloud(axes[0], reading)
+    _lines(axes[1], reading, {"distance": INK, "wasserstein": LIGHT["symmetric"]}, "distance")
+    _lines(axes[2], reading, {"optimality": LIGHT["symmetric"], "efficiency": LIGHT["skew"]}, "ratios")
+    axes[2].set_ylim(0, 1.05)
+    if several:
+        _heads(axes[3], reading)
+    for axis in axes[1:]:
+        axis.set_xlabel(reading.unit)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title or reading.model["name"], fontsize=9)
+    return figure
+
+
+def _cloud(axis: Any, reading: Transport) -> None:
+    assert reading.sketch is not None
+    places = np.array(reading.sketch["frames"]).reshape(len(reading.steps), -1, 2)
+    number = np.array(reading.sketch["classes"])
+    for at, row in enumerate(reading.classes):
+        mine, colour = places[:, number == at], CLASSES[at % len(CLASSES)]
+        for way in mine[:, : max(WAYS // len(reading.classes), 1)].transpose(1, 0, 2):
+            axis.plot(*way.T, color=colour, linewidth=0.4, alpha=0.35)
+        axis.scatter(*mine[0].T, s=5, facecolors="none", edgecolors=colour, linewidths=0.4, alpha=0.6)
+        axis.scatter(*mine[-1].T, s=6, color=colour, linewidths=0, alpha=0.8, label=str(row["class"]), zorder=3)
+    shown = sum(reading.sketch["shares"])
+    axis.set(title=f"hollow: start, filled: end\n({shown:.0%} of the variance)", xticks=[], yticks=[], aspect="equal")
+    axis.title.set_fontsize(7.5)
+    axis.set_adjustable("datalim")
+    axis.spines[:].set_color("#d8dee4")
+    if 1 < len(reading.classes) <= len(CLASSES):
+        axis.legend(frameon=False, fontsize=6, markerscale=1.5, handletextpad=0.1, borderpad=0)
+
+
+def _lines(axis: Any, reading: Transport, colours: dict[str, str], title: str) -> None:
+    for name, colour in colours.items():
+        values = [np.nan if value is None else value for value in reading.curves[name]]
+        axis.plot(reading.steps, values, color=colour, linewidth=1.2, label=name)
+    axis.set(title=title)
+    axis.set_ylim(bottom=0)
+    axis.legend(frameon=False, fontsize=6.5)
+
+
+def _heads(axis: Any, reading: Transport) -> None:
+    deepest = max(head["layer"] for head in reading.heads) or 1
+    axis.axhline(0, color=FAINT, linewidth=0.6)
+    for head in reading.heads:
+        axis.plot(
+            reading.steps, head["symmetry"], color=depth_colour(head["layer"] / deepest), linewidth=0.8, alpha=0.8
+        )
+    most = max(0.25, 1.1 * max(abs(value) for head in reading.heads for value in head["symmetry"]))
+    axis.set(title="symmetry per head", ylim=(-most, most), ylabel="skew        symmetric")
+
+
+FIGURES = {"ways": ways}
+SAID = {"distance": "distance T", "wasserstein": "optimal W₂", "optimality": "optimality", "efficiency": "efficiency"}
+
+
+def page(reading: Transport) -> str:
+    """The point cloud in motion, compared with optimal transport, and the metrics over steps."""
+    if reading.sketch is None:
+        raise ValueError("a path without frames has no page: set frames to 2 or more")
+    rows = reading.records()
+    total = rows[0]
+    numbers = {
+        name: "–" if total[name] is None else f"{total[name]:.3g}" for name in ("distance", "wasserstein", "optimality")
+    }
+    sentence = (
+        f"The points move {numbers['distance']} on average (root mean square); an optimal matching needs "
+        f"{numbers['wasserstein']}: optimality {numbers['optimality']}."
+    )
+    tags = [
+        {"value": short(total[name], 3), "name": label, "title": reading.units.get(name)}
+        for name, label in (("random", "random matching"), ("efficiency", "efficiency"))
+    ]
+    blocks: list[dict[str, Any]] = [
+        {"type": "summary", "sentences": [sentence], "tags": tags},
+        {"type": "cloud", "place": "seven", **_cloud_data(reading)},
+        _curves(reading, "Distance", {"distance": "var(--ink)", "wasserstein": "var(--symmetric)"}),
+        _curves(
+            reading, "Optimality and efficiency", {"optimality": "var(--symmetric)", "efficiency": "var(--skew)"}, 1
+        ),
+        *_head_curves(reading),
+        _class_table(reading, rows),
+    ]
+    facts = " · ".join(filter(None, [reading.model.get("module"), recorded(reading)]))
+    texts = [*notes(reading), *heads_notes(reading), *versioned([], reading.provenance)]
+    state = {"over": "coupling", "hidden": ""}
+    return document(str(reading.model["name"]), "transport", [{"blocks": blocks, "state": state}], facts, texts)
+
+
+def _cloud_data(reading: Transport) -> dict[str, Any]:
+    sketch = dict(reading.sketch or {})
+    shown, whole = len(sketch["classes"]), reading.records()[0]["points"]
+    seen = f"Projection on two directions with {sum(sketch['shares'][:2]):.0%} of the variance"
+    classes = [{"name": str(row["class"]), "tone": f"var(--class{i % 10})"} for i, row in enumerate(reading.classes)]
+    return {
+        "sketch": short(sketch, DIGITS),
+        "steps": list(reading.steps),
+        "unit": reading.unit,
+        "classes": classes,
+        "curves": {name: short(list(reading.curves[name]), DIGITS) for name in SAID},
+        "said": SAID,
+        "about": f"{seen}; {shown} of {whole} points.",
+    }
+
+
+def _curves(reading: Transport, title: str, tones: dict[str, str], most: float | None = None) -> dict[str, Any]:
+    series = [
+        {"name": SAID[name], "tone": tone, "values": short(list(reading.curves[name]), DIGITS)}
+        for name, tone in tones.items()
+    ]
+    block = {"type": "steps", "place": "five", "title": title, "x": list(reading.steps), "unit": reading.unit}
+    keys = [{"name": one["name"], "tone": one["tone"]} for one in series]
+    return {**block, "series": series, "keys": keys, "least": 0, "most": most, "tall": 170}
+
+
+def _head_curves(reading: Transport) -> list[dict[str, Any]]:
+    if not reading.heads:
+        return []
+    deepest = max(head["layer"] for head in reading.heads) or 1
+    series = []
+    for head in reading.heads:
+        since = "" if head["since"] is None else f", skew since {reading.unit} {head['since']}"
+        name = f"{head['layer']}.{head['head']}"
+        title = f"head {name}: {head['symmetry'][-1]:+.2f}{since}"
+        tone = depth_colour(head["layer"] / deepest)
+        series.append(
+            {"name": name, "title": title, "tone": tone, "thin": True, "values": short(list(head["symmetry"]), DIGITS)}
+        )
+    keys = [{"name": f"layer {layer}", "tone": depth_colour(layer / deepest)} for layer in (0, deepest)]
+    note = "below the dashed line a head counts as skew"
+    block = {
+        "type": "steps",
+        "title": "Symmetry per head",
+        "note": note,
+        "x": list(reading.steps),
+        "unit": reading.unit,
+    }
+    return [{**block, "series": series, "limits": [SKEW], "keys": keys}]
+
+
+def _class_table(reading: Transport, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    names = [name for name in rows[0] if name not in ("class", "exact")]
+    columns = [column("class", [str(row["class"]) for row in rows])]
+    columns += [
+        column(
+            SAID.get(name, name.replace("_", " ")),
+            [row[name] for row in rows],
+            unit=reading.units.get(name),
+            form="percent" if name == "matched" else "figure",
+        )
+        for name in names
+    ]
+    return {"type": "table", "title": "Metrics per class", "columns": columns}

@@ -1,0 +1,66 @@
+"""Corpora, tokenizers and windows."""
+
+import lzma
+
+import pytest
+import torch
+
+from keyquery.learn.data import encode_corpus, read_column, read_corpus, train_tokenizer, unwrap, windows
+
+TEXT = "The cat sat on the mat.\nThe dog sat on the cat.\n\nThe end of the tale.\n" * 20
+
+
+def test_a_corpus_may_be_packed(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress(TEXT.encode()))
+    assert read_corpus(tmp_path / "a.txt") == read_corpus(tmp_path / "a.txt.xz") == TEXT
+
+
+def test_what_is_no_text_is_told(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(ValueError, match="not UTF-8 text: byte 0xe9 at 3"):
+        read_corpus(tmp_path / "latin.txt")
+    with pytest.raises(ValueError, match="holds no text"):
+        read_corpus(tmp_path / "empty.txt")
+
+
+def test_a_column_of_texts_may_be_packed_and_hold_quotes(tmp_path):
+    rows = ["label\ttext", '1\t"Fine", he said', "0\tit's too long"]
+    (tmp_path / "a.tsv.xz").write_bytes(lzma.compress("\r\n".join(rows).encode()))
+    assert read_column(tmp_path / "a.tsv.xz") == ['"Fine", he said', "it's too long"]
+    assert read_column(tmp_path / "a.tsv.xz", "label") == ["1", "0"]
+
+
+def test_a_table_that_has_no_such_texts_is_told(tmp_path):
+    (tmp_path / "a.tsv").write_text("label\ttexts\n1\tfine\n")
+    with pytest.raises(ValueError, match="column must be one of 'label', 'texts', got 'text'; did you mean 'texts'"):
+        read_column(tmp_path / "a.tsv")
+    (tmp_path / "b.tsv").write_text("label\ttext\n1\tfine\n0\n")
+    with pytest.raises(ValueError, match=r"b.tsv, line 3: expected 2 columns, as in the header, got 1"):
+        read_column(tmp_path / "b.tsv")
+    (tmp_path / "c.tsv").write_text("label\ttext\n")
+    with pytest.raises(ValueError, match="a header and no rows"):
+        read_column(tmp_path / "c.tsv")
+
+
+def test_broken_lines_are_joined():
+    assert unwrap("one\ntwo\n\n three \fnext") == "one two\nthree\nnext"
+
+
+def test_a_tokenizer_learns_words_and_loses_nothing():
+    tokenizer = train_tokenizer(TEXT, 300)
+    assert (tokenizer.pad_token_id, tokenizer.mask_token_id) == (0, 1)
+    assert len(tokenizer) <= 300
+    ids = encode_corpus(TEXT, tokenizer)
+    assert tokenizer.decode(ids.tolist()) == TEXT
+    assert len(ids) < len(TEXT) / 2
+
+
+def test_windows_stay_within_the_corpus_and_repeat():
+    ids = torch.arange(50)
+    first, again = (windows(ids, 200, 8, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert (first.min(), first.max()) == (0, 49 - 1)
+    with pytest.raises(ValueError, match="50 tokens, too few for windows of 50"):
+        windows(ids, 1, 50, torch.Generator())

@@ -1,0 +1,160 @@
+"""Which events change what comes next, and when: exact where the truth is known, recovered from Hawkes processes."""
+
+import numpy as np
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery import pages
+from keyquery.learn.events.interactions import Context, Interactions, compare
+from keyquery.learn.events.mixture import Mixture
+from keyquery.support.progress import silent
+from tests.learn.events.hawkes import rates, simulate, simulate_by_tick
+
+# Rates without a past: type 0 excites type 1, and type 2 is noise.
+BASE, TAU = np.array([0.15, 0.1, 1.0]), 2.0
+
+
+def delayed(lags, types):
+    """Each event of type 0 makes type 1 likely TAU later."""
+    added = np.zeros((len(lags), 3))
+    added[:, 1] = (types == 0) * np.exp(-0.5 * ((lags - TAU) / (TAU / 6)) ** 2)
+    return added
+
+
+def decaying(lags, types):
+    """Each event of type 0 makes type 1 likely at once, and ever less: the exponential kernel."""
+    added = np.zeros((len(lags), 3))
+    added[:, 1] = (types == 0) * np.exp(-lags / TAU)
+    return added
+
+
+def truth(excite):
+    """What follows, of the process itself: rates at the time of the event to foretell."""
+
+    def foretell(batch):
+        found = []
+        for types, times, when in zip(batch.types, batch.times, batch.next_times[:, -1], strict=True):
+            past = times < when
+            found.append(rates(float(when), times[past].numpy(), types[past].numpy(), BASE, excite))
+        flat = torch.zeros(len(found), 1)
+        return torch.tensor(np.array(found)).log(), Mixture(flat, flat, flat + 1, 1e-3)
+
+    return foretell
+
+
+def test_of_a_process_that_is_known_it_is_the_kernel():
+    context = Context(np.array([1]), np.array([-20.0]), 0.0)
+    lags = np.array([0.5, 1.0, 2.0, 8.0])
+    for excite in (delayed, decaying):
+        found = compare(truth(excite), [context, context], lags, 3, True, "cpu", silent)
+        change, kernel = np.array(found["change"]), excite(lags, np.zeros(4))[:, 1]
+        excited, plain = (0.1 + kernel) / (1.25 + kernel), 0.1 / 1.25
+        assert np.allclose(change[0, 1], np.log(excited / plain), atol=1e-9)
+        assert np.allclose(change[0, 2], np.log(1.25 / (1.25 + kernel)), atol=1e-9)
+        assert np.allclose(change[1:], 0, atol=1e-9)
+        assert np.allclose(found["error"], 0)
+        assert found["contexts"] == 2
+
+
+def test_the_event_more_stands_where_it_should():
+    context = Context(np.array([0, 1, 0]), np.array([-4.0, -1.0, 0.0]), 2.0)
+    batch = context.batch("cpu", [0.5, 1.0, 3.0], types=2)
+    assert batch.types.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0]]
+    assert batch.times[0].tolist() == [-4.0, -1.0, -0.5, 0.0]
+    assert batch.times[5].tolist() == [-4.0, -3.0, -1.0, 0.0]
+    target = context.batch("cpu", [0.5, 2.5], types=2, targeted=True)
+    assert target.times.tolist()[:2] == [[-4.0, -1.0, 0.0, 1.5], [-4.0, -1.0, -0.5, 0.0]]
+    assert target.types[2].tolist() == [0, 1, 0, 1]
+    assert context.batch("cpu").types.tolist() == [[0, 1, 0]]
+
+
+def test_means_are_over_histories_that_reach_back_to_the_longest_lag():
+    short, long = (Context(np.array([1, 1]), np.array([-far, 0.0]), 0.1) for far in (2.0, 9.0))
+    found = compare(truth(delayed), [short, long], np.array([1.0, 5.0]), 3, True, "cpu", silent)
+    assert found["contexts"] == 1
+    with pytest.raises(ValueError, match="lags must not exceed the longest history, got 50 median gaps"):
+        compare(truth(delayed), [short], np.array([50.0]), 3, True, "cpu", silent)
+
+
+def half_way(lags, change):
+    """The lag at which a falling curve has lost half of what it has at the first."""
+    return float(np.interp(0.5, (change / change[0])[::-1], np.asarray(lags)[::-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # tick's own
+@pytest.mark.parametrize("by", ["thinning", "tick"])
+@pytest.mark.parametrize("excite", [delayed, decaying])
+def test_lags_of_hawkes_processes_are_recovered(excite, by):
+    if by == "tick":
+        pytest.importorskip("tick", reason="the independent simulator: pip install keyquery[hawkes]")
+        data = simulate_by_tick(200, 100.0, BASE, lambda lags: excite(lags, np.zeros(len(lags)))[:, 1], 0, 1)
+    else:
+        data = simulate(200, 100.0, BASE, excite, bound=9.0)
+    options = {"width": 16, "window": 30, "epochs": 20, "lr": 5e-3, "gap_weight": 0.1, "patience": 20}
+    model = kq.EventModel(information="target_time", **options, random_state=0, device="cpu").fit(*data)
+    lags = np.geomspace(TAU / 8, 2.5 * TAU, 20)
+    found = model.interactions(lags=lags)
+    change = np.array(found.change)[0, 1]
+    best = found.strongest(1)[0]
+    assert (best["past"], best["next"]) == (0, 1)
+    scaled = [Context(c.types, c.times * model.scale_, c.next_time * model.scale_) for c in model.contexts_]
+    exact = np.array(compare(truth(excite), scaled, lags, 3, True, "cpu", silent)["change"])[0, 1]
+    if excite is delayed:
+        assert lags[change.argmax()] == pytest.approx(TAU, rel=0.2)
+        assert lags[exact.argmax()] == pytest.approx(TAU, rel=0.1)
+    else:
+        assert half_way(lags, change) == pytest.approx(half_way(lags, exact), rel=0.2)
+
+
+@pytest.fixture
+def reading():
+    rng = np.random.default_rng(0)
+    change = rng.normal(size=(3, 3, 5)) / 10
+    change[0, 2] = [0.1, 0.4, 1.5, 0.3, 0.0]
+    change[1, 1, 0] = 9.0
+    error = np.full((3, 3, 5), 0.05)
+    error[1, 1, 0] = 5.0
+    return Interactions(
+        types=["buy", "look", "leave"],
+        lags=[60.0, 600.0, 3600.0, 86400.0, 864000.0],
+        clock="dates",
+        information="past",
+        contexts=9,
+        change=change.tolist(),
+        error=error.tolist(),
+        sooner=np.zeros((3, 5)).tolist(),
+    )
+
+
+def test_the_strongest_are_those_that_are_sure(reading):
+    best = reading.strongest(2)
+    assert (best[0]["past"], best[0]["next"], best[0]["lag"]) == ("buy", "leave", 3600.0)
+    assert (best[1]["past"], best[1]["next"]) != ("look", "look")
+    assert len(reading.to_frame()) == 45
+    assert kq.Reading.load(reading.to_json()) == reading
+
+
+def test_it_is_drawn(reading, tmp_path):
+    figure = reading.plot(pairs=3)
+    titles = [axis.get_title("left") for one in figure.subfigs for axis in one.axes]
+    assert "buy → leave" in titles
+    panel = next(a for one in figure.subfigs for a in one.axes if a.get_title("left") == "buy → leave")
+    assert panel.lines[-1].get_ydata().tolist() == [0.1, 0.4, 1.5, 0.3, 0.0]
+    assert panel.lines[-1].get_xdata()[2] == pytest.approx(1.0)  # in hours
+    assert "time before the last event (h)" in [text.get_text() for one in figure.subfigs for text in one.texts]
+    grid = figure.subfigs[0].axes[0].images[0].get_array()
+    assert grid[0, 2] == 1.5
+    assert pages.picture_bytes(tmp_path / "pairs.svg", reading).startswith(b"<?xml")
+    with pytest.raises(ValueError, match="pairs must be at least 1, got 0"):
+        reading.plot(pairs=0)
+
+
+def test_lags_are_checked():
+    data = simulate(4, 30.0, np.array([0.5, 0.5]), lambda lags, types: np.zeros((len(lags), 2)), 2.0)
+    model = kq.EventModel(width=8, window=10, epochs=1, random_state=0, device="cpu").fit(*data)
+    assert len(model.interactions().lags) == 16
+    for wrong in ([], [0.0], [[1.0]], [float("nan")]):
+        with pytest.raises(ValueError, match="lags must be a list of numbers above 0"):
+            model.interactions(lags=wrong)

@@ -1,0 +1,219 @@
+"""Columns of events, times and groups, as users have them, and what is said of bad ones."""
+
+import warnings
+from datetime import UTC, date, datetime, time, timedelta, timezone
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from keyquery.learn.events.windows import Clock, cut, ends
+from keyquery.learn.inputs.columns import times_of
+from keyquery.learn.inputs.event_streams import longer, stream_of
+
+NAN = float("nan")
+
+
+def test_rows_of_groups_may_stand_anywhere():
+    stream = stream_of(["x", "y", "z", "x", "y"], [5, 1, 6, 2, 7], ["b", "a", "b", "a", "b"], strict=True)
+    assert stream.groups.tolist() == ["b", "a"]
+    assert stream.types.tolist() == ["x", "z", "y", "y", "x"]
+    assert stream.times.tolist() == [5, 6, 7, 1, 2]
+    assert stream.lengths.tolist() == [3, 2]
+    assert stream.gaps.tolist() == [1, 1, 1]
+    assert stream.last.tolist() == [7, 2]
+    assert stream.moved == 0
+
+
+def test_times_that_decrease_are_sorted_aloud_or_refused():
+    events, times, groups = ["x", "y", "z", "w"], [3.0, 2.0, 2.0, 1.0], ["a", "a", "a", "b"]
+    with pytest.warns(
+        UserWarning, match="decrease within a group at 1 row, the first of them row 1; events were sorted"
+    ):
+        stream = stream_of(events, times, groups)
+    assert stream.types.tolist() == ["y", "z", "x", "w"]  # ties stay as they were
+    assert stream.moved == 1
+    with pytest.raises(ValueError, match="at 1 row, the first of them row 1, which strict=True does not allow"):
+        stream_of(events, times, groups, strict=True)
+
+
+EAST, WEST = timezone(timedelta(hours=5)), timezone(timedelta(hours=-8))
+MOMENT = datetime(2024, 3, 1, 12, tzinfo=UTC)
+SECONDS = 1709294400.0
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [MOMENT.astimezone(EAST), MOMENT.astimezone(WEST)],  # mixed zones
+        [MOMENT.replace(tzinfo=None)] * 2,
+        np.array(["2024-03-01T12"] * 2, dtype="datetime64[h]"),
+        pd.Series([MOMENT.replace(tzinfo=None)] * 2),
+        pd.Series([MOMENT] * 2).dt.tz_convert("Asia/Tokyo"),
+        pd.DatetimeIndex([MOMENT] * 2).tz_convert("Asia/Tokyo"),
+        pd.Series([pd.Timestamp(MOMENT.astimezone(EAST)), pd.Timestamp(MOMENT.astimezone(WEST))], dtype=object),
+    ],
+    ids=["zones", "naive", "numpy", "pandas", "pandas zone", "index", "stamps"],
+)
+def test_dates_are_seconds_in_utc(times):
+    found, clock = times_of(times)
+    assert clock == "dates"
+    assert found.tolist() == [SECONDS, SECONDS]
+
+
+def test_numbers_and_spans():
+    assert times_of(torch.tensor([1, 2]))[0].tolist() == [1.0, 2.0]
+    assert times_of([1, 2.5])[0].tolist() == [1.0, 2.5]
+    found, clock = times_of(pd.Series([pd.Timedelta(minutes=1), pd.Timedelta(0)]))
+    assert (found.tolist(), clock) == ([60.0, 0.0], "spans")
+    assert times_of([1709294400.001])[0][0] - 1709294400 == pytest.approx(0.001, abs=1e-6)
+
+
+def test_dates_and_spans_of_python_and_labels_of_one_kind():
+    days = [date(1970, 1, 1) + timedelta(days=day) for day in (0, 2)]
+    assert [part if isinstance(part, str) else part.tolist() for part in times_of(days)] == [[0.0, 172800.0], "dates"]
+    assert times_of([timedelta(minutes=1), timedelta(0)])[0].tolist() == [60.0, 0.0]
+    assert times_of([np.timedelta64(1, "m"), timedelta(0)])[0].tolist() == [60.0, 0.0]
+    assert times_of([np.datetime64("1970-01-02"), np.datetime64("1970-01-01T00:00:01")])[0].tolist() == [86400.0, 1.0]
+    stream = stream_of(["x", np.str_("y")], [1.0, 2.0], [1, np.int64(1)])
+    assert (stream.types.tolist(), stream.groups.tolist()) == (["x", "y"], [1])
+
+
+def test_precision_that_is_lost_is_told():
+    begin = 1_700_000_000 * 10**9
+    with pytest.warns(UserWarning, match="9 distinct values of times become equal in float64; subtract the first"):
+        times_of(begin + np.arange(10))
+    with pytest.warns(UserWarning, match="1 distinct values of times become equal in float64; pass them as numb"):
+        times_of((begin + np.array([0, 1, 5000])).astype("M8[ns]"))
+    with pytest.warns(UserWarning, match=r"times are float32, with a resolution of 128 at 1.7e.09: smaller gaps"):
+        times_of(np.array([1.7e9, 1.7e9 + 500], dtype=np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        times_of(begin + 10**6 * np.arange(10))  # milliseconds, in nanoseconds
+        times_of((begin + 10**6 * np.arange(10)).astype("M8[ns]"))
+        times_of(np.arange(10, dtype=np.float32) / 4)
+
+
+def test_strict_is_yes_or_no():
+    with pytest.raises(TypeError, match="strict must be True or False, got 'no'"):
+        stream_of(["x"], [1.0], strict="no")
+
+
+def test_columns_of_pyarrow():
+    pyarrow = pytest.importorskip("pyarrow")
+    when = pyarrow.array([MOMENT, MOMENT], type=pyarrow.timestamp("us", tz="Asia/Tokyo"))
+    stream = stream_of(pyarrow.array(["x", "y"]), when, pyarrow.chunked_array([["a"], ["a"]]))
+    assert stream.times.tolist() == [SECONDS, SECONDS]
+    assert stream.types.tolist() == ["x", "y"]
+    coded = pyarrow.chunked_array([pyarrow.array(["x"]).dictionary_encode(), pyarrow.array(["y"]).dictionary_encode()])
+    assert stream_of(coded, pyarrow.array([1, 2])).types.tolist() == ["x", "y"]
+    for column in (pyarrow.array(["x", None]), pd.Series(["x", None], dtype=pd.ArrowDtype(pyarrow.string()))):
+        with pytest.raises(ValueError, match=r"events .* 1 is missing, the first in row 1"):
+            stream_of(column, [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("events", "times", "groups", "said"),
+    [
+        (["x", "y"], [1.0], None, "must have one value per row each, got 2 events, 1 times"),
+        (["x"], [1.0], ["a", "b"], "got 1 events, 1 times and 2 groups"),
+        ([], [], [], "events must hold at least one row"),
+        (None, [1.0], None, "events must be a column with one value per row, got None"),
+        ("xy", [1.0, 2.0], None, "events must be a column .*, got the string 'xy'"),
+        (["x", None], [1.0, 2.0], None, "events must have a value in every row; 1 is missing, the first in row 1"),
+        (["x", 1], [1.0, 2.0], None, "events must hold labels of one type, got int, str"),
+        ([0.5, 1.5], [1.0, 2.0], None, "events must hold labels, got fractions such as 0.5"),
+        (["x", "y"], [1.0, 2.0], ["a", NAN], "groups must have a value in every row"),
+        (["x"] * 3, [NAN, 1.0, NAN], None, "times must have a value in every row; 2 are missing, the first in row 0"),
+        (
+            ["x"] * 2,
+            [0.0, float("inf")],
+            None,
+            "times must be finite; 1 of 2 are not, the first in row 1",
+        ),
+        (["x"] * 2, pd.Series([pd.NaT, pd.Timestamp(0)]), None, "1 is missing, the first in row 0"),
+        (["x"] * 2, [MOMENT, pd.NaT], None, "1 is missing, the first in row 1"),
+        (["x"] * 2, ["2024-01-01", "2024-01-02"], None, "times must be numbers or dates.*pandas.to_datetime to parse"),
+        (["x"] * 2, [MOMENT, 3.0], None, "times must be all dates or all numbers, got both"),
+        (
+            ["x"] * 3,
+            [MOMENT, MOMENT, MOMENT.replace(tzinfo=None)],
+            None,
+            "all have a time zone or none: 2 of 3 have one, and row 2 is the first that differs",
+        ),
+        (np.ones((2, 2)), [1.0, 2.0], None, r"events must be a column with one value per row, got shape \(2, 2\)"),
+        (pd.DataFrame({"a": ["x"], "b": ["y"]}), [1.0], None, r"events must be a column .*, got shape \(1, 2\)"),
+        ({"x", "y"}, [1.0, 2.0], None, "events must be a column with one value per row, got set"),
+        ((kind for kind in "xy"), [1.0, 2.0], None, "events must be a column with one value per row, got generator"),
+        (pd.Series(["x", None], dtype="string"), [1.0, 2.0], None, "events .* 1 is missing, the first in row 1"),
+        (pd.Series([True, None], dtype="boolean"), [1.0, 2.0], None, "events .* 1 is missing, the first in row 1"),
+        (["x", pd.NA], [1.0, 2.0], None, "events must have a value in every row; 1 is missing, the first in row 1"),
+        (["x"] * 2, [pd.NA, 2.0], None, "times must have a value in every row; 1 is missing, the first in row 0"),
+        (["x"] * 2, np.ma.masked_array([1.0, 2.0], [False, True]), None, "times .* 1 is missing, the first in row 1"),
+        (np.ma.masked_array([1, 2], [True, False]), [1.0, 2.0], None, "events .* 1 is missing, the first in row 0"),
+        (["x"] * 2, [1.0, 2.0], [0.0, float("inf")], "groups must hold labels, got infinity"),
+        (["x"] * 2, [1.0, 2.0], [[1], [2]], "groups must hold strings or numbers, one per row, got lists"),
+        (np.zeros(2, dtype="V4"), [1.0, 2.0], None, "events must hold strings or numbers, one per row, got .*V4"),
+        ([1, True], [1.0, 2.0], None, "events must hold labels of one type, got bool, int"),
+        (["x"] * 2, [-1.7e308, 1.7e308], None, "times must lie less than 1.8e.308 apart, got -1.7e.308 to 1.7e.308"),
+        (["x"] * 2, [10**400, 1], None, "times must fit into float64"),
+        (["x"] * 2, [time(1), time(2)], None, "times must be numbers or dates, .* got time; a time of day has no date"),
+        (
+            ["x"] * 2,
+            pd.period_range("2020", periods=2, freq="D"),
+            None,
+            "times must be numbers or dates, .* got Period",
+        ),
+        (["x"] * 2, [[1.0], [2.0, 3.0]], None, "times must be numbers or dates, one per row, got list"),
+        (["x"] * 2, [1.0 + 0j, 2.0], None, "times must be numbers or dates, one per row, got complex"),
+        (["x"] * 2, np.array([1, 2], dtype="m8"), None, r"times must have a unit, such as timedelta64\[s\]"),
+        (["x"] * 2, np.array([0, 400_000], dtype="M8[Y]"), None, "times must lie within 290,000 years of 1970"),
+        (["x"] * 2, torch.ones(2, dtype=torch.bfloat16), None, "times must have a dtype that numpy supports"),
+        (["x"] * 2, [timedelta(1), 3.0], None, "times must be all spans or all numbers, got both"),
+    ],
+)
+def test_bad_columns_are_told(events, times, groups, said):
+    with pytest.raises(ValueError, match=said):
+        stream_of(events, times, groups)
+
+
+@pytest.mark.parametrize("window", [2, 3, 8, 100])
+def test_every_event_but_the_first_is_foretold_once_with_context(window):
+    rng = np.random.default_rng(0)
+    lengths = [1, 2, 3, 9, 40, 7, 1]
+    groups = rng.permutation(np.repeat(np.arange(7), lengths))
+    stream = stream_of(np.arange(len(groups)), np.arange(len(groups)) / 3, groups)
+    windows, owners = cut(stream, stream.types, Clock(0.5), window, "cpu")
+    found = []
+    for number, owner in enumerate(owners):
+        batch = windows.take([number])
+        first, end = stream.offsets[owner], stream.offsets[owner + 1]
+        assert batch.real.all()
+        assert batch.types.shape[1] <= window
+        where = int(np.flatnonzero(stream.types == int(batch.types[0, 0]))[0])
+        assert first <= where < end
+        n = batch.types.shape[1]
+        assert torch.equal(batch.next_types[0], torch.from_numpy(stream.types[where + 1 : where + n + 1]))
+        assert np.allclose(batch.gaps[0], np.diff(stream.times)[where : where + n] / 0.5)
+        seen = batch.counted[0].nonzero().squeeze(1)
+        assert int(seen[0]) >= min(window - window // 2, where - first + int(seen[0]))
+        found += batch.next_types[batch.counted].tolist()
+    expected = np.delete(stream.types, stream.offsets[:-1])
+    assert sorted(found) == sorted(expected)
+
+
+def test_padding_is_told():
+    stream = stream_of(np.arange(6), [1e9, 1e9 + 1, 1e9 + 3, 5, 6, 8], [0, 0, 0, 1, 1, 1])
+    windows = ends(stream, stream.types, Clock(1.0), 2, "cpu")._replace(lengths=torch.tensor([2, 1]))
+    batch = windows.take([0, 1])
+    assert batch.real.tolist() == [[True, True], [True, False]]
+    assert batch.times[0].tolist() == [1.0, 3.0]
+
+
+def test_streams_grow_at_the_end_of_each_group():
+    stream = stream_of([0, 1, 2], [1.0, 2.0, 5.0], ["a", "a", "b"])
+    grown, codes = longer(stream, stream.types, np.array([7, 8]), np.array([3.0, 9.0]))
+    assert codes.tolist() == [0, 1, 7, 2, 8]
+    assert grown.times.tolist() == [1, 2, 3, 5, 9]
+    assert grown.last.tolist() == [3, 9]

@@ -1,0 +1,428 @@
+"""Codes of time: their kernel depends on the lag alone, to the millisecond, whatever is learned and however padded."""
+
+import copy
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.learn.layers.time.timestamps import elapsed_exactly, spread
+from keyquery.learn.layers.time.waves import phases, waves
+
+SPECTRA = ("normal", "inverse_cdf", "free")
+KINDS = (*SPECTRA, "mercer")
+
+
+def elapsed(times, origin=None):
+    return elapsed_exactly(times, origin)[0]
+
+
+def made(kind, dim=24, **options):
+    if kind == "mercer":
+        return kq.MercerTime(dim, degree=3, periods=dim // 6, **options).double()
+    return kq.BochnerTime(dim, kind, **options).double()
+
+
+def irregular(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (2 * torch.rand(*shape, generator=generator, dtype=torch.float64)).cumsum(-1)
+
+
+def gram(code, times, origin=0.0):
+    features = code.encode(times, origin=origin)
+    return features @ features.mT
+
+
+def trained(code, steps=200):
+    """Pulled towards a kernel of its own, by Adam, frequencies and coefficients alike."""
+    optimiser, times = torch.optim.Adam(code.parameters(), 0.02), irregular(4, 10)
+    aim = torch.exp(-(times[:, :, None] - times[:, None]).abs())
+    code.train()
+    for _ in range(steps):
+        loss = (gram(code, times) - aim).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return code.eval()
+
+
+# The kernel
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gram_matrix_does_not_move_with_all_times_before_and_after_training(kind):
+    code, times = made(kind).eval(), irregular(40)
+    before = copy.deepcopy(code)
+    for one in (code, trained(code)):
+        there = gram(one, times + 123.456)
+        assert (there - gram(one, times)).abs().max() <= 1e-9
+        assert torch.linalg.eigvalsh(there).min() > -1e-12
+        assert (there.diagonal() - 1).abs().max() < 1e-12
+        assert (one.kernel(times[:, None] - times) - there).abs().max() < 1e-12
+    moved = [(a - b).abs().max() for a, b in zip(before.parameters(), code.parameters(), strict=True)]
+    assert max(moved) > 0.05  # it has learned something: the test could have failed
+
+
+def test_cosines_and_sines_of_other_coefficients_would_be_noticed():
+    """What tying is for: the released Mercer code weighs them apart."""
+    features, times = made("mercer"), irregular(40)
+    apart = torch.tensor([0.5, 1.5], dtype=torch.float64).repeat(12)
+    one, other = (features.encode(t, origin=0.0) * apart for t in (times, times + 123.456))
+    assert (one @ one.mT - other @ other.mT).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_normal_frequencies_have_the_closed_form_and_its_error_halves_with_four_times_the_features():
+    mean, std, lags = 0.7, 0.3, torch.linspace(0, 10, 101, dtype=torch.float64)
+    exact = torch.exp(-(std**2) * lags**2 / 2) * torch.cos(mean * lags)
+
+    def error(features, draws=40):
+        found = []
+        for _ in range(draws):
+            code = kq.BochnerTime(features).double().eval()
+            code.mean.fill_(mean)
+            code.log_std.fill_(math.log(std))
+            found.append((code.kernel(lags) - exact).square().mean().sqrt())
+        return torch.stack(found).mean()
+
+    errors = [error(features) for features in (64, 256, 1024, 4096)]
+    for coarse, fine in pairwise(errors):
+        assert fine / coarse == pytest.approx(0.5, rel=0.3)
+    assert errors[-1] < 0.03
+
+
+def test_mercer_is_its_fourier_sum():
+    code = kq.MercerTime(12, degree=3, periods=[2.0, 5.0]).double()
+    code.raw.data.normal_()
+    weights = code.raw.detach().exp().log1p()  # softplus
+    weights = weights / weights.sum()
+    lag = torch.tensor(1.234, dtype=torch.float64)
+    by_hand = sum(
+        float(weights[p, j - 1]) * math.cos(2 * math.pi * j * float(lag) / period)
+        for p, period in enumerate((2.0, 5.0))
+        for j in (1, 2, 3)
+    )
+    assert code.kernel(lag).item() == pytest.approx(by_hand, abs=1e-14)
+
+
+def test_the_inverse_cdf_rises():
+    code = trained(made("inverse_cdf"))
+    u = torch.linspace(0.001, 0.999, 200, dtype=torch.float64)
+    assert (code.network(u).diff() > 0).all()
+
+
+# Exact times
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unix_seconds_keep_their_milliseconds(kind):
+    """Against fractions: what float64 seconds hold is subtracted without a loss, also for a float32 module."""
+    code = made(kind).float().eval()
+    start = 1.7e9
+    times = start + torch.tensor([0.0, 0.001, 0.002, 3.5, 86400.001], dtype=torch.float64)
+    exact = [float(Fraction(t) - Fraction(start)) for t in times.tolist()]
+    assert torch.equal(elapsed(times), torch.tensor(exact, dtype=torch.float64))
+    angles = torch.tensor(exact, dtype=torch.float64)[:, None] * code.frequencies()
+    truth = torch.stack((angles.cos(), angles.sin()), -1) * code.shares().sqrt()[:, None]
+    found = code.encode(times)
+    assert found.dtype == torch.float32
+    assert (found.double() - truth.flatten(1)).abs().max() < 1e-7
+    assert not torch.equal(found[0], found[1])
+
+
+def test_integers_are_subtracted_as_integers():
+    nanoseconds = 1_700_000_000_000_000_000 + torch.tensor([0, 1, 1_000_001])
+    assert elapsed(nanoseconds).tolist() == [0.0, 1.0, 1_000_001.0]
+    assert elapsed(nanoseconds, origin=1_700_000_000_000_000_000).tolist() == [0.0, 1.0, 1_000_001.0]
+    assert elapsed(nanoseconds[None], origin=nanoseconds[1:2]).tolist() == [[-1.0, 0.0, 1_000_000.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("origin", [None, 0, 0.0, 0.5, -(2**62), 2**40, torch.tensor(0), "days ago"])
+def test_nanoseconds_since_1970_from_any_origin(origin, dtype):
+    """Inner products depend on the lag alone; with float64 differences from 0 they would be rounded to 256 ns."""
+    code = kq.MercerTime(8, degree=2, periods=[128.0, 65_536.0]).to(dtype)  # exact frequencies
+    lags = [0, 13, 26, 1_000, 10**6 + 1, 3 * 10**16 + 7]  # up to a year
+    times = 1_700_000_000_000_000_000 + torch.tensor(lags)
+    origin = times[0] - 10**15 - 1 if origin == "days ago" else origin
+    found = gram(code, times, origin).detach().double()
+    for i, a in enumerate(lags):
+        for j, b in enumerate(lags):
+            exact = [2 * math.pi * float(Fraction(k * (a - b), p) % 1) for p in (128, 65_536) for k in (1, 2)]
+            error = abs(float(found[i, j]) - sum(map(math.cos, exact)) / 4)
+            assert error < (4e-7 if dtype == torch.float32 else 1e-9)
+
+
+def test_seconds_since_1970_keep_milliseconds_from_origin_0():
+    """A product of 1.7e9 s and a frequency of 1 kHz has lost 1e-4 of a turn in float64."""
+    code = kq.MercerTime(2, degree=1, periods=[0.001]).double()
+    times = 1.7e9 + torch.arange(8).double() * 2.0**-12  # exact in float64
+    lags = times[:, None] - times
+    assert (gram(code, times, 0) - (2000 * math.pi * lags).cos()).abs().max() < 1e-10
+    start = code.encode(torch.zeros(1).double(), origin=0)[0]
+    assert (code.kernel(times) - code.encode(times, origin=0) @ start).abs().max() < 1e-12
+
+
+def test_gradients_are_those_of_cosines_after_many_turns():
+    """d cos(ωt)/dω = −t sin(ωt) and d/dt = −ω sin(ωt), also where ω·t is computed by halves."""
+    for since in (torch.tensor([3.0, 1e6 + 0.25]).double(), torch.tensor([3.0, 10.25]).double()):
+        since, frequency = since.requires_grad_(), torch.tensor([2.0], dtype=torch.float64).requires_grad_()
+        by = torch.autograd.grad(phases(since, frequency).cos().sum(), (since, frequency))
+        sines = (2 * since.detach()).sin()
+        torch.testing.assert_close(by[0], -2 * sines)
+        torch.testing.assert_close(by[1], -(since.detach() * sines).sum(0, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("times", "dtype"),
+    [([-(2**31), 2**31 - 1], torch.int32), ([-(2**63), 2**63 - 1], torch.int64), ([2**63 - 1, -(2**63)], torch.int64)],
+)
+def test_differences_of_integers_do_not_overflow(times, dtype):
+    given, exact = torch.tensor(times, dtype=dtype), float(times[1] - times[0])
+    assert elapsed(given).tolist() == [0.0, exact]
+    assert elapsed(given[1:], origin=given[0]).tolist() == [exact]
+    assert elapsed(given[1:], origin=times[0]).tolist() == [exact]
+    assert spread(given) == (2 * abs(exact), 2 * abs(exact))
+
+
+def test_short_gaps_of_long_spans_are_seen():
+    """Three nanoseconds after a year: as float64 counted from the first they would be 0 or 4."""
+    year = 31_536_000_000_000_000
+    times = torch.tensor([0, year, year + 3, year + 6])
+    assert spread(times)[0] == 6.0
+    mask = torch.tensor([True, True, True, False])
+    assert spread(times, mask) == (6.0 + 0.1 * (year - 3), 2.0 * (year + 3))
+
+
+def test_an_origin_beyond_64_bits_is_refused():
+    with pytest.raises(ValueError, match="origin must fit into 64 bits"):
+        elapsed(torch.tensor([1, 2]), origin=2**63)
+
+
+def test_periods_stay_exact_in_short_floats():
+    week = 604_800.0
+    code = kq.MercerTime(4, degree=1, periods=[week, 365 * 86_400.0])
+    for dtype in (torch.bfloat16, torch.float16):
+        short = copy.deepcopy(code).to(dtype)
+        assert short.encode(torch.zeros(1, 2, dtype=torch.float64)).dtype == dtype
+        assert short.periods()[0] == week
+    assert code.half().double().periods()[1] == 365 * 86_400.0
+
+
+# Origins, padding, order
+
+
+def test_two_calls_compare_only_with_one_origin():
+    code, times = made("mercer"), irregular(1, 8)
+    whole = code.encode(times, origin=0.25)
+    assert torch.equal(code.encode(times[:, 3:], origin=0.25), whole[:, 3:])
+    assert not torch.allclose(code.encode(times[:, 3:]), code.encode(times)[:, 3:])
+    assert torch.equal(code.encode(times), code.encode(times, origin=times[:, 0]))
+    assert torch.equal(code.encode(times, origin=2), code.encode(times, origin=2.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_touches_nothing(kind):
+    code, times = made(kind).eval(), irregular(3, 7)
+    real = torch.ones(3, 7, dtype=torch.bool)
+    real[0, :2], real[1, 5:], real[2] = False, False, False
+    dirty = times.where(real, torch.nan).requires_grad_()
+    found = code.encode(dirty, mask=real)
+    assert found[~real].abs().max() == 0
+    assert torch.equal(found[0, 2:], code.encode(times[0, 2:]))  # its first real time is the origin
+    assert torch.equal(found[1, :5], code.encode(times[1, :5]))
+    found.sum().backward()
+    assert all(weight.grad.isfinite().all() for weight in code.parameters())
+    assert dirty.grad.isfinite().all()
+
+
+def test_order_and_ties_are_as_given():
+    code = made("mercer")
+    times = torch.tensor([[5.0, 1.0, 5.0, 3.0]], dtype=torch.float64)
+    found = code.encode(times)
+    order = torch.tensor([2, 0, 3, 1])
+    assert torch.equal(found[0, 0], found[0, 2])
+    assert torch.equal(code.encode(times[:, order], origin=5.0), found[:, order])
+
+
+def test_what_is_seen_sets_the_periods():
+    times = torch.tensor([[0.0, 10.0, 30.0, 7.0], [100.0, 110.0, 110.0, 0.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True, False], [True, True, True, False]])
+    assert spread(times, mask) == pytest.approx((20.0, 58.0))  # gaps 10, 20, 10; spans 30 and 10
+    for code in (kq.MercerTime(16, 2, 4), kq.BochnerTime(16, "free")):
+        code.see(times, mask)
+        lowest = code.frequencies().min().item()
+        assert 2 * math.pi / lowest == pytest.approx(58.0)
+    given = kq.MercerTime(8, 2, [1.0, 7.0])
+    given.see(times, mask)
+    assert given.periods().tolist() == [1.0, 7.0]
+    for kind in ("normal", "inverse_cdf"):
+        code = kq.BochnerTime(4096, kind).eval()
+        code.see(times, mask)
+        middle = code.frequencies().median().item()
+        assert middle == pytest.approx(2 * math.pi / math.sqrt(20 * 58), rel=0.1)
+
+
+# Sampling
+
+
+@pytest.mark.parametrize("kind", ["normal", "inverse_cdf"])
+def test_frequencies_are_drawn_in_training_and_fixed_at_test_time(kind):
+    code, times = made(kind), irregular(5)
+    assert not torch.equal(code.encode(times), code.encode(times))
+    with code.held():
+        assert torch.equal(code.encode(times), code.encode(times))
+        assert torch.allclose(code.kernel(times[0] - times[3]), code.encode(times)[0] @ code.encode(times)[3])
+    code.eval()
+    assert torch.equal(code.encode(times), code.encode(times))
+    other = made(kind).eval()
+    assert not torch.equal(other.encode(times), code.encode(times))
+    other.load_state_dict(code.state_dict())
+    assert torch.equal(other.encode(times), code.encode(times))
+
+
+def test_two_draws_of_one_step_both_reach_the_gradient():
+    code, times = made("normal"), irregular(5)
+    (code.encode(times).sum() + code.encode(times).square().sum()).backward()
+    assert code.mean.grad.isfinite()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients(kind):
+    code = made(kind, dim=12).eval()
+    names = [name for name, _ in code.named_parameters()]
+
+    def run(times, *weights):
+        given = dict(zip(names, weights, strict=True))
+        return torch.func.functional_call(code, given, (times,), {"origin": 0.5})
+
+    weights = [weight.detach().clone().requires_grad_() for weight in code.parameters()]
+    assert torch.autograd.gradcheck(run, (irregular(2, 3).requires_grad_(), *weights))
+
+
+def test_waves_have_the_gradient_that_autograd_finds():
+    def plain(times, frequencies, sizes):
+        phases = times.unsqueeze(-1) * frequencies
+        return torch.stack((phases.cos() * sizes, phases.sin() * sizes), -1).flatten(-2)
+
+    torch.manual_seed(0)
+    given = (irregular(2, 3), torch.randn(4).double(), torch.rand(4).double() + 0.1)
+    given = tuple(part.requires_grad_() for part in given)
+    assert torch.allclose(waves(*given), plain(*given), atol=1e-14)
+    pull = torch.randn(2, 3, 8, dtype=torch.float64)
+    found, expected = (torch.autograd.grad((way(*given) * pull).sum(), given) for way in (waves, plain))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+    assert torch.autograd.gradgradcheck(waves, given)
+    each = torch.func.vmap(waves, in_dims=(0, None, None))(*given)
+    assert torch.allclose(each, waves(*given))
+
+
+def test_a_coefficient_that_has_vanished_poisons_no_gradient():
+    code = made("mercer", dim=12).float()
+    with torch.no_grad():
+        code.raw[0, 0] = -1000
+    code.encode(irregular(2, 3)).square().sum().backward()
+    assert code.raw.grad.isfinite().all()
+    assert code.change.grad.isfinite().all()
+
+
+@pytest.mark.unchecked
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["normal", "mercer"])
+def test_codes_compile(kind):
+    code, times = made(kind).eval(), irregular(2, 5)
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    torch._dynamo.reset()
+    compiled = torch.compile(code, fullgraph=True, backend="aot_eager")
+    for options in ({}, {"mask": mask}, {"origin": 1.5}):
+        assert torch.allclose(compiled(times, **options), code(times, **options), atol=1e-12)
+    code.train()
+    one, other = compiled(times), compiled(times)
+    assert torch.equal(one, other) == (not code.sampled)
+
+
+def test_a_reading_of_the_kernel():
+    code = made("mercer")
+    reading = code.time_kernel(torch.tensor([0.0, 1.5]))
+    assert reading.values == pytest.approx([1.0, code.kernel(torch.tensor(1.5)).item()])
+    assert kq.Reading.load(reading.to_json()) == reading
+    assert [row["lag"] for row in reading.records()] == [0.0, 1.5]
+    assert sum(row["share"] for row in reading.spectrum) == pytest.approx(1)
+
+
+# Bad input
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("times", "options", "error", "words"),
+    [
+        (torch.zeros(3), {}, TypeError, "times must be float64 or integers, got torch.float32.*128 s apart"),
+        ([0.0], {}, TypeError, "times must be a tensor"),
+        (torch.tensor(0.0).double(), {}, ValueError, "single number"),
+        (torch.tensor([0.0, math.nan]).double(), {}, ValueError, "finite, got 1 NaN or infinite of 2"),
+        (torch.zeros(2).double(), {"mask": torch.ones(3, dtype=torch.bool)}, ValueError, r"mask must be \(2,\)"),
+        (torch.zeros(2).double(), {"mask": torch.ones(2)}, TypeError, "mask must be bool"),
+        (torch.zeros(2).double(), {"origin": "now"}, TypeError, "origin must be a number"),
+        (torch.zeros(2).double(), {"origin": math.nan}, ValueError, "times and origin must be finite"),
+        (torch.zeros(2).double(), {"origin": torch.zeros(())}, TypeError, "origin must be float64"),
+        (torch.zeros(4, 2).double(), {"origin": torch.zeros(3).double()}, ValueError, r"origin must be.*\(4,\)"),
+    ],
+)
+def test_times_that_are_none_are_told(times, options, error, words):
+    with pytest.raises(error, match=words):
+        made("mercer").encode(times, **options)
+
+
+def test_codes_that_cannot_be_are_told():
+    with pytest.raises(ValueError, match=r"dim must be 2·degree·periods = 2·5·8 = 80.*got 64"):
+        kq.MercerTime(64, degree=5, periods=8)
+    with pytest.raises(ValueError, match="dim must be even"):
+        kq.BochnerTime(7)
+    with pytest.raises(ValueError, match="spectrum must be one of"):
+        kq.BochnerTime(8, "gaussian")
+    with pytest.raises(ValueError, match="periods must be above 0"):
+        kq.MercerTime(2, 1, [-1.0])
+    with pytest.raises(ValueError, match="two different times"):
+        kq.MercerTime(2, 1, 1).see(torch.ones(3, 4).double())
+    with pytest.raises(ValueError, match="two different times"):
+        kq.MercerTime(2, 1, 1).see(torch.ones(0).double())
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("periods", "error", "words"),
+    [
+        ("7", ValueError, "periods must be a number of periods, or a non-empty list of them, got '7'"),
+        ([], ValueError, r"periods must be a number of periods, or a non-empty list of them, got \[\]"),
+        (None, ValueError, "periods must be a number of periods, or a non-empty list of them, got None"),
+        (1.5, TypeError, "periods must be an integer, got 1.5"),
+        (["a"], TypeError, "periods must be a number, got str"),
+        ([1e-320], ValueError, "periods must be above 0, at least 1e-300, got 1e-320"),
+    ],
+)
+def test_periods_that_are_none_are_told(periods, error, words):
+    with pytest.raises(error, match=words):
+        kq.MercerTime(2, 1, periods)
+    assert kq.MercerTime(4, 1, torch.tensor([1.0, 2.0])).periods().tolist() == [1.0, 2.0]
+    assert len(kq.MercerTime(4, 1, np.int64(2)).periods()) == 2
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("lags", "words"),
+    [
+        ([1.0, 2.0], r"lags must be a tensor \(lags,\) with at least one, got list"),
+        (torch.ones(2, 2), r"got shape \(2, 2\)"),
+        (torch.ones(0), r"got shape \(0,\)"),
+        (torch.tensor([1.0, math.nan]), "lags must be finite, got 1 NaN or infinite of 2"),
+    ],
+)
+def test_lags_that_are_none_are_told(lags, words):
+    with pytest.raises(ValueError, match=words):
+        kq.MercerTime(2, 1, 1).time_kernel(lags)

@@ -1,0 +1,219 @@
+"""What NPT estimators say of bad input; nothing that was learned is lost by it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery.learn.npt import memory as room
+from keyquery.learn.npt.memory import HELD, STEP, needed
+
+SMALL = {"embedding": 4, "depth": 2, "heads": 2, "steps": 2, "device": "cpu", "random_state": 0}
+X = np.random.default_rng(0).normal(size=(12, 2))
+Y = np.arange(12) % 2
+
+
+def frame(**columns):
+    return pd.DataFrame({"size": np.arange(12.0), **columns})
+
+
+TABLES = {
+    "objects": (
+        frame(thing=[[1]] * 12),
+        TypeError,
+        "column 'thing' of X holds list: .* strings or categories",
+    ),
+    "mixed": (
+        frame(thing=[1, "a"] * 6),
+        TypeError,
+        "column 'thing' of X holds int and str: the argument must",
+    ),
+    "dates": (
+        frame(day=pd.date_range("2026-01-01", periods=12)),
+        TypeError,
+        "column 'day' of X is of dtype datetime",
+    ),
+    "infinity": (
+        frame(other=np.full(12, np.inf)),
+        ValueError,
+        "column 'other' of X holds infinity: values must be",
+    ),
+    "huge": (frame(other=np.linspace(-1e300, 1e300, 12)), ValueError, "X holds values too large to be standardised"),
+    "complex": (X + 1j, ValueError, "Complex data not supported: column '0' of X"),
+    "one axis": (X[0], ValueError, r"X must be a table \(rows, columns\), got shape \(2,\)\. Reshape your data"),
+    "three axes": (X[None], ValueError, r"got shape \(1, 12, 2\)\. a table has two axes"),
+    "nothing": (None, ValueError, r"X must be a table \(rows, columns\), got NoneType"),
+    "no rows": (X[:0], ValueError, r"X has no rows: 0 sample\(s\)"),
+    "no columns": (X[:, :0], ValueError, r"X has no columns: 0 feature\(s\)"),
+    "uneven": ([[1, 2], [3]], ValueError, "its rows differ in length"),
+    "names twice": (pd.DataFrame(X, columns=["a", "a"]), ValueError, "more than once: a"),
+    "sparse": (torch.eye(12).to_sparse(), TypeError, "X is a sparse matrix; dense data is required: use X.to_dense"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables(name):
+    given, kind, message = TABLES[name]
+    with pytest.raises(kind, match=message):
+        kq.NPTClassifier(**SMALL).fit(given, Y)
+
+
+TARGETS = {
+    "none": (None, "NPTRegressor requires y to be passed, but the target y is None"),
+    "two axes": (X, r"y should be a 1d array, got an array of shape \(12, 2\)"),
+    "too few": (Y[:3], r"inconsistent numbers of samples: \[12, 3\]"),
+    "texts": (["a"] * 12, "could not convert string to float"),
+    "missing": ([np.nan] * 12, "y must have a target for every row, and row 0 has none: set semi_supervised=True"),
+    "huge": (np.arange(12) * 1e300, "y holds values too large to be standardised"),
+    "complex": (Y + 1j, "Complex data not supported"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets(name):
+    given, message = TARGETS[name]
+    with pytest.raises(ValueError, match=message):
+        kq.NPTRegressor(**SMALL).fit(X, given)
+
+
+def test_a_target_that_is_held_out_and_far_from_all_others_is_told():
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    model = kq.NPTRegressor(**SMALL).fit(X, X[:, 0])
+    held = np.setdiff1d(np.arange(30), model.context_rows_)
+    with pytest.raises(ValueError, match=r"y holds values too large: up to 1e.* standard deviations of the others"):
+        model.fit(X, np.where(np.arange(30) == held[0], 1e200, X[:, 0]))
+
+
+def test_targets_that_are_all_missing():
+    for model in (kq.NPTClassifier, kq.NPTRegressor):
+        with pytest.raises(ValueError, match="y has no targets: all 12 are missing"):
+            model(**SMALL, semi_supervised=True).fit(X, [None] * 12)
+        with pytest.raises(ValueError, match="y must have a"):
+            model(**SMALL).fit(X, [None] * 12)
+    one = [1.0] + [None] * 11
+    with pytest.raises(ValueError, match=r"12 sample.* 1 of them with a target, and at least 2 are required"):
+        kq.NPTRegressor(**SMALL, semi_supervised=True).fit(X, one)
+
+
+def test_one_row_and_one_class():
+    for model in (kq.NPTClassifier, kq.NPTRegressor):
+        with pytest.raises(ValueError, match=r"X has 1 sample\(s\), 1 of them with a target"):
+            model(**SMALL).fit(X[:1], Y[:1])
+    with pytest.raises(ValueError, match="y holds only one class, 0: a classifier needs two or more"):
+        kq.NPTClassifier(**SMALL).fit(X, np.zeros(12, dtype=int))
+
+
+def test_columns_that_are_constant_or_empty_do_no_harm():
+    given = frame(same=7.0, none=np.nan, nothing=pd.Categorical([None] * 12), word="a")
+    model = kq.NPTClassifier(**SMALL).fit(given, Y)
+    assert np.isfinite(model.predict_proba(given)).all()
+    assert [field.scale for field in model.fields_[1:3]] == [1.0, 1.0]
+    row = given[:1].assign(same=[8.0])
+    assert np.isfinite(model.predict_proba(row)).all()
+
+
+def test_a_class_that_a_fold_lacks_is_an_error_of_its_rows_alone():
+    X, y = np.random.default_rng(0).normal(size=(30, 2)), np.repeat([0, 1, 2], 10)
+    model = kq.NPTClassifier(**SMALL).fit(X[:20], y[:20])
+    assert model.classes_.tolist() == [0, 1]
+    assert model.score(X[20:], y[20:]) == 0
+    single = kq.NPTClassifier(**SMALL).fit(X[:21], y[:21])  # one row of it is learned from, none held out
+    assert 20 in single.context_rows_
+
+
+def test_what_is_wrong_at_predict_leaves_the_fit_as_it_was():
+    given = frame(colour=["red", "blue"] * 6)
+    model = kq.NPTClassifier(**SMALL).fit(given, Y)
+    before = model.predict_proba(given)
+    wrong = {
+        "X has 1 features, but NPTClassifier is expecting 2": [[1.0]],
+        "The feature names should match .*\nFeature names unseen at fit time:\n- other": given.rename(
+            columns={"size": "other"}
+        ),
+        "Feature names must be in the same order": given[["colour", "size"]],
+        "column 'size' of X was numeric in training, but now holds categories": given.assign(size="a"),
+        "X holds values too large: up to .* standard deviations": given.assign(size=1e200),
+    }
+    for message, table in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            model.predict(table)
+    with pytest.warns(UserWarning, match="X does not have valid feature names, but NPTClassifier was fitted with"):
+        model.predict(given.to_numpy())
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.fit(given, Y[:3])
+    assert np.array_equal(model.predict_proba(given), before)
+
+
+PARAMETERS = {
+    "embedding": (0, "embedding must be at least 1, got 0"),
+    "heads": (3, "heads must divide embedding: 3 does not divide 4"),
+    "steps": (0, "steps must be at least 1, got 0"),
+    "kernel": ("symetric", "kernel must be one of .*; did you mean 'symmetric'"),
+    "row_attention": ("linear", "row_attention must be one of 'full', 'induced', 'none', got 'linear'"),
+    "context": (0, "context must be at least 1, got 0"),
+    "device": ("tpu", "device must be 'auto', 'cpu', 'cuda'"),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name):
+    value, message = PARAMETERS[name]
+    with pytest.raises(ValueError, match=message):
+        kq.NPTClassifier(**{**SMALL, name: value}).fit(X, Y)
+
+
+@pytest.mark.unchecked
+def test_context_and_semi_supervised_are_of_one_kind():
+    with pytest.raises(ValueError, match="context must be one of 'all', got 'some'"):
+        kq.NPTClassifier(**SMALL, context="some").fit(X, Y)
+    with pytest.raises(TypeError, match="semi_supervised must be True or False, got 1"):
+        kq.NPTClassifier(**SMALL, semi_supervised=1).fit(X, Y)
+
+
+def test_a_table_that_does_not_fit_is_told_before_the_work():
+    wide = np.zeros((10, 2_000), dtype=np.float32)
+    message = 'training on 10 rows and 2001 columns .* would take about .* GB, and .*row_attention="induced"'
+    with pytest.raises(MemoryError, match=message):
+        kq.NPTRegressor(**{**SMALL, "embedding": 512, "heads": 8}).fit(wide, np.arange(10.0))
+
+
+def test_a_table_that_just_fits_is_learned_thriftily(monkeypatch):
+    whole, thrifty = needed(3, 4, 2, 2, 2, 12, "full", "cpu")
+    monkeypatch.setattr(room, "free", lambda device: whole * 1.5)
+    usual = kq.NPTClassifier(**SMALL).fit(X, Y)
+    assert usual.network_.encoder.thrifty
+    monkeypatch.setattr(room, "free", lambda device: thrifty / 2)
+    with pytest.raises(MemoryError, match="Halving the embedding quarters the weights"):
+        kq.NPTClassifier(**SMALL).fit(X, Y)
+    monkeypatch.undo()
+    again = kq.NPTClassifier(**SMALL).fit(X, Y)
+    assert not again.network_.encoder.thrifty
+    assert np.allclose(again.predict_proba(X), usual.predict_proba(X), atol=1e-5)
+
+
+def test_the_weights_of_the_estimate_are_those_of_the_network():
+    network = kq.NPTClassifier(**SMALL)._network([0, 0, 2])
+    count = sum(weight.numel() for weight in network.parameters())
+    whole, thrifty = needed(3, 4, 2, 2, 2, 0, "full", "cuda")
+    assert whole == thrifty
+    assert 0.7 < whole / (4 * (HELD + STEP) * count) < 1.1
+
+
+def test_what_torch_holds_of_a_gpu_and_does_not_use_is_free(monkeypatch):
+    told = {"mem_get_info": (10, 100), "memory_reserved": 50, "memory_allocated": 20}
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert room.free("cuda") == 40
+
+
+def test_a_constant_target_is_predicted_exactly(tmp_path):
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    model = kq.NPTRegressor(embedding=4, depth=1, heads=1, steps=2, random_state=0, device="cpu").fit(
+        X, np.full(30, 7.3)
+    )
+    assert np.array_equal(model.predict(X), np.full(30, 7.3))
+    model.save(tmp_path / "model.safetensors")
+    assert np.array_equal(kq.NPTRegressor.load(tmp_path / "model.safetensors", "cpu").predict(X), np.full(30, 7.3))
+    assert model.explain(X[:1], rows=0).predicted == 7.3

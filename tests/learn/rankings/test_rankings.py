@@ -1,0 +1,152 @@
+"""Measures of rankings against hand-made cases, definitions written out, and scikit-learn."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, ndcg_score
+
+import keyquery as kq
+from keyquery.learn.data import Revisited
+from keyquery.learn.rankings.rankings import score_revisited
+
+# Ranks of the hits, how many are relevant, standard and trapezoidal average precision, worked out by hand.
+BY_HAND = [
+    ([0, 2, 5], 3, (1 + 2 / 3 + 3 / 6) / 3, (1 + (1 / 2 + 2 / 3) / 2 + (2 / 5 + 3 / 6) / 2) / 3),
+    ([0], 1, 1.0, 1.0),
+    ([1], 1, 0.5, 0.25),
+    ([0, 1, 2], 3, 1.0, 1.0),
+    ([0, 1], 4, 0.5, 0.5),
+    ([3], 2, 1 / 8, 1 / 16),
+]
+
+
+@pytest.mark.parametrize(("ranks", "relevant", "standard", "trapezoidal"), BY_HAND)
+def test_average_precisions_worked_out_by_hand(ranks, relevant, standard, trapezoidal):
+    lists = np.arange(8)[None]
+    wanted = [[*ranks, *range(100, 100 + relevant - len(ranks))]]  # some are in no list
+    found = kq.score_rankings(lists, wanted).mean
+    assert found["average_precision"] == pytest.approx(standard)
+    assert found["trapezoidal_precision"] == pytest.approx(trapezoidal)
+
+
+def test_the_two_average_precisions_differ_as_published():
+    found = kq.score_rankings([[0, 1, 2, 3, 4, 5]], [[0, 2, 5]]).mean
+    assert round(found["average_precision"], 3) == 0.722
+    assert round(found["trapezoidal_precision"], 3) == 0.678
+
+
+def test_the_trapezia_are_the_area_under_precision_over_recall():
+    for pattern in itertools.product([False, True], repeat=7):
+        if not any(pattern):
+            continue
+        recall, precision, area = 0.0, 1.0, 0.0  # a curve through every rank, from recall 0 at precision 1
+        for rank in range(7):
+            hits = sum(pattern[: rank + 1])
+            new_recall, new_precision = hits / sum(pattern), hits / (rank + 1)
+            area += (new_recall - recall) * (precision + new_precision) / 2
+            recall, precision = new_recall, new_precision
+        found = kq.score_rankings(np.arange(7)[None], [list(np.flatnonzero(pattern))]).mean
+        assert found["trapezoidal_precision"] == pytest.approx(area)
+        assert found["trapezoidal_precision"] <= found["average_precision"] + 1e-12
+
+
+def test_measures_are_those_of_scikit_learn_where_it_has_them():
+    rng = np.random.default_rng(0)
+    scores, relevant = rng.normal(size=(30, 40)), rng.random((30, 40)) < 0.2
+    relevant[:, 3] = True
+    lists = np.argsort(-scores, axis=1)
+    found = kq.score_rankings(lists, relevant, at=(1, 5, 40))
+    for row, truth, score in zip(found.rows, relevant, scores, strict=True):
+        assert row["average_precision"] == pytest.approx(average_precision_score(truth, score))
+        for k in (5, 40):
+            assert row[f"ndcg@{k}"] == pytest.approx(ndcg_score([truth], [score], k=k))
+        assert row["recall@5"] == truth[np.argsort(-score)[:5]].sum() / truth.sum()
+        assert row["recall@40"] == 1
+    assert kq.score_rankings(torch.from_numpy(lists), torch.from_numpy(relevant), at=(1, 5, 40)).rows == found.rows
+    places = [np.flatnonzero(row) for row in relevant]
+    assert kq.score_rankings(lists, places, at=(1, 5, 40)).rows == found.rows
+
+
+def test_gain_is_discounted_by_the_logarithm():
+    row = kq.score_rankings([[5, 1, 2]], [[1, 2, 7]], at=(2, 3)).rows[0]
+    ideal = 1 + 1 / math.log2(3)
+    assert row["ndcg@2"] == pytest.approx(1 / math.log2(3) / ideal)
+    assert row["ndcg@3"] == pytest.approx((1 / math.log2(3) + 1 / 2) / (ideal + 1 / 2))
+
+
+def test_junk_is_neither_right_nor_wrong():
+    with_junk = kq.score_rankings([[9, 0, 8, 1, 2]], [[0, 2]], junk=[[9, 8]], at=(1, 2))
+    without = kq.score_rankings([[0, 1, 2]], [[0, 2]], at=(1, 2))
+    assert with_junk.rows == without.rows
+
+
+def test_a_query_to_which_nothing_is_relevant_counts_nowhere():
+    both = kq.score_rankings([[0, 1], [1, 0]], [[1], []])
+    assert both.rows[1]["average_precision"] is None
+    assert both.mean == kq.score_rankings([[0, 1]], [[1]]).mean
+    assert kq.Reading.load(both.to_json()) == both
+    assert kq.score_rankings([[0, 1]], [[]]).mean == {}
+
+
+def test_each_setup_of_the_revisited_protocol_has_its_own_junk():
+    rng = np.random.default_rng(1)
+    places = [rng.permutation(30) for _ in range(5)]
+    easy, hard, junk = (tuple(one[a:b] for one in places) for a, b in ((0, 4), (4, 9), (9, 12)))
+    hard = (*hard[:4], hard[4][:0])  # the last query has no hard image
+    vectors = rng.normal(size=(30, 4))
+    truth = Revisited(vectors[:5], vectors, easy, hard, junk)
+    ranked = np.stack([rng.permutation(30) for _ in range(5)])
+    found = score_revisited(ranked, truth)
+    for name, wanted, left_out in (
+        ("easy", [easy], [hard, junk]),
+        ("medium", [easy, hard], [junk]),
+        ("hard", [hard], [easy, junk]),
+    ):
+        values = []
+        for query in range(5):
+            right = set(np.concatenate([group[query] for group in wanted]).tolist())
+            away = set(np.concatenate([group[query] for group in left_out]).tolist())
+            hits, seen, area, last = 0, 0, 0.0, 1.0
+            for item in ranked[query]:
+                if item in away:
+                    continue
+                seen += 1
+                hits += item in right
+                precision = hits / seen
+                if item in right:
+                    area += (last + precision) / 2 / len(right)
+                last = precision
+            if right:
+                values.append(area)
+        assert found[name].mean["trapezoidal_precision"] == pytest.approx(np.mean(values))
+        assert len(found[name].scored) == len(values) == (4 if name == "hard" else 5)
+
+
+@pytest.mark.parametrize(
+    ("ranked", "relevant", "junk", "said"),
+    [
+        ([[0.5, 1.0]], [[0]], None, r"ranked must be \(q, m\), item indices per query, got float64"),
+        ([0, 1], [[0]], None, r"ranked must be \(q, m\), .* of shape \(2,\)"),
+        ([[0, -1]], [[0]], None, "ranked must contain non-negative indices, got -1"),
+        ([[0, 1, 0]], [[0]], None, "ranked must contain each item once, got 0 twice in row 0"),
+        ([[0, 1]], [[0], [1]], None, "relevant must have one entry for each of 1 queries, got 2"),
+        ([[0, 1]], [["a"]], None, "relevant must be non-negative indices, or one boolean per item"),
+        ([[0, 1]], 3, None, "relevant must have one entry for each of 1 queries, got int"),
+        ([[0, 1]], [[0]], [[0]], "an item must not be both relevant and junk, got 0 in both"),
+        ([[0, 1]], [[0]], [[-2]], "junk must be non-negative indices"),
+        ([[0, 3]], [[True, False]], None, "relevant must have a boolean for every item up to 3, got 2"),
+    ],
+)
+@pytest.mark.unchecked
+def test_what_cannot_be_scored_is_told(ranked, relevant, junk, said):
+    with pytest.raises(ValueError, match=said):
+        kq.score_rankings(ranked, relevant, junk)
+
+
+@pytest.mark.unchecked
+def test_one_k_alone_is_told():
+    with pytest.raises(TypeError, match=r"at must be a sequence of cutoffs k, such as \(1, 10\), got 5"):
+        kq.score_rankings([[0, 1]], [[0]], at=5)

@@ -1,0 +1,404 @@
+"""Reranker: what it must not depend on, what its losses can be, what it learns, and its file."""
+
+import json
+import math
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import keyquery as kq
+from keyquery.instruments.look.fitted import saved_network
+from keyquery.layers.kernels import KERNELS
+from keyquery.learn.inputs.vectors import Asked
+from keyquery.learn.rerank import base, learned
+from keyquery.learn.rerank.learned import Lists
+from keyquery.learn.rerank.network import (
+    ALPHA,
+    PUBLISHED_ANCHORS,
+    PUBLISHED_WIDTH,
+    TAU,
+    RerankNetwork,
+    affinities,
+    contrastive,
+    cosines,
+    distance,
+    rerank_loss,
+)
+from keyquery.learn.rerank.search import search
+from tests.learn.rerank.groups import curves, mean_precision, others
+
+SMALL = {"top": 24, "anchors": 12, "width": 16, "depth": 2, "heads": 2, "device": "cpu", "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return kq.Reranker(**SMALL, steps=20).fit(*curves(12, seed=0))
+
+
+@pytest.fixture(scope="module")
+def unseen():
+    vectors, labels = curves(8, seed=1)
+    return vectors[::6], vectors, labels
+
+
+class Small(kq.Reranker):
+    """A quarter of the lists a step."""
+
+    plan = replace(kq.Reranker.plan, batch=16)
+
+
+def learned_gain(kind, seed, **sizes):
+    """mAP on unseen groups: first round, query expansion, learned."""
+    model = kind(top=64, **sizes, heads=4, random_state=seed, device="cpu")
+    model.fit(*curves(60, seed))
+    vectors, labels = curves(30, 100 + seed)
+    first = others(vectors)
+    learned, _ = model.rerank_lists(vectors, vectors, first)
+    expanded, _ = kq.AlphaQueryExpansion(top=len(first[0]), device="cpu").rerank_lists(vectors, vectors, first)
+    assert torch.equal(learned[:, 64:], first[:, 64:])
+    return [mean_precision(lists, labels) for lists in (first, expanded, learned)]
+
+
+@pytest.mark.unchecked
+def test_it_learns_what_holds_of_groups_it_has_never_seen():
+    first, expanded, learned = learned_gain(Small, seed=0, anchors=24, width=32, steps=100)
+    assert learned - first >= 0.02
+    assert learned - 0.005 > expanded > first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_learns_it_whatever_the_seed(seed):
+    first, expanded, learned = learned_gain(kq.Reranker, seed, anchors=64, width=64, steps=400)
+    assert learned - first >= 0.03
+    assert learned > expanded
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_candidates_are_scored_alike_in_any_order(kernel):
+    torch.manual_seed(3)
+    network = RerankNetwork(anchors=10, width=16, depth=2, heads=2, kernel=kernel).eval()
+    affinity = affinities(normalize(torch.randn(4, 31, 8), dim=-1), 10)
+    order = torch.cat((torch.zeros(1, dtype=torch.long), 1 + torch.randperm(30)))
+    scores = cosines(network(affinity))
+    assert (cosines(network(affinity[:, order])) - scores[:, order]).abs().max() <= 1e-5
+    assert scores.std() > 1e-3
+
+
+def test_lists_may_be_in_any_order_below_the_anchors(fitted, unseen):
+    queries, database, _ = unseen
+    lists = search(queries, database, 24)
+    turned = torch.cat((lists[:, :11], lists[:, 11:].flip(1)), 1)
+    (one, scores), (other, again) = (fitted.rerank_lists(queries, database, each) for each in (lists, turned))
+    assert torch.equal(one, other)
+    assert (scores - again).abs().max() <= 1e-5
+
+
+def rotation(dim):
+    return torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64))[0]
+
+
+def test_rotating_all_vectors_changes_no_score(fitted, unseen):
+    queries, database, _ = (part.double() for part in unseen)
+    turn = rotation(queries.shape[1])
+    lists = search(queries, database, 24)
+    _, short = fitted.rerank_lists(queries.float(), database.float(), lists)
+    _, turned = fitted.rerank_lists((queries @ turn).float(), (database @ turn).float(), lists)
+    assert (short - turned).abs().max() <= 1e-4
+    fitted.network_.double()
+    try:
+        (order, scores), (again, same) = (
+            fitted.rerank(*pair) for pair in ((queries, database), (queries @ turn, database @ turn))
+        )
+    finally:
+        fitted.network_.float()
+    assert scores.dtype == torch.float64
+    assert torch.equal(order, again)
+    assert (scores - same).abs().max() <= 1e-9
+    assert (scores - short.double()).abs().max() < 1e-4
+
+
+def test_lengths_of_vectors_do_not_matter(fitted, unseen):
+    queries, database, _ = unseen
+    lengths = torch.rand(len(database), 1) + 0.5
+    order, scores = fitted.rerank(queries, database)
+    again, same = fitted.rerank(3 * queries, lengths * database)
+    assert torch.equal(order, again)
+    assert (scores - same).abs().max() < 1e-5
+
+
+def test_an_identity_network_ranks_by_affinity_alone(unseen):
+    queries, database, _ = unseen
+    model = kq.Reranker(**{**SMALL, "width": 12})
+    model.network_, model.params_ = model._network(12, 12), model._plain_params()
+    with torch.no_grad():
+        model.network_.tokens.weight.copy_(torch.eye(12))
+        for block in model.network_.blocks:
+            for last in (block.attention.output, block.mlp[-1]):
+                last.weight.zero_()
+                last.bias.zero_()
+    order, scores = model.rerank(queries, database)
+    lists = search(queries, database, 24)
+    for query, mine, candidates, score in zip(queries, order, lists, scores, strict=True):
+        anchors = torch.cat((query.unsqueeze(0), database[candidates[:11]]))
+        own, theirs = anchors @ query, database[candidates] @ anchors.T
+        truth = torch.nn.functional.cosine_similarity(theirs, own.unsqueeze(0))
+        assert torch.equal(mine, candidates[truth.argsort(descending=True, stable=True)])
+        assert torch.allclose(score, truth.sort(descending=True).values, atol=1e-6)
+    plain, same = kq.AffinityReranker(top=24, anchors=12, device="cpu").rerank(queries, database)
+    assert torch.equal(order, plain)
+    assert torch.allclose(scores, same, atol=1e-6)
+
+
+def test_items_below_the_top_stay_where_they_are(fitted, unseen):
+    queries, database, _ = unseen
+    lists = others(database)[::6]
+    order, scores = fitted.rerank_lists(queries, database, lists, top=24)
+    assert scores.shape == (len(queries), 24)
+    assert torch.equal(order[:, 24:], lists[:, 24:])
+    assert torch.equal(order[:, :24].sort(1).values, lists[:, :24].sort(1).values)
+    assert not torch.equal(order, lists)
+    assert (scores.diff(dim=1) <= 0).all()
+
+
+@pytest.mark.parametrize("limits", [{"ROWS": {"cpu": 25}}, {"FLOATS": 64 * 60}, {"FLOATS": 1}])  # 1, 2 and 1 lists
+def test_batches_do_not_matter(fitted, unseen, monkeypatch, limits):
+    queries, database, _ = unseen
+    order, scores = fitted.rerank(queries, database)
+    for name, value in limits.items():
+        monkeypatch.setattr(base, name, value)
+    again, same = fitted.rerank(queries, database)
+    assert torch.equal(order, again)
+    assert torch.allclose(scores, same, atol=1e-6)
+
+
+@pytest.mark.parametrize(("widest", "expected"), [(1, [7, 1]), (3072, [1] * 8), (2048, [1] * 8), (2046, [2] * 4)])
+def test_batches_of_wide_networks_are_smaller(widest, expected):
+    lists = torch.zeros(8, 1024, dtype=torch.long)
+    asked = Asked(torch.zeros(8, 2), torch.zeros(1, 2))
+    assert [len(some) for some in base.in_batches(asked, lists, widest=widest)] == expected
+
+
+@torch.no_grad()
+def test_scores_are_those_of_a_network_written_out():
+    """Lists of odd length, one batch of several and a last one of fewer, against every product in float64."""
+    vectors = normalize(torch.randn(60, 10, generator=torch.Generator().manual_seed(0)), dim=1)
+    asked, lists = Asked(vectors[:7], vectors), search(vectors[:7], vectors, 23)
+    torch.manual_seed(0)
+    model = kq.Reranker(heads=3, device="cpu")
+    model.network_ = network = model._network(anchors=9, width=15)
+    for weight in network.parameters():
+        weight.add_(torch.randn_like(weight) / 4)
+    scores = model._scores(asked, lists)
+    network.double()
+    for query, candidates, found in zip(asked.queries.double(), lists, scores, strict=True):
+        rows = torch.cat((query.unsqueeze(0), vectors[candidates].double()))
+        x = network.tokens(rows @ rows[:9].T)
+        for block in network.blocks:
+            layer, y = block.attention, block.attention_norm(x)
+            parts = (part(y).view(24, 3, 5).transpose(0, 1) for part in (layer.query, layer.key, layer.value))
+            q, k, v = parts
+            x = x + layer.output((torch.softmax(q @ k.mT / 5**0.5, -1) @ v).transpose(0, 1).reshape(24, 15))
+            x = x + block.mlp(block.mlp_norm(x))
+        expected = torch.nn.functional.cosine_similarity(x[1:], x[:1])
+        assert expected.std() > 1e-2
+        assert (found - expected).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_the_loss_is_its_definition():
+    torch.manual_seed(0)
+    network = RerankNetwork(6, 8, 1, 2).eval()
+    affinity, positive = torch.randn(5, 9, 6), torch.rand(5, 9) < 0.4
+    positive[:, 0] = True
+    total = 0.0
+    for a, p in zip(affinity, positive, strict=True):
+        x = network(a.unsqueeze(0))[0]
+        s = [float(torch.exp(torch.nn.functional.cosine_similarity(x[0], row, dim=0) / 2)) for row in x]
+        total += -np.log(sum(v for v, there in zip(s, p, strict=True) if there) / sum(s))
+        b = network.back(x)
+        gaps = [(u / u.norm() - v / v.norm()).norm() for u, v in zip(a, b, strict=True)]
+        total += 0.2 * float(torch.stack(gaps).mean())
+    assert float(rerank_loss(network, (affinity, positive))) == pytest.approx(total / 5, abs=1e-5)
+
+
+def contrastive_bounds(positives, n):
+    """Minimum and maximum of `contrastive` for lists of n rows: all positives at cosine 1, the others at −1, or not."""
+    count, near, far = positives.double(), math.exp(1 / TAU), math.exp(-1 / TAU)
+    best, worst = count * near, near + (count - 1) * far
+    return torch.log1p((n - count) * far / best), torch.log1p((n - count) * near / worst)
+
+
+def test_losses_stay_inside_their_bounds_and_reach_them():
+    torch.manual_seed(0)
+    positive = torch.rand(200, 40) < torch.rand(200, 1)
+    positive[:, 0] = True
+    low, high = contrastive_bounds(positive.sum(1), 40)
+    for spread in (0.1, 1.0, 10.0):
+        cosine = (spread * torch.randn(200, 40, dtype=torch.float64)).tanh()
+        cosine[:, 0] = 1
+        value = contrastive(cosine, positive)
+        assert (value >= low).all()
+        assert (value <= high).all()
+    best = positive.double() * 2 - 1
+    worst = -best
+    worst[:, 0] = 1
+    assert torch.allclose(contrastive(best, positive), low)
+    assert torch.allclose(contrastive(worst, positive), high)
+    assert round(float(contrastive_bounds(torch.tensor([16]), 100)[0]), 3) == 1.075  # as published for a share of .16
+    a = torch.randn(3, 5, 4)
+    assert torch.allclose(distance(a, 7 * a), torch.tensor(0.01))  # 1e-4 is the least square
+    assert torch.allclose(distance(a, -a), torch.tensor(2.0))
+
+
+def test_the_loss_of_training_stays_inside_its_bounds_and_falls():
+    features, labels = curves(12, seed=0)
+    model = kq.Reranker(**SMALL, steps=60).fit(features, labels)
+    lists = Lists([features], labels, torch.arange(len(features)), 12)
+    _, positive = lists.draw(400, torch.Generator().manual_seed(0))
+    low, high = (float(bound.mean()) for bound in contrastive_bounds(positive.sum(1), 12))
+    losses = [row["loss"] for row in model.history_]
+    assert all(low + 0.01 * ALPHA < loss < high + 2 * ALPHA for loss in losses)
+    assert losses[-1] < losses[0] - 0.05
+
+
+def test_lists_to_learn_from_begin_with_the_item_itself():
+    features, labels = curves(4, seed=0)
+    twins = torch.cat((features, features[:20], features[:1].expand(12, -1)))  # more equal ones than fit into a list
+    labels = torch.cat((labels, labels[:20], labels[:1].expand(12)))
+    lists = Lists([twins], labels, torch.arange(len(twins)), 8)
+    found = lists.lists[0]
+    assert torch.equal(found[:, 0], torch.arange(len(twins)))
+    assert all(len(set(row.tolist())) == 8 for row in found)
+    affinity, positive = lists.draw(50, torch.Generator().manual_seed(1))
+    assert torch.allclose(affinity[:, 0, 0], torch.ones(50))
+    assert positive[:, 0].all()
+    for row in affinity:  # shuffled rows, anchors in the order of the list
+        assert torch.allclose(row[1:, 0].sort(descending=True).values, row[0, 1:], atol=1e-6)
+
+
+def test_several_descriptors_of_the_same_items_are_more_lists():
+    features, labels = curves(10, seed=0)
+    rough = features[:, :9]
+    lists = Lists([features, normalize(rough, dim=1)], labels, torch.arange(len(features)), 12)
+    drawn = {tuple(lists.draw(1, torch.Generator().manual_seed(seed))[0].shape) for seed in range(6)}
+    assert drawn == {(1, 12, 12)}
+    assert not torch.equal(*lists.lists)
+    model = kq.Reranker(**SMALL, steps=3)
+    several = model.fit([features.numpy(), rough.numpy()], labels).network_.tokens.weight.clone()
+    again = model.fit((features, rough), labels).network_.tokens.weight.clone()
+    alone = model.fit(features, labels).network_.tokens.weight
+    assert torch.equal(several, again)
+    assert not torch.equal(several, alone)
+
+
+def test_an_item_alone_with_its_label_is_only_a_candidate():
+    features, labels = curves(10, seed=0)
+    labels[-24:] = torch.arange(1000, 1024)
+    model = kq.Reranker(**SMALL, steps=2).fit(features, labels)
+    assert model.rerank(features[-2:], features)[0].shape == (2, 24)
+    drawn = Lists([features], labels, torch.arange(len(features) - 24), 12).draw(300, torch.Generator())
+    assert drawn[1].sum(1).float().mean() > 1.5
+
+
+def test_all_kinds_of_input_mean_the_same(fitted, unseen):
+    queries, database, _ = unseen
+    order, scores = fitted.rerank(queries, database)
+    for give in (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.double):
+        found, same = fitted.rerank(give(queries), give(database))
+        assert isinstance(found, torch.Tensor if give is torch.Tensor.double else np.ndarray)
+        assert np.array_equal(found, order)
+        assert np.allclose(same, scores, atol=1e-6)
+
+
+def test_heads_adapt_to_a_width_that_they_do_not_divide():
+    for width, heads, expected in ((64, 12, 8), (768, 12, 12), (10, 4, 2), (7, 6, 1)):
+        network = kq.Reranker(heads=heads)._network(4, width)
+        assert network.blocks[0].attention.heads == expected
+
+
+def test_the_published_network_has_as_many_parameters():
+    network = kq.Reranker()._network(PUBLISHED_ANCHORS, PUBLISHED_WIDTH)
+    assert sum(weight.numel() for weight in network.parameters()) == pytest.approx(14.96e6, rel=1e-3)
+
+
+def test_the_same_seed_gives_the_same_and_leaves_torch_as_it_was(unseen):
+    queries, database, _ = unseen
+    state = torch.get_rng_state()
+    one, same, other = (
+        kq.Reranker(**{**SMALL, "random_state": seed}, steps=2).fit(*curves(6, 0)).rerank(queries, database)[1]
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.allclose(one, other, atol=1e-4)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_it_comes_back_out_of_its_file(fitted, unseen, tmp_path):
+    queries, database, _ = unseen
+    fitted.save(tmp_path / "model.safetensors")
+    again = kq.Reranker.load(tmp_path / "model.safetensors", device="cpu")
+    assert again.get_params() == fitted.get_params()
+    assert again.history_ == fitted.history_
+    for one, other in zip(fitted.rerank(queries, database), again.rerank(queries, database), strict=True):
+        assert torch.equal(one, other)
+    assert len(kq.look(saved_network(tmp_path / "model.safetensors")).heads) == 4
+
+
+def test_files_that_are_no_reranker_are_told(fitted, tmp_path):
+    path = tmp_path / "model.safetensors"
+    fitted.save(path)
+    whole = path.read_bytes()
+    size = struct.unpack("<Q", whole[:8])[0]
+    head = json.loads(whole[8 : 8 + size])
+    cases = [
+        (lambda facts: facts.update(kind="EventModel"), "is not a saved Reranker"),
+        (lambda facts: facts["params"].update(anchors=13), "does not match a network with these parameters"),
+        (lambda facts: facts["params"].update(width=2**24), "does not match a network with these parameters"),
+        (lambda facts: facts["params"].update(kernel="other"), "not a complete Reranker file: kernel must be one of"),
+    ]
+    for change, said in cases:
+        facts = json.loads(head["__metadata__"]["keyquery"])
+        change(facts)
+        text = json.dumps({**head, "__metadata__": {"keyquery": json.dumps(facts)}}).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
+        with pytest.raises(ValueError, match=said):
+            kq.Reranker.load(path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_gives_the_scores_of_the_processor(fitted, unseen, monkeypatch):
+    torch.use_deterministic_algorithms(False)  # else cuBLAS asks for a setting of its own
+    queries, database, _ = unseen
+    lists = search(queries, database, 24)
+    _, scores = fitted.rerank_lists(queries, database, lists)
+    monkeypatch.setattr(fitted, "device", "cuda")
+    order, half = fitted.rerank_lists(queries.cuda(), database.cuda(), lists.cuda())
+    assert order.is_cuda
+    assert (half.cpu() - scores).abs().max() < 2e-3
+    for kind in (kq.AlphaQueryExpansion(24, device="cuda"), kq.KReciprocalReranker(24, 8, device="cuda")):
+        there, here = kind.rerank(queries, database)[0], kind.set_params(device="cpu").rerank(queries, database)[0]
+        assert (there == here).float().mean() > 0.98
+    model = kq.Reranker(**{**SMALL, "device": "cuda"}, steps=20).fit(*curves(12, seed=0))
+    assert model.history_[-1]["loss"] < model.history_[0]["loss"]
+
+
+@pytest.mark.slow
+def test_default_sizes_follow_the_number_of_items(unseen, tmp_path, monkeypatch):
+    queries, database, _ = unseen
+    features, labels = curves(6, 0)
+    model = kq.Reranker(steps=1, random_state=0, device="cpu").fit(features[:90], labels[:90])
+    assert tuple(model.network_.tokens.weight.shape) == (64, 90)
+    with pytest.raises(ValueError, match="anchors is 90"):
+        model.rerank(queries, database[:50])
+    model.save(tmp_path / "model.safetensors")
+    again = kq.Reranker.load(tmp_path / "model.safetensors", device="cpu")
+    assert torch.equal(again.rerank(queries, database)[0], model.rerank(queries, database)[0])
+    monkeypatch.setattr(learned, "LARGE", 100)
+    large = kq.Reranker(steps=1, depth=1, random_state=0, device="cpu").fit(features[:100], labels[:100])
+    assert tuple(large.network_.tokens.weight.shape) == (768, 100)

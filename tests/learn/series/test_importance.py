@@ -1,0 +1,148 @@
+"""Which stretches mattered: exact where the truth is known, and drawn."""
+
+import numpy as np
+import pytest
+import torch
+
+import keyquery as kq
+from keyquery import pages
+from keyquery.learn.inputs.sequences import Padded
+from keyquery.learn.series.importance import Importance, occlude
+from tests.learn.series.test_classifier import SMALL, bumps
+
+
+def linear(data):
+    """Two classes whose log-odds are the sum of Σ t·x_t."""
+    odds = (data.values[..., 0] * torch.arange(data.values.shape[1])).sum(1)
+    return torch.stack((torch.zeros_like(odds), odds), 1).double().log_softmax(1)
+
+
+def test_of_a_linear_model_it_is_what_a_window_holds():
+    values, real = torch.randn(12, 1).abs(), torch.ones(12, dtype=torch.bool)
+    relevance, width, chosen, probability = occlude(linear, Padded(values, real), stretch=1)
+    held = values[:, 0] * torch.arange(12)
+    assert width == 1
+    assert chosen == 1
+    assert torch.allclose(torch.tensor(relevance), held, atol=1e-4)
+    assert probability == pytest.approx(float(torch.sigmoid(held.sum())))
+    wide, *_ = occlude(linear, Padded(values, real), stretch=4)  # windows at 0, 2, 4, …, the last ones cut off
+    windows = [held[first : first + 4].sum() for first in range(0, 12, 2)]
+    expected = [np.mean([w for i, w in enumerate(windows) if 2 * i <= t < 2 * i + 4]) for t in range(12)]
+    assert np.allclose(wide, expected, atol=1e-4)
+
+
+def test_missing_tokens_have_none():
+    values, real = torch.ones(8, 1), torch.ones(8, dtype=torch.bool)
+    real[2], real[6:] = False, False
+    values[~real] = 0
+    relevance, *_ = occlude(linear, Padded(values, real), stretch=1)
+    assert np.allclose(relevance, [0, 1, 0, 3, 4, 5, 0, 0], atol=1e-5)
+
+
+def test_windows_are_left_out_a_few_at_a_time():
+    values, real = torch.randn(400, 1).abs(), torch.ones(400, dtype=torch.bool)
+    real[100:200] = False
+    values[~real] = 0
+    sizes, seen = [], []
+
+    def watch(items, what, total):
+        seen.extend([what, total])
+        return items
+
+    def counted(data):
+        sizes.append(len(data.values))
+        return linear(data)
+
+    relevance, *_ = occlude(counted, Padded(values, real), 1, watch)
+    assert np.allclose(relevance, values[:, 0] * torch.arange(400), rtol=1e-3, atol=1e-3)
+    assert sum(sizes) == 1 + 300  # as it is, and without each token that is there
+    assert seen == ["occluding windows", len(sizes) - 1]
+    assert max(sizes) <= 16
+
+
+@pytest.fixture(scope="module")
+def trained():
+    X, y, _ = bumps(80)
+    return kq.SeriesClassifier(**SMALL, epochs=15, lr=5e-3).fit(X, y)
+
+
+@pytest.mark.slow
+def test_the_bump_is_found(trained):
+    X, y, at = bumps(60, seed=3)
+    found = trained.importance(X)
+    assert [len(one) for one in found.relevance] == [len(one) for one in X]
+    hits = [at[i] - 1 <= int(np.argmax(one)) <= at[i] + 7 for i, one in enumerate(found.relevance)]
+    assert np.mean(hits) > 0.7  # by chance, a quarter
+    assert np.mean([one["predicted"] == label for one, label in zip(found.series, y, strict=True)]) > 0.8
+
+
+def test_it_is_a_reading(trained):
+    X, _, _ = bumps(3, seed=4)
+    X[1][2] = np.nan
+    found = trained.importance(X)
+    assert kq.Reading.load(found.to_json()) == found
+    assert len(found.to_frame()) == sum(map(len, X))
+    assert found.series[1]["values"][2] == [None, None]
+    assert "importance" in found._repr_html_()
+    assert repr(found) == "Importance(3 series, 2 classes)"
+
+
+@pytest.mark.parametrize("dims", [1, 3])
+def test_it_is_drawn(tmp_path, dims):
+    values = np.random.default_rng(0).normal(size=(20, dims))
+    values[3] = np.nan
+    series = {"values": np.where(np.isnan(values), None, values), "relevance": np.linspace(-1, 2, 20), "stretch": 2}
+    reading = Importance(classes=["a", "b"], series=[{**series, "predicted": "b", "probability": 0.93}])
+    figure = reading.plot()
+    above, below = figure.axes
+    assert above.get_title("left") == "predicted b (93%)"
+    assert len(above.lines) == dims
+    shades = [patch for patch in above.patches if patch.get_alpha() is not None]
+    assert len(shades) == 20
+    assert shades[-1].get_alpha() == pytest.approx(0.6)
+    assert shades[-1].get_facecolor()[:3] != shades[0].get_facecolor()[:3]
+    assert below.get_xlabel() == "time step"
+    path = tmp_path / "series.png"
+    assert pages.picture_bytes(path, reading)[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match="series must be between 0 and 0, got 1"):
+        reading.plot(series=1)
+
+
+def drawn(values, **facts):
+    values = np.asarray(values, dtype=float)
+    one = {"values": np.where(np.isnan(values), None, values), "relevance": np.ones(len(values)), "stretch": 1}
+    columns = facts.pop("columns", None)
+    one |= {"predicted": "b", "probability": 0.93, **facts}
+    return Importance(classes=["a", "b"], series=[one], columns=columns).plot()
+
+
+def test_every_step_has_a_whole_bar_and_a_value_between_gaps_a_dot():
+    figure = drawn([[1.0], [np.nan], [2.0], [3.0], [np.nan], [5.0]])
+    above, below = figure.axes
+    _, dots = above.lines
+    assert dots.get_xdata().tolist() == [0, 5]
+    assert dots.get_marker() == "."
+    assert below.patches[0].get_data().edges.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
+    assert below.get_title("left") == "drop in its log-odds without the step itself"
+    shortest = drawn([[1.0]])
+    assert shortest.axes[0].lines[1].get_xdata().tolist() == [0]
+    for one in (figure, shortest):
+        one.draw_without_rendering()
+        assert all(tick == int(tick) for tick in one.axes[1].get_xticks())
+
+
+def test_dims_are_called_by_their_columns_and_those_left_out_are_told():
+    figure = drawn(np.ones((4, 2)), columns=["heat", "wind"])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["wind", "heat"]
+    figure = drawn(np.ones((4, 40)), predicted="very long " * 9)
+    assert figure.axes[0].get_ylabel() == "first 12 of 40 dimensions"
+    figure.draw_without_rendering()
+    legend, title = figure.legends[0].get_window_extent(), figure.axes[0].title.get_window_extent()
+    panels = [axis.get_tightbbox() for axis in figure.axes]
+    assert not any(legend.overlaps(box) for box in (*panels, title))
+
+
+def test_a_classifier_draws_one_series(trained):
+    X, _, _ = bumps(1, seed=5)
+    figure = trained.plot(X[0], stretch=3)
+    assert "3 steps" in figure.axes[1].get_title("left")

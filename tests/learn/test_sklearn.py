@@ -1,0 +1,285 @@
+"""What scikit-learn asks of an estimator, and what it does with one."""
+
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from inspect import signature
+
+import numpy as np
+import pytest
+import torch
+from sklearn import config_context
+from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils.validation import check_is_fitted
+
+import keyquery as kq
+from keyquery.learn import training
+from keyquery.learn.base import Estimator, seed_of
+from keyquery.learn.training import train
+
+SMALL = {"width": 8, "heads": 2, "depth": 1, "device": "cpu"}
+# Checks that cannot hold of series, and why.
+ANY_LENGTH = "a row of X is a series of any length, so that there is no number of features"
+REPEATED = "a series of weight 2 is drawn once per epoch or threshold, two copies twice, and may be held out"
+NOT_FOR_SERIES = {
+    "check_n_features_in": ANY_LENGTH,
+    "check_n_features_in_after_fitting": ANY_LENGTH,
+    "check_classifiers_train": ANY_LENGTH + ": all else of this check is tested in test_series",
+    "check_methods_subset_invariance": "it wants 1e-7, and the network computes in float32",
+    "check_sample_weight_equivalence_on_dense_data": REPEATED,
+}
+NOT_FOR_RIDGE = {name: NOT_FOR_SERIES[name] for name in NOT_FOR_SERIES if name != "check_methods_subset_invariance"}
+
+
+def slopes(count, length=16, seed=0):
+    """Series that rise, and series that fall."""
+    rng = np.random.default_rng(seed)
+    up = rng.normal(size=(count, length)) / 2 + np.linspace(-2, 2, length)
+    return np.concatenate((up, -up)), np.repeat(["up", "down"], count)
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        pytest.param(
+            kq.SeriesClassifier(**SMALL, epochs=6, batch_size=64, lr=0.02, random_state=0),
+            NOT_FOR_SERIES,
+            marks=pytest.mark.slow,  # dozens of trainings
+        ),
+        (kq.ConvolutionRidgeClassifier(features=168, random_state=0, device="cpu"), NOT_FOR_RIDGE),
+    ],
+)
+def test_series_pass_the_checks_of_scikit_learn(model, expected, monkeypatch):
+    monkeypatch.setattr("keyquery.learn.series.classifier.BATCHES", 1)
+    found = check_estimator(model, expected_failed_checks=expected, on_fail=None)
+    assert [(one["check_name"], one["exception"]) for one in found if one["status"] == "failed"] == []
+    assert {one["check_name"] for one in found if one["status"] == "xfail"} <= set(expected)
+    assert sum(one["status"] == "passed" for one in found) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.parametrize("kind", [kq.NPTClassifier, kq.NPTRegressor])
+def test_tables_pass_the_checks_of_scikit_learn(kind):
+    model = kind(embedding=4, depth=2, heads=2, steps=100, random_state=0, device="cpu")
+    repeated = {"check_sample_weight_equivalence_on_dense_data": REPEATED.replace("series", "row")}
+    found = check_estimator(model, expected_failed_checks=repeated, on_fail=None)
+    assert [(one["check_name"], one["exception"]) for one in found if one["status"] == "failed"] == []
+    assert sum(one["status"] == "passed" for one in found) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@pytest.mark.parametrize("geometry", ["circle", "simplex", "learned"])
+def test_transport_passes_the_checks_of_scikit_learn(geometry):
+    model = kq.TransportClassifier(geometry, epochs=20, random_state=0, device="cpu")
+    repeated = {"check_sample_weight_equivalence_on_dense_data": REPEATED.replace("series", "sample")}
+    found = check_estimator(model, expected_failed_checks=repeated, on_fail=None)
+    assert [(one["check_name"], one["exception"]) for one in found if one["status"] == "failed"] == []
+    assert sum(one["status"] == "passed" for one in found) > 50
+
+
+@pytest.mark.slow
+def test_it_walks_through_folds_grids_and_pipelines():
+    X, y = slopes(12)
+    model = kq.SeriesClassifier(**SMALL, epochs=10, lr=0.02, random_state=0)
+    assert cross_val_score(model, X, y, cv=2).min() > 0.8
+    grid = GridSearchCV(model, {"attention": ["psd", "primal"]}, cv=2).fit(X, y)
+    assert grid.best_score_ > 0.8
+    line = make_pipeline(FunctionTransformer(np.negative), model).fit(X, y)
+    assert line.score(X, y) > 0.8
+    assert line.score(-X, y) < 0.2
+
+
+def test_clones_are_unfitted_and_alike():
+    X, y = slopes(6)
+    model = kq.SeriesClassifier(**SMALL, epochs=2, eta=0.3, random_state=1).fit(X, y)
+    assert is_classifier(model)
+    check_is_fitted(model)
+    twin = clone(model)
+    assert twin.get_params() == model.get_params()
+    with pytest.raises(NotFittedError, match="This SeriesClassifier instance is not fitted yet"):
+        twin.predict(X)
+    assert np.array_equal(twin.fit(X, y).predict_proba(X), model.predict_proba(X))
+
+
+def test_it_is_pickled():
+    X, y = slopes(6)
+    model = kq.SeriesClassifier(**SMALL, epochs=2, random_state=1).fit(X, y)
+    again = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
+    assert repr(again) == repr(model)
+
+
+def test_without_scikit_learn_the_extra_is_named_and_all_else_works():
+    code = """
+import sys
+sys.modules["sklearn"] = None
+import keyquery as kq, keyquery.cli
+from importlib import import_module
+from keyquery.kinds import KINDS
+for kind in KINDS.values():
+    import_module(kind.module)
+for name in ("SeriesClassifier", "AffinityReranker"):
+    try:
+        getattr(kq, name)
+    except ImportError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == 2 * "an estimator needs scikit-learn: pip install 'keyquery[estimators]'\n"
+
+
+def test_parameters_are_those_of_the_constructor():
+    class Mean(Estimator):
+        def __init__(self, share=0.5, verbose=False):
+            self.share, self.verbose = share, verbose
+
+    assert Mean().get_params() == {"share": 0.5, "verbose": False}
+    assert repr(Mean(share=0.5)) == "Mean()"
+    model = Mean()
+    with pytest.raises(ValueError, match=r"Invalid parameter 'shar' for estimator Mean\(\)"):
+        model.set_params(shar=1)
+
+
+def test_seeds():
+    assert seed_of(3) == seed_of(np.int32(3)) == 3
+    assert len({seed_of(seed) for seed in (0, 2**20, 2**21, 2**32, 10**30)}) == 5
+    assert seed_of(2**20) == seed_of(2**20) < 2**20
+    for make in (np.random.default_rng, np.random.RandomState):
+        assert seed_of(make(0)) == seed_of(make(0)) != seed_of(make(1))
+        state = make(0)
+        assert seed_of(state) != seed_of(state)
+    for wrong in (-1, 0.5, True, "0"):
+        with pytest.raises(ValueError, match="random_state must be None, an integer ≥ 0 or a numpy generator"):
+            seed_of(wrong)
+
+
+def pairs(count=12):
+    """Dark and light images, and their texts."""
+    light = np.arange(count) % 2
+    return np.broadcast_to(light[:, None, None] * 0.8, (count, 8, 8)), [("dark", "light")[place] for place in light]
+
+
+NPT = {"embedding": 4, "depth": 2, "heads": 2, "random_state": 0, "device": "cpu"}
+FITS = {  # an estimator, its training data, and a prediction
+    "transport": (kq.TransportClassifier(epochs=50, random_state=0, device="cpu"), slopes(12), "predict_proba"),
+    "series": (kq.SeriesClassifier(**SMALL, epochs=50, random_state=0), slopes(12), "predict_proba"),
+    "npt": (kq.NPTClassifier(**NPT, steps=120), (slopes(12)[0][:, :2], slopes(12)[1]), "predict_proba"),
+    "regressor": (kq.NPTRegressor(**NPT, steps=120), (np.eye(24)[:, :2], np.arange(24.0)), "predict"),
+    "parser": (kq.VisualParser(8, 4, 8, 1, 2, 1, batch_size=4, epochs=50, device="cpu"), pairs(), "match"),
+    "reranker": (
+        kq.Reranker(anchors=8, width=8, heads=2, steps=200, random_state=0, device="cpu"),
+        (np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) // 4),
+        "rerank",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("checks", [0, 2])
+def test_the_first_interrupt_keeps_the_best_weights_so_far(name, checks, monkeypatch):
+    model, data, use = FITS[name]
+    states = {}
+
+    def interrupted(network, draw, loss, recipe, **options):
+        def pressed(step, generator):
+            if step == checks * recipe.check_every + 1:
+                signal.raise_signal(signal.SIGINT)
+            states[step] = {key: tensor.clone() for key, tensor in network.state_dict().items()}
+            return draw(step, generator)
+
+        return train(network, pressed, loss, recipe, **options)
+
+    monkeypatch.setattr(training, "train", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.warns(UserWarning, match=r"interrupted after step \d+ of \d+: the (best|last) weights") as seen:
+        model = clone(model).fit(*data)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert len(model.history_) == checks
+    message = str(seen[-1].message)
+    if best := re.search(r"so far, of step (\d+)", message):
+        assert checks, "there was no validation"
+        kept = model.network_.state_dict()
+        assert all(torch.equal(kept[key], tensor) for key, tensor in states[int(best[1])].items())
+    inputs = {"match": data, "rerank": (data[0][:3], data[0])}.get(use, data[:1])
+    predicted = getattr(model, use)(*inputs)
+    assert all(np.isfinite(part).all() for part in (predicted if use == "rerank" else [predicted]))
+
+
+def test_verbose_prints_lines_outside_a_terminal(capsys):
+    expected = dict.fromkeys(FITS, "validation 1: ") | {"series": "epoch 1: ", "parser": "step 3 of 6: loss "}
+    for name, (model, data, _) in FITS.items():
+        short = {"steps": 2} if "steps" in model.get_params() else {"epochs": 2}
+        clone(model).set_params(**short, verbose=True).fit(*data)
+        first = capsys.readouterr().err
+        assert first.startswith("step 1 of 2: loss " if name == "reranker" else expected[name]), name
+        clone(model).set_params(**short).fit(*data)
+        assert capsys.readouterr().err == ""
+
+
+def test_long_predictions_show_progress(monkeypatch, capsys):
+    monkeypatch.setattr("keyquery.support.progress.SECONDS", 0.0)
+    series, names = slopes(6)
+    frozen = clone(FITS["parser"][0]).set_params(frozen=True, epochs=1, verbose=True).fit(*pairs())
+    shown = capsys.readouterr().err
+    assert "features of images: 0 of 1" in shown
+    assert "training: 0 of 3" in shown
+    frozen.match(*pairs(), crossed=True)
+    assert "matching: 0 of 1" in capsys.readouterr().err
+    for model, text in (
+        (kq.SeriesClassifier(**SMALL, epochs=1, random_state=0), "predicting: 0 of "),
+        (kq.ConvolutionRidgeClassifier(features=336, random_state=0, device="cpu"), "convolutions: 0 of "),
+    ):
+        model.fit(series, names).set_params(verbose=True).predict(series)
+        assert text in capsys.readouterr().err
+    columns = np.array(list("abab") * 6), np.tile([0.0, 1.0, 3.0, 4.0], 6), np.repeat(np.arange(6), 4)
+    events = kq.EventModel(width=8, epochs=1, validation_fraction=0, device="cpu").fit(*columns)
+    events.set_params(verbose=True).evaluate(*columns)
+    assert "evaluating: 0 of 1" in capsys.readouterr().err
+    events.sample(*columns, n=2, random_state=0)
+    assert "sampling: 1 of 2" in capsys.readouterr().err
+
+
+def test_metadata_is_routed_through_pipelines():
+    X, y = slopes(12)
+    weights = np.r_[np.ones(12), np.full(12, 3.0)]
+    with config_context(enable_metadata_routing=True):
+        model = kq.TransportClassifier(epochs=10, random_state=0, device="cpu")
+        model.set_fit_request(sample_weight=True).set_score_request(sample_weight=True)
+        line = make_pipeline(StandardScaler().set_fit_request(sample_weight=False), model)
+        scores = cross_val_score(line, X, y, cv=2, params={"sample_weight": weights}, error_score="raise")
+        assert np.isfinite(scores).all()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kq.ConvolutionRidgeClassifier,
+        kq.EventModel,
+        kq.InContextClassifier,
+        kq.NPTClassifier,
+        kq.NPTRegressor,
+        kq.Reranker,
+        kq.SeriesClassifier,
+        kq.TransportClassifier,
+        kq.VisualParser,
+    ],
+)
+def test_the_same_things_have_the_same_names(kind):
+    names = set(signature(kind).parameters)
+    assert names >= {"random_state", "device", "verbose"}
+    assert not names & {"holdout", "seed", "learning_rate", "n_epochs", "max_iter", "test_size"}
+    lines = re.findall(r"^    (\w[\w, ]*)$", kind.__doc__, re.MULTILINE)
+    assert names <= {name.strip() for line in lines for name in line.split(",")}

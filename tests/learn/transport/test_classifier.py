@@ -1,0 +1,275 @@
+"""TransportClassifier against Bayes' rule, brute-force matchings and what it promises of sequences."""
+
+import itertools
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import keyquery as kq
+from keyquery.learn.transport.alignment import MOST, align, centres
+
+# Means of Gaussian classes with covariance 2I, as published: pairs are 2i apart, of three classes in the mean.
+SIDE = 3 / (1 + math.sqrt(2))
+MEANS = {2: np.array([[0, -1], [0, 1.0]]), 3: np.array([[-SIDE, 0], [SIDE, 0], [0, SIDE]])}
+
+
+def drawn(classes, i, count, steps, seed):
+    """Sequences (count, steps, 2) of Gaussian points, as many of each class as can be."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(count) % classes
+    return i * MEANS[classes][y][:, None] + math.sqrt(2) * rng.normal(size=(count, steps, 2)), y
+
+
+def bayes(classes, i, steps=1):
+    """The accuracy of Bayes' rule: the integral of the largest density over the mean of the steps, on a grid."""
+    variance = 2 / steps
+    grid = np.linspace(-9 - 2 * i, 9 + 2 * i, 601)
+    at = np.stack(np.meshgrid(grid, grid, indexing="ij"), -1)
+    squares = [np.square(at - i * mean).sum(-1) for mean in MEANS[classes]]
+    largest = np.exp(-np.min(squares, 0) / (2 * variance)) / (2 * math.pi * variance)
+    return float(largest.sum() * (grid[1] - grid[0]) ** 2 / classes)
+
+
+def test_the_oracle_is_the_closed_form():
+    for i, said in enumerate((0.7602, 0.9214, 0.9831, 0.9977), 1):
+        exact = 0.5 * (1 + math.erf(i / 2))  # Φ(i/√2)
+        assert bayes(2, i) == pytest.approx(exact, abs=1e-4)
+        assert said == pytest.approx(exact, abs=1e-4)
+    assert bayes(2, 1, steps=20) == pytest.approx(0.5 * (1 + math.erf(math.sqrt(20) / 2)), abs=1e-4)
+    assert [round(bayes(3, i), 3) for i in (1, 2, 3, 4)] == [0.628, 0.852, 0.958, 0.991]
+
+
+@pytest.mark.parametrize("i", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.few(2)
+def test_it_comes_within_two_points_of_bayes(classes, i):
+    model = kq.TransportClassifier(random_state=0, device="cpu").fit(*drawn(classes, i, 1200, 1, seed=i))
+    found = model.score(*drawn(classes, i, 30_000, 1, seed=10 + i))  # a sampling error of at most .003
+    assert abs(found - bayes(classes, i)) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("geometry", "match"),
+    [pytest.param("circle", "random", marks=pytest.mark.slow), ("simplex", "mean"), ("learned", "ot")],
+)
+def test_so_do_the_controls_and_the_other_geometries(geometry, match):
+    model = kq.TransportClassifier(geometry, match, random_state=0, device="cpu").fit(*drawn(3, 2, 900, 1, seed=0))
+    assert abs(model.score(*drawn(3, 2, 30_000, 1, seed=1)) - bayes(3, 2)) < 0.02
+
+
+def test_the_steps_of_a_sequence_are_evidence_together():
+    model = kq.TransportClassifier(random_state=0, device="cpu").fit(*drawn(2, 1, 90, 20, seed=0))
+    found = model.score(*drawn(2, 1, 8000, 20, seed=1))
+    assert abs(found - bayes(2, 1, steps=20)) < 0.005
+    assert abs(model.score(*drawn(2, 1, 30_000, 1, seed=2)) - bayes(2, 1)) < 0.02  # any other length will do
+
+
+def test_draws_go_to_points_at_the_least_cost_there_is():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(11, 2, generator=generator, dtype=torch.float64)
+    target = torch.tensor([0, 1] * 5 + [2])  # classes one among the other, as they come
+    best = align(x, target, 3, "ot", seed=4).offset
+    drawn = align(x, target, 3, "random", seed=4).offset
+    for place in range(3):
+        rows = target == place
+        wide = torch.cat((x[rows], torch.zeros(int(rows.sum()), 1)), 1)  # a feature of 0 for the third dimension
+        costs = [
+            (wide - drawn[rows][list(order)]).square().sum() for order in itertools.permutations(range(rows.sum()))
+        ]
+        assert float((wide - best[rows]).square().sum()) == pytest.approx(float(min(costs)), rel=1e-12)
+        assert torch.equal(best[rows].sort(0).values, drawn[rows].sort(0).values)  # the same draws
+    assert not align(x, target, 3, "mean", seed=4).offset.any()
+    assert align(x, target, 3, "random", seed=5).offset.std() == pytest.approx(1, abs=0.3)
+
+
+def test_matching_does_not_ask_where_the_centre_is():
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = torch.zeros(40, dtype=torch.long)
+    here, there = (align(x + shift, target, 2, "ot", seed=0).offset for shift in (0.0, 7.0))
+    assert torch.equal(here, there)
+
+
+def test_large_classes_are_matched_in_parts_and_that_is_said():
+    x = torch.randn(2 * MOST + 3, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target = torch.zeros(len(x), dtype=torch.long)
+    said = "a class of 2,003 points, more than 1,000, is matched exactly only within mini-batches of 250"
+    with pytest.warns(UserWarning, match=said):
+        found = align(x, target, 1, "ot", seed=0).offset
+    drawn = align(x, target, 1, "random", seed=0).offset
+    assert torch.equal(found.sort(0).values, drawn.sort(0).values)
+    ranks = torch.stack([part[:, 0].argsort().argsort() for part in (x, found)]).double()
+    assert torch.corrcoef(ranks)[0, 1] > 0.98  # nearly sorted alike, though only within nine parts
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4, 7])
+def test_on_a_simplex_the_nearest_centre_is_the_likeliest_class(classes):
+    shares = torch.distributions.Dirichlet(torch.ones(classes).double()).sample((500,))
+    where = centres("simplex", classes, classes + 1)
+    assert torch.equal(torch.cdist(shares @ where, where).argmin(1), shares.argmax(1))
+    sides = torch.pdist(where)
+    circle = torch.pdist(centres("circle", classes, 2))
+    assert torch.allclose(sides, circle.min())
+    assert torch.allclose(centres("circle", classes, 2).norm(dim=1), torch.tensor(3.0 * classes).double())
+    if classes < 4:
+        assert torch.allclose(sides, circle)
+
+
+def test_on_a_circle_of_four_it_is_not():
+    shares = torch.tensor([[0.40, 0.25, 0.35, 0.0]]).double()  # opposite ones cancel, and leave a third class
+    where = centres("circle", 4, 2)
+    assert torch.cdist(shares @ where, where).argmin() == 1
+
+
+def test_ten_classes_need_a_simplex():
+    X, test, y, truth = train_test_split(*load_digits(return_X_y=True), test_size=0.5, random_state=0)
+    found = {
+        geometry: kq.TransportClassifier(geometry, random_state=0, device="cpu").fit(X, y).score(test, truth)
+        for geometry in ("circle", "simplex")
+    }
+    assert found["simplex"] > 0.94
+    assert found["circle"] < 0.92
+
+
+def test_learned_centres_move_and_others_do_not():
+    X, y = drawn(2, 2, 100, 1, seed=0)
+    fixed = kq.TransportClassifier("simplex", random_state=0, device="cpu").fit(X, y).network_.centres
+    assert torch.equal(fixed, centres("simplex", 2, 2).float())
+    sides = []
+    for i in (1, 4):
+        model = kq.TransportClassifier("learned", random_state=0, device="cpu").fit(*drawn(2, i, 600, 1, seed=0))
+        sides.append(float(torch.pdist(model.network_.centres.detach())))
+    assert sides[1] > max(sides[0], 4.0)  # the surer the classes, the farther apart; they start at 4
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    X, y = drawn(3, 2, 120, 4, seed=0)
+    names = np.array(["left", "right", "up"])
+    return kq.TransportClassifier(random_state=0, epochs=30, device="cpu").fit(X, names[y])
+
+
+def ragged(count, seed=1):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=(length, 2)) for length in rng.integers(1, 6, size=count)]
+
+
+def test_the_score_of_a_sequence_is_the_product_of_its_steps(fitted):
+    each = ragged(9)
+    found = fitted.predict_proba(each)
+    for one, row in zip(each, found, strict=True):
+        steps = fitted.predict_proba(one)  # a table: its rows are samples of one step
+        product = steps.prod(0)
+        assert row == pytest.approx(product / product.sum(), rel=1e-9)
+
+
+def test_samples_are_told_by_themselves_alone(fitted):
+    each = ragged(9)
+    found = fitted.predict_proba(each)
+    assert np.allclose(found, [fitted.predict_proba([one])[0] for one in each], rtol=1e-12)
+    assert np.allclose(found[::-1], fitted.predict_proba(each[::-1]), rtol=1e-12)
+    moved = [one + 100.0 for one in each]  # a batch is not centred by its own mean
+    assert not np.allclose(found, fitted.predict_proba(moved))
+
+
+def test_sequences_come_in_many_forms(fitted):
+    X, _ = drawn(3, 2, 6, 4, seed=3)
+    found = fitted.predict_proba(X)
+    nested = torch.nested.nested_tensor(list(torch.from_numpy(X)), layout=torch.jagged)
+    series = kq.data.series.Series(tuple(X), None, ())
+    for same in (list(X), torch.from_numpy(X), X.tolist(), series, nested):
+        assert np.array_equal(fitted.predict_proba(same), found)
+
+
+def test_labels_may_stand_in_the_data(tmp_path):
+    rows = [f"{x},{'low' if x < 0 else 'high'}" for x in np.linspace(-2, 2, 40)]
+    path = tmp_path / "a.csv"
+    path.write_text("x,level\n" + "\n".join(rows) + "\n")
+    table = kq.data.load_table(path, target="level")
+    model = kq.TransportClassifier(random_state=0, device="cpu").fit(table)
+    assert model.feature_names_in_.tolist() == ["x"]
+    assert model.score(table) > 0.9
+    X, y = drawn(2, 2, 60, 3, seed=0)
+    series = kq.data.series.Series(tuple(X), y.astype(str), ("0", "1"))
+    assert kq.TransportClassifier(random_state=0, device="cpu").fit(series).score(series) > 0.9
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [pytest.param("circle", marks=pytest.mark.slow), pytest.param("simplex", marks=pytest.mark.slow), "learned"],
+)
+@pytest.mark.slow
+def test_one_feature_has_room_for_any_geometry(geometry):
+    rng = np.random.default_rng(0)
+    y = rng.integers(4, size=600)
+    X = 6.0 * y[:, None] + rng.normal(size=(600, 1))
+    model = kq.TransportClassifier(geometry, random_state=0, device="cpu").fit(X[:300], y[:300])
+    assert model.network_.centres.shape == (4, 2 if geometry == "circle" else 3)
+    assert model.score(X[300:], y[300:]) > 0.95
+
+
+def test_standardisation_is_of_what_is_learned_from():
+    X, y = drawn(2, 2, 50, 1, seed=0)
+    X[:, 0, 1] = 5.0  # does not vary
+    model = kq.TransportClassifier(random_state=0, epochs=2, device="cpu").fit(X, y)
+    assert model.mean_[0] != X[:, 0, 0].mean()
+    assert abs(model.mean_[0] - X[:, 0, 0].mean()) < 0.5
+    assert (model.mean_[1], model.scale_[1]) == (5.0, 1.0)
+    assert {"epoch", "loss", "validation_loss"} == set(model.history_[0])
+
+
+def test_it_stops_when_it_gets_no_better():
+    X, y = drawn(2, 1, 100, 1, seed=0)
+    model = kq.TransportClassifier(random_state=0, epochs=400, device="cpu").fit(X, y)
+    losses = [row["validation_loss"] for row in model.history_]
+    assert len(losses) < 400
+    assert int(np.argmin(losses)) == len(losses) - 21
+
+
+def test_seeds_say_everything_and_nothing_else_is_touched():
+    X, y = drawn(2, 1, 60, 1, seed=0)
+    state = torch.get_rng_state()
+    models = [kq.TransportClassifier(random_state=seed, epochs=5, device="cpu").fit(X, y) for seed in (0, 0, 1)]
+    first, same, other = (model.predict_proba(X) for model in models)
+    assert torch.equal(state, torch.get_rng_state())
+    assert np.array_equal(first, same)
+    assert not np.allclose(first, other)
+
+
+def test_it_is_saved_loaded_and_pickled(fitted, tmp_path):
+    X, _ = drawn(3, 2, 6, 4, seed=3)
+    fitted.save(tmp_path / "a.safetensors")
+    for again in (kq.TransportClassifier.load(tmp_path / "a.safetensors"), pickle.loads(pickle.dumps(fitted))):
+        assert np.array_equal(again.predict_proba(X), fitted.predict_proba(X))
+        assert again.predict(X)[0] in ("left", "right", "up")
+        assert again.history_ == fitted.history_
+        assert again.get_params() | {"device": None} == fitted.get_params() | {"device": None}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_gives_the_same_answers():
+    X, y = drawn(3, 2, 900, 1, seed=0)
+    model = kq.TransportClassifier(random_state=0, device="cuda").fit(X, y)
+    again = kq.TransportClassifier(random_state=0, device="cuda").fit(X, y)
+    test = drawn(3, 2, 30_000, 1, seed=1)
+    assert np.array_equal(model.predict_proba(X), again.predict_proba(X))
+    assert abs(model.score(*test) - bayes(3, 2)) < 0.02
+    found = model.predict_proba(X)
+    assert np.allclose(model.set_params(device="cpu").predict_proba(X), found, atol=1e-9)
+
+
+def test_weights_of_samples_and_classes():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(80, 2)), np.arange(80) % 2  # nothing to learn: the weights decide
+    kept = np.arange(80) % 5 > 0
+    options = {"epochs": 5, "random_state": 0, "device": "cpu"}
+    weighted = kq.TransportClassifier(**options).fit(X, y, sample_weight=kept.astype(float))
+    left_out = kq.TransportClassifier(**options).fit(X[kept], y[kept])
+    assert np.array_equal(weighted.predict_proba(X), left_out.predict_proba(X))
+    heavy = kq.TransportClassifier(**options, class_weight={0: 1, 1: 20}).fit(X, y)
+    assert heavy.predict_proba(X)[:, 1].mean() > weighted.predict_proba(X)[:, 1].mean() + 0.2

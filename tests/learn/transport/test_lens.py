@@ -1,0 +1,463 @@
+"""TransportLens: what it records, in which ways, and that training does not notice."""
+
+import copy
+import gc
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import keyquery as kq
+from keyquery.forms import coupling
+from keyquery.learn.training import Recipe, train
+from keyquery.learn.transport.store import Store
+
+pytest.importorskip("ot")
+
+
+class Small(nn.Module):
+    """An encoder with all that a probe could disturb: dropout, batch norm, a count of calls, and noise in any mode."""
+
+    def __init__(self, **attention):
+        super().__init__()
+        self.enter = nn.Linear(3, 8)
+        self.body = kq.Encoder(8, depth=2, heads=2, dropout=0.2, **attention)
+        self.norm = nn.BatchNorm1d(8)
+        self.out = nn.Linear(8, 2)
+        self.unused = nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x, attention_mask=None):
+        self.calls += 1
+        mask = None if attention_mask is None else attention_mask.bool()
+        return self.out(self.norm(self.body(self.enter(x), mask).mean(1))) + 1e-3 * torch.rand(2)
+
+
+def data(n=24, tokens=4, seed=0):
+    drawn = torch.Generator().manual_seed(seed)
+    return torch.randn(n, tokens, 3, generator=drawn), torch.arange(n) % 2
+
+
+def fit(model, steps=6, after=lambda: None):
+    x, y = data(seed=1)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        after()
+    return optimiser
+
+
+def made(**options):
+    torch.manual_seed(0)
+    model = Small()
+    x, y = data()
+    return model, kq.TransportLens(model, "body", **{"inputs": x, "labels": y, **options})
+
+
+def given(model, x):
+    """What the body gives in eval mode, by hand."""
+    still = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        return still.body(still.enter(x))
+
+
+def test_the_path_is_what_the_module_gives():
+    x, _ = data()
+    model, lens = made()
+    expected = [given(model, x)]
+    fit(model, 4, lambda: (lens.step(), expected.append(given(model, x))))
+    path = lens.path()
+    assert path.shape == (5, 24 * 4, 8)
+    assert lens.steps == [0, 1, 2, 3, 4]
+    truth = torch.stack(expected).flatten(1, 2)
+    for at in (0, 4):  # start and end are kept as they are
+        torch.testing.assert_close(path[at], truth[at], rtol=0, atol=1e-6)
+    moved = (truth - truth[0]).abs().amax((1, 2))
+    assert ((path - truth).abs().amax((1, 2)) <= 6e-4 * moved + 1e-6).all()
+
+
+def test_its_reading_is_that_of_the_whole_path():
+    x, y = data()
+    model, lens = made()
+    places = [given(model, x).flatten(0, 1)]
+    fit(model, 4, lambda: (lens.step(), places.append(given(model, x).flatten(0, 1))))
+    mine, truth = lens.reading(), kq.transport(torch.stack(places), y.repeat_interleave(4))
+    for name in ("distance", "wasserstein", "path_length", "efficiency", "optimality", "bures", "matched"):
+        assert getattr(mine, name) == pytest.approx(getattr(truth, name), rel=1e-5)
+        assert [row[name] for row in mine.classes] == pytest.approx([row[name] for row in truth.classes], rel=1e-5)
+    for name, values in truth.curves.items():
+        assert mine.curves[name][1:] == pytest.approx(values[1:], rel=2e-3)
+    assert mine.unit == "epoch"
+    assert mine.model == {"name": "Small", "module": "body"}
+    assert kq.Reading.load(mine.to_json()) == mine
+
+
+def state(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("way", ["by hand", "around", "every other"])
+def test_training_does_not_notice(way):
+    torch.manual_seed(0)
+    alone = Small()
+    fit(alone)
+    drawn = torch.rand(3)
+    model, lens = made(every=1 if way == "around" else 2 if way == "every other" else "epoch")
+    assert model.training
+    if way == "around":
+        with lens:
+            fit(model)
+    else:
+        fit(model, after=lens.step)
+    assert all(torch.equal(one, other) for one, other in zip(state(alone).values(), state(model).values(), strict=True))
+    assert torch.equal(torch.rand(3), drawn)
+    assert model.training
+    assert model.body.blocks[0].training
+    assert len(lens.steps) == (4 if way == "every other" else 7)
+    assert all(not module._forward_hooks for module in model.modules())
+
+
+def test_modes_of_single_modules_and_gradients_stay():
+    model, lens = made()
+    model.norm.eval()
+    model(data()[0]).sum().backward()
+    before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    lens.step()
+    assert (model.norm.training, model.body.training) == (False, True)
+    after = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_buffer_that_is_replaced_comes_back():
+    class Counting(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x):
+            self.seen = self.seen + 1
+            return super().forward(x)
+
+    model = Counting()
+    mine = model.seen
+    kq.TransportLens(model, inputs=torch.ones(3, 2)).step()
+    assert model.seen is mine
+    assert float(model.seen) == 0
+
+
+def test_around_any_training_the_optimiser_tells_the_steps():
+    model, lens = made(every=5)
+    x, y = data(seed=1)
+    with lens:
+        fit(Small(), 3)  # another model's optimiser does not count
+        train(model, lambda step, drawn: None, lambda m, _: nn.functional.cross_entropy(m(x), y), Recipe(12, warmup=1))
+    assert lens.steps == [0, 5, 10, 12]  # the last, too
+    assert lens.reading().unit == "step"
+    fit(model, 5)  # outside nothing is recorded
+    assert lens.steps == [0, 5, 10, 12]
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(NotADirectoryError, match="folder must be an existing folder"):
+        kq.TransportLens(Small(), "body", inputs=data()[0], folder=tmp_path / "none")
+
+
+def test_of_two_optimisers_the_first_counts():
+    model, lens = made(every=1)
+    one, other = torch.optim.SGD(model.body.parameters(), 0.1), torch.optim.SGD(model.out.parameters(), 0.1)
+    with lens:
+        for _ in range(3):
+            model(data()[0]).sum().backward()
+            one.step()
+            other.step()
+    assert lens.steps == [0, 1, 2, 3]
+
+
+def test_as_a_callback_of_the_trainer(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    class Losing(Small):
+        def forward(self, x, labels):
+            return {"loss": nn.functional.cross_entropy(super().forward(x), labels)}
+
+    x, y = data()
+    rows = [{"x": one, "labels": label} for one, label in zip(*data(seed=1), strict=True)]
+    options = {"output_dir": str(tmp_path), "num_train_epochs": 2, "per_device_train_batch_size": 6, "use_cpu": True}
+    options |= {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "logging_strategy": "no"}
+    found = {}
+    for every in ("epoch", 3):
+        torch.manual_seed(0)
+        model = Losing()
+        lens = kq.TransportLens(model, "body", inputs={"x": x, "labels": y}, labels=y, every=every)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the Trainer's own
+            settings = transformers.TrainingArguments(**options)
+            transformers.Trainer(model, settings, train_dataset=rows, callbacks=[lens.callback()]).train()
+        found[every] = lens.steps
+    assert found == {"epoch": [0, 1, 2], 3: [0, 3, 6]}  # eight steps
+    assert lens.reading().distance > 0
+
+
+def test_padding_is_left_out_and_tokens_are_chosen():
+    x, y = data(n=4)
+    mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0], [1, 0, 0, 0], [0, 0, 1, 1]])
+    torch.manual_seed(0)
+    model = Small()
+    still = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        body = still.body(still.enter(x), mask.bool())
+
+    def points(tokens):
+        lens = kq.TransportLens(model, "body", inputs={"x": x, "attention_mask": mask}, labels=y, tokens=tokens)
+        return lens.path()[0], lens.labels.tolist()
+
+    def same(found, expected, owners):
+        torch.testing.assert_close(found[0], torch.stack(expected), rtol=0, atol=1e-6)
+        assert found[1] == [int(y[owner]) for owner in owners]
+
+    real = mask.nonzero().tolist()
+    same(points("all"), [body[i, j] for i, j in real], [i for i, _ in real])
+    same(points("first"), [body[0, 0], body[1, 1], body[2, 0], body[3, 2]], range(4))
+    same(points("last"), [body[0, 3], body[1, 2], body[2, 0], body[3, 3]], range(4))
+    same(points("mean"), [body[i][mask[i].bool()].mean(0) for i in range(4)], range(4))
+    same(points(2), [body[0, 2], body[1, 2], body[3, 2]], [0, 1, 3])
+    same(points([0, -1]), [body[0, 0], body[0, 3], body[2, 0], body[3, 3]], [0, 0, 2, 3])
+
+
+def test_sequences_may_come_first_and_outputs_in_tuples():
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 8)  # tokens, batch, width
+    layer = nn.TransformerEncoderLayer(8, 2, 16).eval()
+    lens = kq.TransportLens(layer, "self_attn", inputs=x, tokens="first")
+    with torch.no_grad():
+        expected = layer.self_attn(x, x, x)[0][0]
+    torch.testing.assert_close(lens.path()[0], expected, rtol=0, atol=1e-6)
+    assert kq.TransportLens(nn.LSTM(8, 4), inputs=(x, None)).path().shape == (1, 15, 4)
+
+
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: (x,), lambda x: {"x": x}, lambda x: [x[:10], x[10:]]])
+def test_inputs_of_every_kind(make):
+    x, _ = data()
+    model, lens = made(inputs=make(x))
+    torch.testing.assert_close(lens.path()[0], given(model, x).flatten(0, 1), rtol=0, atol=1e-6)
+
+
+def test_points_are_drawn_by_seed_and_the_same_at_every_step():
+    x, y = data()
+    model, whole = made(points=None)
+    some = [kq.TransportLens(model, "body", inputs=x, labels=y, points=17, seed=seed) for seed in (0, 0, 1)]
+    fit(model, 2, lambda: [lens.step() for lens in (whole, *some)])
+    paths = [lens.path() for lens in some]
+    assert paths[0].shape == (3, 17, 8)
+    assert torch.equal(paths[0], paths[1])
+    assert not torch.equal(paths[0], paths[2])
+    found = (paths[0][0][:, None] - whole.path()[0]).abs().amax(-1).min(1)
+    assert found.values.max() == 0
+    assert len(set(found.indices.tolist())) == 17
+    torch.testing.assert_close(paths[0][2], whole.path()[2][found.indices])
+    assert some[0].labels.tolist() == y.repeat_interleave(4)[found.indices].tolist()
+    assert some[0].reading().provenance["points"] == "17 of 96"
+
+
+def test_lengths_of_many_small_steps_are_not_made_of_rounding():
+    start = 100 + torch.rand(5, 4)
+    store = Store(start)
+    for step in range(1, 401):
+        store.add(step, start + step * 1e-3)
+    assert store.gone(400).numpy() == pytest.approx(400 * 2e-3, rel=1e-2)  # float32 of 100 has steps of 8e-6
+    assert store.gone(200).numpy() == pytest.approx(200 * 2e-3, rel=1e-2)
+    torch.testing.assert_close(store.place(200), start.double() + 0.2, rtol=0, atol=2e-4)
+
+
+def test_places_far_beyond_float16_are_kept(tmp_path):
+    store = Store(torch.zeros(2, 2), folder=tmp_path)
+    for step, size in enumerate((1e8, 1e-8, 0.0), 1):
+        store.add(step, torch.full((2, 2), size))
+    assert store.place(1).tolist() == [[1e8, 1e8]] * 2
+    assert store.place(2).numpy() == pytest.approx(1e-8, rel=1e-3)
+    del store
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_heads_are_followed_and_one_that_turns_is_skew_since_then():
+    torch.manual_seed(0)
+    model, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(6, 3, 16)
+    lens = kq.TransportLens(model, inputs=(x, x, x))
+    looks = [kq.look(model).heads]
+    drawn = torch.randn(8, 8)
+    for epoch in range(1, 4):
+        if epoch == 2:  # head 0 has Wk = RWq with R skew from here on, so that M = WqᵀRWq is skew
+            model.in_proj_weight.data[16:24] = (drawn - drawn.T) @ model.in_proj_weight.data[:8]
+        lens.step()
+        looks.append(kq.look(model).heads)
+    mine = lens.heads
+    assert [head["since"] for head in mine] == [2, None]
+    for head in range(2):
+        for name in ("symmetric_energy", "skew_energy", "symmetry"):
+            expected = [each[head]["raw"][name] for each in looks]
+            assert mine[head][name] == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    reading = lens.reading(frames=2)
+    assert [len(head["symmetry"]) for head in reading.heads] == [2, 2]
+    assert reading.heads[0]["since"] == 2
+
+
+def test_models_of_transformers_have_heads_and_strangers_have_none():
+    from keyquery.proof.families import tiny_model
+
+    pytest.importorskip("transformers")
+    model = tiny_model("bert")
+    ids = torch.randint(3, 60, (4, 6), generator=torch.Generator().manual_seed(0))
+    lens = kq.TransportLens(model, inputs={"input_ids": ids, "attention_mask": torch.ones_like(ids)}, tokens="first")
+    assert len(lens.heads) == len(kq.look(model).heads) > 0
+    plain = kq.TransportLens(nn.Linear(2, 2), inputs=torch.ones(3, 2))
+    plain.step()
+    assert plain.heads == []
+    assert plain.reading().provenance["heads"].startswith("not read: ")
+    assert kq.TransportLens(model, inputs={"input_ids": ids}, heads=False).heads == []
+
+
+def test_primal_attention_is_followed_in_training():
+    torch.manual_seed(0)
+    model = Small(kernel="primal", primal={"rank": 2})
+    lens = kq.TransportLens(model, "body", inputs=data()[0])
+    x, y = data(seed=1)
+    for _ in range(2):
+        loss = nn.functional.cross_entropy(model(x), y) + kq.regularizer(model)
+        loss.backward()
+        lens.step()
+    assert lens.reading(frames=0).distance == 0
+
+
+def test_compiled_models_are_unwrapped():
+    model, lens = made()
+    x, _ = data()
+    wrapped = kq.TransportLens(torch.compile(model), "body", inputs=x)
+    assert torch.equal(wrapped.path(), lens.path())
+
+
+# Bad input
+
+
+class Broken(nn.Linear):
+    """Gives NaN, or fewer rows, from some call on."""
+
+    def __init__(self, kind, call):
+        super().__init__(2, 2)
+        self.kind, self.call, self.calls = kind, call, 0
+
+    def forward(self, x):
+        self.calls += 1
+        x = super().forward(x)
+        if self.calls <= self.call:
+            return x
+        return x[:-1] if self.kind == "fewer" else x.index_fill(0, torch.tensor([1]), torch.nan)
+
+
+def test_nan_names_the_step():
+    lens = kq.TransportLens(nn.Sequential(Broken("nan", 3)), "0", inputs=torch.ones(4, 2), every=10)
+    for _ in range(29):
+        lens.step()
+    with pytest.raises(ValueError, match="0 gives NaN or infinite values at step 30, for 1 of 4 points"):
+        lens.step()
+    assert lens.steps == [0, 10, 20]
+    with pytest.raises(ValueError, match="Broken gives NaN or infinite values at the start"):
+        kq.TransportLens(Broken("nan", 0), inputs=torch.ones(4, 2))
+
+
+def test_unequal_counts_are_told():
+    lens = kq.TransportLens(Broken("fewer", 1), inputs=torch.ones(4, 2))
+    with pytest.raises(ValueError, match="same number of points: 4 points at the start, 3 at epoch 1"):
+        lens.step()
+
+
+def test_modules_that_are_not_there_or_never_run():
+    x, _ = data()
+    with pytest.raises(ValueError, match="unused is not called on these inputs: there is nothing to record"):
+        kq.TransportLens(Small(), "unused", inputs=x)
+    with pytest.raises(ValueError, match=r"Small has no module 'body\.block\.0'; did you mean 'body\.blocks\.0'\?"):
+        kq.TransportLens(Small(), "body.block.0", inputs=x)
+    with pytest.raises(ValueError, match="module must be a submodule of Small"):
+        kq.TransportLens(Small(), nn.Linear(1, 1), inputs=x)
+    model = Small()
+    assert kq.TransportLens(model, model.body, inputs=x).probe.module == "body"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"inputs": torch.ones(2, 4, 5)}, "Small does not run on these inputs: "),
+        ({"inputs": []}, "inputs must contain at least one batch, got none"),
+        ({"labels": [0, 1]}, r"labels must have one class per instance in inputs, 24, got shape \(2,\)"),
+        (
+            {"tokens": "middle"},
+            "tokens must be 'all', 'first', 'last', 'mean', a position or a list of them, got 'middle'",
+        ),
+        ({"tokens": 4}, "tokens contains position 4, but there are only 4 tokens"),
+        ({"every": "step"}, "every must be 'epoch' or a number of steps, got 'step'"),
+        ({"every": 0}, "every must be at least 1, got 0"),
+        ({"points": 0}, "points must be at least 1, got 0"),
+    ],
+)
+def test_arguments_are_told(change, words):
+    with pytest.raises(ValueError, match=words):
+        made(**change)
+
+
+def test_outputs_without_tokens_have_none_to_choose():
+    model, x = Small(), data()[0]
+    with pytest.raises(
+        ValueError, match=r"tokens 'first' needs outputs \(batch, tokens, width\), not \(batch, width\)"
+    ):
+        kq.TransportLens(model, "out", inputs=x, tokens="first")
+
+
+@pytest.mark.unchecked
+def test_what_is_no_model_is_told():
+    with pytest.raises(TypeError, match=r"model must be a live torch\.nn\.Module, got str"):
+        kq.TransportLens("model", inputs=torch.ones(2, 2))
+
+
+def test_a_lens_that_saw_nothing_says_what_to_do():
+    _, lens = made()
+    with pytest.raises(ValueError, match=r"the lens has recorded only the start: call lens\.step\(\)"):
+        lens.reading()
+    _, lens = made(every=2)
+    with lens, pytest.raises(ValueError, match="inside `with lens` steps are counted by the optimiser"):
+        lens.step()
+
+
+def test_without_pot_it_is_told_before_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ot.bregman", None)
+    monkeypatch.setattr(coupling, "EXACT", 2)  # above it, scipy does not do
+    with pytest.raises(ImportError, match=r"optimal transport needs POT: pip install 'keyquery\[transport\]'"):
+        made()
+
+
+def test_epochs_are_told_by_hand_also_inside_a_block():
+    model, lens = made()
+    with lens:
+        fit(model, 2, lens.step)
+    assert lens.steps == [0, 1, 2]
+
+
+def test_a_failing_training_leaves_no_hook():
+    model, lens = made(every=1)
+    with pytest.raises(RuntimeError, match="mine"), lens:
+        raise RuntimeError("mine")
+    fit(model, 2)
+    assert lens.steps == [0]
+
+
+def test_classes_of_one_instance():
+    model, lens = made(labels=np.array(["one"] + ["rest"] * 23), tokens="first")
+    fit(model, 2, lens.step)
+    one, rest = lens.reading().classes
+    assert (one["class"], one["points"], one["optimality"]) == ("one", 1, 1.0)
+    assert rest["points"] == 23

@@ -1,0 +1,289 @@
+"""What kq.transport says of paths whose answer is known."""
+
+import dataclasses
+import json
+from io import StringIO
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import keyquery as kq
+from keyquery.learn.transport.sketch import principal
+from keyquery.learn.transport.transport import CURVES
+from keyquery.pages import terminal
+from keyquery.pages.document import page
+
+pytest.importorskip("ot")
+
+RATIOS = ("optimality", "efficiency")
+LENGTHS = ("distance", "wasserstein", "path_length", "bures")
+
+
+def cloud(n=30, d=3, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, d))
+
+
+def walk(steps=4, n=30, d=3, seed=0):
+    """A path of random steps."""
+    return np.random.default_rng(seed).normal(size=(steps + 1, n, d)).cumsum(0)
+
+
+@pytest.mark.parametrize("labels", [None, np.arange(30) % 3])
+def test_a_translation_is_optimal_and_straight(labels):
+    start = cloud()
+    reading = kq.transport([start + k * np.array([3.0, 0.0, 4.0]) for k in range(5)], labels)
+    for figures in (vars(reading), *reading.classes):
+        for name in LENGTHS:
+            assert figures[name] == pytest.approx(20.0, rel=1e-12)
+        assert figures["wasserstein"] == figures["distance"]
+        assert figures["optimality"] == figures["matched"] == 1.0
+        assert figures["monge_gap"] == 0.0
+        assert figures["efficiency"] == pytest.approx(1.0, rel=1e-12)
+
+
+def test_a_permuted_cloud_has_gone_far_for_nothing():
+    start = cloud()
+    reading = kq.transport([start, np.roll(start, 1, axis=0)])
+    assert reading.wasserstein == reading.optimality == reading.matched == 0.0
+    assert reading.monge_gap == reading.distance > 1
+    assert reading.bures < 1e-12
+    assert reading.efficiency == pytest.approx(1.0)  # each point went straight, only to the wrong place
+
+
+def test_a_way_there_and_back_again():
+    start = cloud()
+    reading = kq.transport([start, start + 1, start])
+    assert reading.distance == reading.efficiency == reading.wasserstein == 0.0
+    assert reading.optimality is None
+    assert reading.path_length == pytest.approx(2 * 3**0.5)
+    still = kq.transport([start, start])
+    assert (still.path_length, still.efficiency, still.optimality) == (0.0, None, None)
+
+
+def test_figures_are_their_definitions():
+    path = walk()
+    reading = kq.transport(path)
+    moved = np.linalg.norm(path[-1] - path[0], axis=1)
+    length = np.linalg.norm(np.diff(path, axis=0), axis=2).sum(0)
+    assert reading.distance == pytest.approx(np.sqrt((moved**2).mean()), rel=1e-12)
+    assert reading.path_length == pytest.approx(length.mean(), rel=1e-12)
+    assert reading.efficiency == pytest.approx(moved.mean() / length.mean(), rel=1e-12)
+    assert reading.monge_gap == reading.distance - reading.wasserstein
+    assert reading.optimality == reading.wasserstein / reading.distance
+    pairs = ((path[0][:, None] - path[-1]) ** 2).sum(-1)
+    assert reading.random == pytest.approx(np.sqrt(pairs.mean()), rel=1e-12)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("clouds", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_no_gap_is_negative(clouds):
+    rng = np.random.default_rng(clouds)
+    for number in range(clouds):
+        n, d = rng.integers(1, 12), rng.integers(1, 5)
+        start = rng.normal(size=(n, d))
+        end = rng.choice([0.01, 1.0, 10.0]) * rng.normal(size=(n, d)) + rng.choice([0.0, 1.0]) * start
+        labels = rng.integers(0, 3, size=n) if number % 4 == 0 else None
+        reading = kq.transport(np.stack([start, end]), labels, frames=0)
+        for figures in (vars(reading), *reading.classes):
+            assert figures["monge_gap"] >= 0
+            assert 0 <= figures["optimality"] <= 1
+            assert 0 <= figures["efficiency"] <= 1 + 1e-12
+            assert figures["least"] == figures["wasserstein"] if "least" in figures else True
+            assert figures["bures"] <= figures["wasserstein"] + 1e-9
+
+
+def test_squares_of_the_whole_are_means_of_the_classes_over_points():
+    path, labels = walk(), np.repeat(["a", "b", "c"], [4, 6, 20])
+    reading = kq.transport(path, labels)
+    assert [row["class"] for row in reading.classes] == ["a", "b", "c"]
+    sizes = np.array([row["points"] for row in reading.classes])
+    assert sizes.tolist() == [4, 6, 20]
+    for name in ("distance", "wasserstein", "bures", "random"):
+        squares = np.array([row[name] ** 2 for row in reading.classes])
+        assert getattr(reading, name) ** 2 == pytest.approx((sizes * squares).sum() / 30, rel=1e-12)
+    for name in ("path_length", "matched"):
+        assert getattr(reading, name) == pytest.approx((sizes * [row[name] for row in reading.classes]).sum() / 30)
+    for row, at in zip(reading.classes, (slice(0, 4), slice(4, 10), slice(10, 30)), strict=True):
+        alone = kq.transport(path[:, at])
+        assert {name: row[name] for name in CURVES} == {name: getattr(alone, name) for name in CURVES}
+    assert reading.wasserstein > kq.transport(path).wasserstein  # across classes there is a cheaper coupling
+
+
+def test_points_of_other_classes_are_never_partners():
+    start = np.array([[0.0], [1.0]])
+    swapped = [start, start[::-1]]
+    assert kq.transport(swapped).wasserstein == 0
+    assert kq.transport(swapped, ["a", "b"]).wasserstein == 1
+
+
+def test_the_released_numbers():
+    points = np.random.default_rng(0).normal(size=(2 * 45 * 20, 2))  # two classes of 45 instances at 20 steps
+    labels = np.repeat([0, 1], 45 * 20)
+    shifted = np.where(labels[:, None] == 0, 1.0, -2.0)
+    path = np.stack([points + k * shifted for k in range(11)])
+    reading = kq.transport(path, labels, published=True, frames=2)
+    for row in reading.classes:
+        assert row["efficiency"] == pytest.approx(1 / 30, rel=1e-12)  # a straight path, and optimal
+        assert row["optimality"] == 1
+    one, two = 10 * 2**0.5 * np.array([1, 2])
+    assert reading.efficiency == pytest.approx(0.0333, abs=5e-5)
+    assert reading.distance == pytest.approx(30 * (one + two)) == reading.wasserstein  # roots of sums, summed
+    assert reading.path_length == pytest.approx(900 * (one + two))
+    assert reading.bures == pytest.approx(one**2 + two**2)
+    assert kq.transport(path, labels, frames=0).efficiency == pytest.approx(1)
+
+
+def test_released_numbers_of_a_random_walk():
+    path, labels = walk(), np.repeat([0, 1], [10, 20])
+    ours, theirs = kq.transport(path, labels), kq.transport(path, labels, published=True)
+    for mine, other in zip(ours.classes, theirs.classes, strict=True):
+        root = mine["points"] ** 0.5
+        assert other["distance"] == pytest.approx(root * mine["distance"])
+        assert other["wasserstein"] == pytest.approx(root * mine["wasserstein"])
+        assert other["path_length"] == pytest.approx(mine["points"] * mine["path_length"])
+        assert other["optimality"] == pytest.approx(mine["optimality"])
+    assert theirs.distance == pytest.approx(sum(row["distance"] for row in theirs.classes))
+    assert theirs.efficiency == pytest.approx(theirs.distance / theirs.path_length)
+    assert theirs.matched == ours.matched
+
+
+def test_curves_end_at_the_reading_and_are_readings_of_the_way_so_far():
+    path, labels = walk(steps=8), np.arange(30) % 2
+    reading = kq.transport(path, labels)
+    assert reading.steps == list(range(9))
+    for at in (3, 8):
+        so_far = kq.transport(path[: at + 1], labels, frames=0)
+        for name in CURVES:
+            assert reading.curves[name][at] == pytest.approx(getattr(so_far, name), rel=1e-12)
+    assert [values[0] for values in reading.curves.values()] == [0.0, 0.0, None, 0.0, None]
+    assert kq.transport(path, frames=3).steps == [0, 4, 8]
+    bare = kq.transport(path, frames=0)
+    assert (bare.steps, bare.sketch) == ([], None)
+
+
+@pytest.mark.parametrize("make", [torch.from_numpy, np.asarray, list, lambda p: torch.from_numpy(p).float()])
+def test_paths_of_any_kind(make, tmp_path):
+    path = walk()
+    assert kq.transport(make(path)).distance == pytest.approx(kq.transport(path).distance, rel=1e-6)
+    np.save(tmp_path / "path.npy", path.astype(np.float16))
+    mapped = kq.transport(np.load(tmp_path / "path.npy", mmap_mode="r"))
+    assert mapped.distance == pytest.approx(kq.transport(path).distance, rel=1e-2)
+
+
+def test_classes_of_one_point():
+    path = walk(n=3)
+    reading = kq.transport(path, ["a", "b", "b"])
+    alone = reading.classes[0]
+    assert alone["distance"] == alone["wasserstein"] == pytest.approx(np.linalg.norm(path[-1, 0] - path[0, 0]))
+    assert (alone["points"], alone["matched"], alone["optimality"]) == (1, 1.0, 1.0)
+    assert alone["bures"] == pytest.approx(alone["distance"])
+
+
+def test_beyond_the_limit_sinkhorn_tells_bounds():
+    path, labels = walk(n=60), np.repeat([0, 1], [20, 40])
+    exact = kq.transport(path, labels, frames=0)
+    with pytest.warns(UserWarning, match="of more than 30 points are coupled by Sinkhorn"):
+        reading = kq.transport(path, labels, frames=0, exact_limit=30)
+    assert not reading.exact
+    assert [row["exact"] for row in reading.classes] == [True, False]
+    assert reading.classes[0]["wasserstein"] == exact.classes[0]["wasserstein"]
+    soft, true = reading.classes[1], exact.classes[1]["wasserstein"]
+    assert soft["least"] <= true <= soft["wasserstein"] <= soft["distance"]
+    assert "Sinkhorn" in shown(reading)
+
+
+def test_the_two_directions_are_those_of_a_singular_value_decomposition():
+    rows = torch.from_numpy(cloud(200, 40) * np.linspace(3, 0.2, 40))
+    rows = rows - rows.mean(0)
+    _, values, directions = torch.linalg.svd(rows, full_matrices=False)
+    found = principal(rows)
+    assert (found.mT @ directions[:2].mT).abs().diagonal().min() > 1 - 1e-6
+    assert (rows @ found).norm(dim=0).tolist() == pytest.approx(values[:2].tolist())
+
+
+def test_a_sketch_keeps_distances_of_a_flat_path():
+    path = walk(n=20, d=2)
+    drawn = kq.transport(path, np.arange(20) % 2).sketch
+    frames = np.array(drawn["frames"]).reshape(5, 20, 2)
+    assert sum(drawn["shares"]) == pytest.approx(1, abs=1e-3)
+    assert drawn["classes"] == [0, 1] * 10
+    steps, drawn_steps = (np.linalg.norm(np.diff(p, axis=0), axis=2) for p in (path, frames))
+    np.testing.assert_allclose(drawn_steps, steps, atol=5e-3)
+    targets = np.array(drawn["targets"]).reshape(20, 2)
+    assert {tuple(t) for t in targets.round(2)} == {tuple(t) for t in frames[-1].round(2)}
+    assert len(kq.transport(path, points=7).sketch["classes"]) == 7
+    one = kq.transport(walk(d=1)).sketch
+    assert one["frames"][0][1::2] == [0.0] * 30
+
+
+def shown(reading):
+    text = StringIO()
+    terminal.show(reading, Console(file=text, width=100))
+    return text.getvalue()
+
+
+def test_it_is_a_reading(tmp_path):
+    reading = kq.transport(walk(), np.repeat(["cat", "dog"], 15), name="pets")
+    again = kq.Reading.load(reading.to_json(tmp_path / "r.json") and tmp_path / "r.json")
+    assert again == reading
+    assert list(reading.to_frame()["class"]) == ["all", "cat", "dog"]
+    text = shown(reading)
+    assert all(word in text for word in ("pets", "cat", "dog", "optimality", f"{reading.distance:.3g}"))
+    assert max(map(len, text.splitlines())) <= 100
+    assert reading._repr_html_().startswith("<iframe")
+    reading.page(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == page(reading)
+    json.dumps(reading.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("what", [None, "ways"])
+def test_it_has_a_picture(what):
+    reading = kq.transport(walk(), np.repeat([0, 1], 15))
+    axes = reading.plot(what).axes
+    assert [axis.get_xlabel() for axis in axes][1:] == ["step", "step"]
+    with pytest.raises(ValueError, match="a path without frames has no figure"):
+        kq.transport(walk(), frames=0).plot()
+    with pytest.raises(ValueError, match="a path without frames has no page"):
+        page(dataclasses.replace(reading, steps=[], sketch=None))
+
+
+@pytest.mark.parametrize(
+    ("path", "labels", "words"),
+    [
+        (np.zeros((1, 4, 2)), None, r"path must have a start and an end, \(steps \+ 1, points, dims\), got 1 step"),
+        (np.zeros((3, 4)), None, r"path must have shape \(steps \+ 1, points, dims\), got \(3, 4\)"),
+        (np.zeros((3, 0, 4)), None, r"path must have shape .* got \(3, 0, 4\)"),
+        (
+            [np.zeros((4, 2)), np.zeros((3, 2))],
+            None,
+            r"same points at every step: step 0 has shape \(4, 2\), step 1 \(3",
+        ),
+        (np.array([[[0.0]], [[1.0]], [[np.nan]]]), None, "at step 2, 1 of 1 points are NaN or infinite"),
+        (np.zeros((2, 4, 2)), [0, 1], r"labels must have one class per point, 4, got shape \(2,\)"),
+        (np.zeros((2, 2, 2)), [0.0, np.nan], "labels must be finite"),
+    ],
+)
+def test_bad_paths_are_told(path, labels, words):
+    with pytest.raises(ValueError, match=words):
+        kq.transport(path, labels)
+
+
+def test_other_arguments_are_told():
+    with pytest.raises(
+        TypeError, match=r"path must be an array \(steps \+ 1, points, dims\) or a list of point clouds, got str"
+    ):
+        kq.transport("path.npy")
+    with pytest.raises(ValueError, match="frames must be at least 0, got -1"):
+        kq.transport(walk(), frames=-1)
+    with pytest.raises(ValueError, match="points must be at least 1, got 0"):
+        kq.transport(walk(), points=0)
+
+
+def test_labels_may_be_objects_and_every_point_has_one():
+    start, names = torch.randn(6, 2), np.array(["u", "v"] * 3, dtype=object)
+    assert [row["class"] for row in kq.transport([start, start + 1], names).classes] == ["u", "v"]
+    names[0] = None
+    with pytest.raises(ValueError, match="labels must not contain None or NaN"):
+        kq.transport([start, start + 1], names)

@@ -1,0 +1,268 @@
+"""VisualParser: it learns what is said of what is seen, is the same again for a seed, and keeps what it learned."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import keyquery as kq
+from keyquery.instruments.look.fitted import saved_network
+from keyquery.learn.inputs.captions import FIRST, MASK, PAD, Vocabulary
+from keyquery.learn.layers.vision import VisionEncoder, together
+from keyquery.learn.vision_language.network import Backbone, VisionLanguageNetwork
+from keyquery.learn.vision_language.training import Batch, Pairs, hide_words, losses, others
+
+COLOURS = {
+    "red": (220, 40, 40),
+    "green": (30, 190, 60),
+    "blue": (40, 60, 220),
+    "yellow": (230, 220, 40),
+    "grey": (120,) * 3,
+}
+
+
+def fields(count, seed, pairs=None):
+    """Two coloured fields beside or above one another, with noise, and what is to be said of them."""
+    rng, names = np.random.default_rng(seed), list(COLOURS)
+    known = pairs or [(a, b) for a in names for b in names if a != b]
+    images, said = np.zeros((count, 8, 8, 3)), []
+    for image in images:
+        a, b = known[rng.integers(len(known))]
+        above = rng.random() < 0.5
+        image[:4] = COLOURS[a]
+        image[4:] = COLOURS[b]
+        if not above:
+            image[:] = image.transpose(1, 0, 2).copy()
+        image += rng.normal(0, 12, image.shape)
+        said.append((a, "above" if above else "left of", b))
+    return np.clip(images, 0, 255).astype(np.uint8), said
+
+
+def texts(said, exchanged=False):
+    return [f"{b} {how} {a}" if exchanged else f"{a} {how} {b}" for a, how, b in said]
+
+
+def small(**options):
+    given = {
+        "size": 8,
+        "patch": 4,
+        "width": 32,
+        "heads": 2,
+        "depth": 2,
+        "parser_depth": 1,
+        "epochs": 2,
+        "random_state": 0,
+        "device": "cpu",
+    }
+    return kq.VisualParser(**{**given, **options})
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    images, said = fields(96, 0)
+    return small().fit(images, texts(said))
+
+
+def accuracy(true, false):
+    return (np.mean(true > 0.5) + np.mean(false < 0.5)) / 2
+
+
+@pytest.mark.unchecked
+@pytest.mark.slow  # the example of VisualParser learns, too
+def test_it_learns_which_text_is_of_which_image_and_nothing_when_images_are_shuffled():
+    images, said = fields(640, 0)
+    model = small(width=16, depth=1, epochs=14, lr=1e-2, batch_size=64, masking=None).fit(images, texts(said))
+    images, said = fields(200, 1)
+    false = fields(200, 2)[1]
+    wrong = [i for i in range(200) if false[i] != said[i]]
+    own, other = model.match(images, texts(said)), model.match(images, texts(false))
+    exchanged = model.match(images, texts(said, exchanged=True))
+    assert accuracy(own[wrong], other[wrong]) >= 0.95
+    assert accuracy(own, exchanged) >= 0.9
+    order = np.roll(np.arange(200), 1)
+    blind, turned = model.match(images[order], texts(said)), model.match(images[order], texts(said, exchanged=True))
+    assert 0.4 < accuracy(blind, turned) < 0.6
+
+
+def test_the_same_seed_gives_the_same_network_and_another_gives_another(fitted):
+    images, said = fields(96, 0)
+    again, other = small().fit(images, texts(said)), small(random_state=1).fit(images, texts(said))
+    for name, weight in fitted.network_.state_dict().items():
+        assert torch.equal(weight, again.network_.state_dict()[name])
+    assert not torch.equal(fitted.network_.matcher.weight, other.network_.matcher.weight)
+    assert [set(row) for row in fitted.history_] == [{"epoch", "loss", "words", "match", "features"}] * 2
+    row = fitted.history_[0]
+    assert row["loss"] == pytest.approx(row["words"] + row["match"] + row["features"], rel=1e-5)
+
+
+def test_all_pairs_are_matched_as_each_alone_whatever_stands_beside(fitted):
+    images, said = fields(3, 1)
+    named = [*texts(said)[:2], "red"]  # shorter: padded
+    crossed = fitted.match(images, named, crossed=True)
+    for i in range(3):
+        for j in range(3):
+            assert fitted.match(images[i : i + 1], [named[j]])[0] == pytest.approx(crossed[i, j], abs=1e-6)
+    assert np.allclose(fitted.match(images, named), np.diag(crossed), atol=1e-6)
+    assert np.allclose(fitted.match(images[:1], ["RED above blue"]), fitted.match(images[:1], ["red above blue"]))
+
+
+def test_what_is_saved_is_what_is_loaded(fitted, tmp_path):
+    images, said = fields(5, 1)
+    fitted.save(tmp_path / "model.safetensors")
+    again = kq.VisualParser.load(tmp_path / "model.safetensors", device="cpu")
+    assert np.array_equal(again.match(images, texts(said)), fitted.match(images, texts(said)))
+    assert again.get_params() == fitted.get_params()
+    assert again.history_ == fitted.history_
+    assert (
+        len(kq.look(saved_network(tmp_path / "model.safetensors")).heads) == 6
+    )  # a layer of the parser, two of the joint encoder
+
+
+def test_a_parser_that_is_frozen_does_not_learn():
+    images, said = fields(64, 0)
+    model = small(parser_depth=0, frozen=True, masking="random").fit(images, texts(said))
+    start = small(parser_depth=0, frozen=True, masking="random", epochs=1, lr=0.0).fit(images, texts(said))
+    assert torch.equal(model.network_.vision.patches.weight, start.network_.vision.patches.weight)
+    assert not torch.equal(model.network_.matcher.weight, start.network_.matcher.weight)
+    assert set(small(masking=None).fit(images, texts(said)).history_[0]) == {"epoch", "loss", "words", "match"}
+
+
+def tiny(kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"image_size": 16, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if kind == "dino":
+        return transformers.Dinov2Model(transformers.Dinov2Config(**sizes, mlp_ratio=2))
+    if kind == "swin":
+        shape = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2]}
+        return transformers.SwinModel(transformers.SwinConfig(**shape, window_size=2))
+    return transformers.ViTModel(transformers.ViTConfig(**sizes, intermediate_size=32), add_pooling_layer=False)
+
+
+@pytest.mark.parametrize(("kind", "size", "tokens"), [("dino", 16, 16), ("vit", 24, 36), ("swin", 16, 16)])
+def test_backbones_of_transformers_see_as_they_do_alone(kind, size, tokens, tmp_path):
+    given = tiny(kind)
+    before = {name: weight.clone() for name, weight in given.state_dict().items()}
+    images, said = fields(32, 0)
+    options = {"backbone": given, "patch": 5, "epochs": 1, "batch_size": 16}
+    model = small(size=size, **options).fit(images, texts(said))
+    vision = model.network_.vision
+    assert (vision.tokens, vision.dim) == (tokens, 16)
+    for name, weight in vision.model.state_dict().items():
+        assert torch.equal(weight, before[name])  # frozen
+    x = torch.randn(2, 3, size, size)
+    options = {} if kind != "vit" else {"interpolate_pos_encoding": True}
+    alone = given.eval()(pixel_values=x, **options).last_hidden_state
+    features, attention = vision.with_attention(x)
+    assert torch.allclose(features, alone[:, -tokens:], atol=1e-5)
+    assert torch.all(attention.sum(-1) <= 1 + 1e-5)  # the rest goes to tokens that are no patch
+    model.save(tmp_path / "model.safetensors")
+    again = kq.VisualParser.load(tmp_path / "model.safetensors", device="cpu")
+    assert np.allclose(again.match(images, texts(said)), model.match(images, texts(said)), atol=1e-6)
+    learning = small(size=size, backbone=given, frozen=False, epochs=1).fit(images, texts(said))
+    moved = dict(learning.network_.vision.model.named_parameters())
+    assert any(not torch.equal(weight, before[name]) for name, weight in moved.items())
+    assert all(torch.equal(weight, before[name]) for name, weight in given.state_dict().items())  # a copy learned
+
+
+def network(depth=1):
+    torch.manual_seed(0)
+    return VisionLanguageNetwork(VisionEncoder(8, 4, 16, depth, 2), words=9, longest=4, width=16, depth=2, heads=2)
+
+
+def test_patches_are_hidden_together_with_those_that_they_attend_to():
+    attention = torch.rand(5, 7, 7)
+    seeds = torch.tensor([0, 3, 6, 2, 2])
+    found = together(attention, seeds, 3)
+    for row, seed, mask in zip(attention, seeds.tolist(), found, strict=True):
+        near = sorted((j for j in range(7) if j != seed), key=lambda j: -row[seed, j])[:2]
+        assert set(mask.nonzero().flatten().tolist()) == {seed, *near}
+
+
+def test_the_parser_gives_its_features_and_its_last_attention():
+    parser = VisionEncoder(8, 2, 16, depth=2, heads=2)
+    images = torch.randn(3, 3, 8, 8)
+    features, attention = parser.with_attention(images)
+    assert torch.allclose(features, parser(images), atol=1e-6)
+    inputs = []
+    hook = parser.encoder.blocks[-1].attention.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    parser(images)
+    hook.remove()
+    query, key = parser.encoder.blocks[-1].attention.queries_and_keys(inputs[0])
+    assert torch.allclose(attention, (query @ key.mT / 8**0.5).softmax(-1).mean(1), atol=1e-6)
+    moved = torch.zeros(1, 3, 8, 8)
+    moved[..., 2:4, 6:8] = 1  # row 1, column 3
+    flat = VisionEncoder(8, 2, 16, depth=0, heads=2)
+    changed = (flat(moved) - flat(torch.zeros(1, 3, 8, 8))).abs().sum(-1)[0]
+    assert changed.nonzero().flatten().tolist() == [1 * 4 + 3]
+
+
+def test_hidden_words_are_known_ones_and_one_of_each_text_at_least():
+    ids = torch.tensor([[2, 3, 4, PAD], [MASK, 5, PAD, PAD], [2, 2, 2, 2]])
+    for seed in range(20):
+        hidden = hide_words(ids, 0.15, torch.Generator().manual_seed(seed))
+        assert hidden.any(1).all()
+        assert not hidden[ids < FIRST].any()
+        assert hidden[1].tolist() == [False, True, False, False]
+
+
+def test_negatives_are_other_texts_and_half_of_them_have_the_same_words():
+    ids = torch.tensor([[2, 3, 4]]).expand(200, -1)
+    pool = torch.tensor([[2, 3, 4], [5, 6, 7], [4, 3, 2], [2, 3, 7], [8, 8, 8]])
+    other, usable = others(ids, pool, 9, torch.Generator().manual_seed(0))
+    assert usable.all()
+    counts = np.bincount(other.numpy(), minlength=5)
+    assert counts[0] == 0
+    assert 100 < counts[2] < 150  # half, and a quarter of the others
+    assert not others(ids, pool[:1], 9, torch.Generator())[1].any()
+
+
+def test_losses_are_those_of_each_task_alone():
+    model = network()
+    ids = torch.tensor([[2, 3, 4, PAD], [5, 6, 7, 8]])
+    pairs = Pairs(torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8), ids)
+    hidden, other = torch.tensor([[True, False, False, False], [False, False, True, True]]), ids.flip(0)
+    dice = torch.tensor([[0.1, 0.9, 0.2, 0.3], [0.8, 0.1, 0.7, 0.2]])
+    batch = Batch(torch.tensor([0, 1]), ids, hidden, other, torch.tensor([True, False]), dice)
+    parts = losses(model, pairs, batch, "random", 2)
+    features = model.see(pairs.images).features
+    words = model.spell(model(features, ids.masked_fill(hidden, MASK)))
+    assert torch.allclose(parts["words"], cross_entropy(words[hidden], ids[hidden]), atol=1e-5)
+    own, wrong = model.match(model(features, ids)), model.match(model(features, other))
+    found = -(own.sigmoid().log().sum() + (1 - wrong[0].sigmoid()).log()) / 3  # the second has no negative
+    assert torch.allclose(parts["match"], found, atol=1e-5)
+    shut = torch.tensor([[False, True, False, True], [True, False, True, False]])
+    target = (features - features.mean(-1, keepdim=True)) / features.std(-1, keepdim=True, unbiased=False)
+    error = (model.regress(model(features, ids, shut)) - target).square().mean(-1)[shut].mean()
+    assert torch.allclose(parts["features"], error, atol=1e-3)
+
+
+def test_no_gradient_goes_through_the_features_to_regress():
+    model = network()
+    ids = torch.tensor([[2, 3, 4, 5]])
+    pairs = Pairs(torch.randint(256, (1, 3, 8, 8), dtype=torch.uint8), ids)
+    drawn = (torch.tensor([0]), ids, ids == 2, ids, torch.tensor([True]), torch.rand(1, 4))
+    losses(model, pairs, Batch(*drawn), "attention", 4)["features"].backward()  # all are hidden: no other way in
+    assert all(weight.grad is None or not weight.grad.any() for weight in model.vision.parameters())
+    losses(model, pairs, Batch(*drawn), "attention", 2)["features"].backward()
+    assert any(weight.grad.any() for weight in model.vision.parameters())
+
+
+def test_words_are_cut_alike_and_counted():
+    words = Vocabulary.of(["The cat's left of it, the DOG!", "the cat"])
+    assert words.names[0] == "the"
+    assert set(words.names) == {"the", "cat's", "left", "of", "it", ",", "dog", "!", "cat"}
+    assert words.encode("the bird").tolist() == [FIRST, MASK]
+    assert words.batch(["the", "the cat"]).tolist()[0] == [FIRST, PAD]
+
+
+def test_flow_is_read_off_the_joint_encoder(fitted):
+    images, said = fields(2, 1)
+    model = fitted.network_
+    ids = fitted.vocabulary_.batch(texts(said))
+    features = model.see(torch.from_numpy(images).permute(0, 3, 1, 2)).features
+    x, real = model.joined(features, ids)
+    labels = ["special"] + ["image"] * model.vision.tokens + ["text"] * ids.shape[1]
+    found = kq.flow(model.joint, labels, inputs={"x": x, "mask": real})
+    assert np.shape(found.raw) == (2, 2, 2)
+    assert isinstance(model.vision, VisionEncoder)
+    assert not isinstance(model.vision, Backbone)
