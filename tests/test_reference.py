@@ -146,7 +146,8 @@ def test_an_entry_describes_its_parameters_and_its_result(entry):
 
 
 def test_methods_of_estimators_describe_theirs():
-    of_estimators = re.compile(r"keyquery\.learn\.(events|in_context|npt|rerank|series|transport|vision_language)\.")
+    folders = "events|in_context|npt|rerank|series|vision_language|transport.classifier"
+    of_estimators = re.compile(rf"keyquery\.learn\.({folders})\.")
     for entry in (entry for entry in ENTRIES if of_estimators.match(home(entry))):
         node, source = top_level(entry)
         methods = (

@@ -188,4 +188,4 @@ def check_length(model: nn.Module, tokens: int) -> None:
 def config_of(model: nn.Module) -> Any:
     """The config of a model; of a multimodal one, that of its text model."""
     config: Any = getattr(model, "config", None)
-    return config.get_textconfig_of() if hasattr(config, "get_text_config") else config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config

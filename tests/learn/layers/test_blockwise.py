@@ -94,9 +94,9 @@ def test_layers_between_rows_use_it(monkeypatch):
     found, attend, calls = [], blockwise.attend, []
     monkeypatch.setattr(blockwise, "attend", lambda *parts: calls.append(parts) or attend(*parts))
     for chosen in (True, False):
-        for module in (kq.layers.datapoints, cpu_dropout):
+        for module in (kq.learn.layers.datapoints, cpu_dropout):
             monkeypatch.setattr(module, "large_in_float32", lambda query, key, chosen=chosen: chosen)
-        monkeypatch.setattr(kq.layers.datapoints, "SHORT", 0)
+        monkeypatch.setattr(kq.learn.layers.datapoints, "SHORT", 0)
         out = layer(x)
         found.append((out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])))
     assert len(calls) == 1
