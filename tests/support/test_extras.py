@@ -11,7 +11,7 @@ import torch
 from keyquery_studies.transport.baselines import _scikit
 
 import keyquery as kq
-from keyquery.learn.causes.discovery.independence import DSeparation
+from keyquery.learn.discovery.independence import DSeparation
 from keyquery.learn.vision_language.network import built
 from keyquery.support.extras import EXTRAS, optional
 

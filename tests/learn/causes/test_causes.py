@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 import keyquery as kq
 from keyquery.layers import LanguageModel
 from keyquery.learn.causes.causes import Causes
-from keyquery.learn.causes.discovery import DSeparation, icd
 from keyquery.learn.causes.masked_prediction import predicted
+from keyquery.learn.discovery import DSeparation, icd
 from keyquery.listening import attention_maps
 from keyquery.listening.inputs.word_pieces import words_of
 from keyquery.proof.families import tiny_model
-from tests.learn.causes.sems import random_sem
+from tests.learn.discovery.sems import random_sem
 
 TEXT = "It was unbelievably cold, and the captain of the ship spoke."
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery.learn.causes.discovery import Pag
-from tests.learn.causes.sems import random_sem
+from keyquery.learn.discovery import Pag
+from tests.learn.discovery.sems import random_sem
 
 
 def two_parents(rng):

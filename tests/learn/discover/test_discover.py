@@ -12,9 +12,9 @@ import torch
 from scipy.stats import fisher_exact
 
 import keyquery as kq
-from keyquery.learn.causes.discovery import DSeparation, Pag, PartialCorrelation, fci, icd, orient
-from keyquery.learn.causes.discovery.colliders import Decided
-from tests.learn.causes.sems import random_sem
+from keyquery.learn.discovery import DSeparation, Pag, PartialCorrelation, fci, icd, orient
+from keyquery.learn.discovery.colliders import Decided
+from tests.learn.discovery.sems import random_sem
 
 NAMES = ["rain", "sprinkler", "grass", "shoes"]
 TRUE = [[0, 2, "circle", "arrow"], [1, 2, "circle", "arrow"], [2, 3, "tail", "arrow"]]

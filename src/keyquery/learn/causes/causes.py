@@ -18,7 +18,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from keyquery.learn.causes.attention import Mapped, listed, mapped
-from keyquery.learn.causes.discovery import (
+from keyquery.learn.discovery import (
     Edge,
     Pag,
     PartialCorrelation,

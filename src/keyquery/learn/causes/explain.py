@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from keyquery.learn.causes.causes import Causes
-from keyquery.learn.causes.discovery import Pag, closed_sets, depths, members
+from keyquery.learn.discovery import Pag, closed_sets, depths, members
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 

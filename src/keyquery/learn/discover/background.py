@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from keyquery.learn.causes.discovery import Knowledge, knowledge_of
+from keyquery.learn.discovery import Knowledge, knowledge_of
 from keyquery.support.checks import check_choice, check_count
 
 CauseEffect = tuple[str, str]

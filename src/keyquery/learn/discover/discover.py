@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from keyquery.learn.causes.discovery import (
+from keyquery.learn.data.tables import load_table
+from keyquery.learn.discover.background import Background
+from keyquery.learn.discovery import (
     DSeparation,
     Edge,
     Found,
@@ -22,12 +24,10 @@ from keyquery.learn.causes.discovery import (
     fci,
     icd,
 )
-from keyquery.learn.data.tables import load_table
-from keyquery.learn.discover.background import Background
-from keyquery.learn.discover.categorical import Contingency
-from keyquery.learn.discover.kernel import KernelTest
-from keyquery.learn.discover.mixed import Regression
-from keyquery.learn.discover.variables import Variables, variables_of
+from keyquery.learn.discovery.categorical import Contingency
+from keyquery.learn.discovery.kernel import KernelTest
+from keyquery.learn.discovery.mixed import Regression
+from keyquery.learn.discovery.variables import Variables, variables_of
 from keyquery.reading import Reading, digest, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.extras import optional

@@ -1,7 +1,7 @@
 """Causal discovery with hidden causes: tests of independence in, a partial ancestral graph out."""
 
-from keyquery.learn.causes.discovery.effort import expected_seconds
-from keyquery.learn.causes.discovery.independence import (
+from keyquery.learn.discovery.effort import expected_seconds
+from keyquery.learn.discovery.independence import (
     TOLERANCE,
     DSeparation,
     PartialCorrelation,
@@ -9,11 +9,11 @@ from keyquery.learn.causes.discovery.independence import (
     Test,
     correlation_of,
 )
-from keyquery.learn.causes.discovery.knowledge import Knowledge, knowledge_of
-from keyquery.learn.causes.discovery.pag import MARKS, Edge, Pag, later_nodes, members
-from keyquery.learn.causes.discovery.rules import orient
-from keyquery.learn.causes.discovery.search import Found, fci, icd, icd_rounds
-from keyquery.learn.causes.discovery.trees import closed_sets, depths
+from keyquery.learn.discovery.knowledge import Knowledge, knowledge_of
+from keyquery.learn.discovery.pag import MARKS, Edge, Pag, later_nodes, members
+from keyquery.learn.discovery.rules import orient
+from keyquery.learn.discovery.search import Found, fci, icd, icd_rounds
+from keyquery.learn.discovery.trees import closed_sets, depths
 
 __all__ = [
     "MARKS",

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy.special import gammaincc
 
-from keyquery.learn.causes.discovery import Query, members
-from keyquery.learn.discover.probability import ProbabilityTest
-from keyquery.learn.discover.variables import Variables
+from keyquery.learn.discovery import Query, members
+from keyquery.learn.discovery.probability import ProbabilityTest
+from keyquery.learn.discovery.variables import Variables
 
 RIDGE = 1e-3  # of the kernel regression on Z
 # Widths of the Gaussian kernels of standardised variables by number of rows, as published: marginal, and given Z.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyquery.learn.causes.discovery import (
+from keyquery.learn.discovery import (
     DSeparation,
     Pag,
     PartialCorrelation,
@@ -22,7 +22,7 @@ from keyquery.learn.causes.discovery import (
     members,
     orient,
 )
-from tests.learn.causes.sems import every_equivalent, mixed_of, random_sem, separated, true_mag, witnessed
+from tests.learn.discovery.sems import every_equivalent, mixed_of, random_sem, separated, true_mag, witnessed
 
 GRAPHS = 60
 

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from scipy.special import chdtrc
 
-from keyquery.learn.causes.discovery import Query, members
-from keyquery.learn.discover.probability import ProbabilityTest
-from keyquery.learn.discover.variables import Variables
+from keyquery.learn.discovery import Query, members
+from keyquery.learn.discovery.probability import ProbabilityTest
+from keyquery.learn.discovery.variables import Variables
 
 ROWS = 5  # per degree of freedom, below which a test says nothing
 KEPT = 4096  # strata that are cached

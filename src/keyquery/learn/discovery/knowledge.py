@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from keyquery.learn.causes.discovery.pag import Pag, later_nodes, members
+from keyquery.learn.discovery.pag import Pag, later_nodes, members
 
 Pairs = Iterable[tuple[int, int]]
 

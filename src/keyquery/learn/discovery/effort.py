@@ -6,8 +6,8 @@ from time import perf_counter
 
 import numpy as np
 
-from keyquery.learn.causes.discovery.independence import PartialCorrelation
-from keyquery.learn.causes.discovery.search import icd
+from keyquery.learn.discovery.independence import PartialCorrelation
+from keyquery.learn.discovery.search import icd
 
 FEW = 12  # nodes of the timed search
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from keyquery.learn.causes.discovery.pag import Pag, members
+from keyquery.learn.discovery.pag import Pag, members
 
 
 def onward(graph: Pag, u: int, w: int) -> int:

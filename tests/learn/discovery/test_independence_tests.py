@@ -5,11 +5,11 @@ import pytest
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
-from keyquery.learn.causes.discovery import Query
-from keyquery.learn.discover.categorical import Contingency
-from keyquery.learn.discover.kernel import KernelTest
-from keyquery.learn.discover.mixed import Regression, likelihood
-from keyquery.learn.discover.variables import Variables, variables_of
+from keyquery.learn.discovery import Query
+from keyquery.learn.discovery.categorical import Contingency
+from keyquery.learn.discovery.kernel import KernelTest
+from keyquery.learn.discovery.mixed import Regression, likelihood
+from keyquery.learn.discovery.variables import Variables, variables_of
 
 
 def categories(rng, rows, given=True):

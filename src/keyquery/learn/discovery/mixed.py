@@ -9,9 +9,9 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy.special import chdtrc
 
-from keyquery.learn.causes.discovery import TOLERANCE, Query, members
-from keyquery.learn.discover.probability import ProbabilityTest
-from keyquery.learn.discover.variables import Variables
+from keyquery.learn.discovery import TOLERANCE, Query, members
+from keyquery.learn.discovery.probability import ProbabilityTest
+from keyquery.learn.discovery.variables import Variables
 
 KEPT = 512  # regressions that are cached
 STEPS, RIDGE = 50, 1e-9  # of Newton's method; the ridge bounds coefficients of separable classes

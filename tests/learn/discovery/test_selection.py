@@ -6,9 +6,9 @@ import networkx
 import numpy as np
 import pytest
 
-from keyquery.learn.causes.discovery import DSeparation, fci, icd
-from tests.learn.causes.mags import Known, Mags
-from tests.learn.causes.sems import ancestors, mixed_of, random_sem, separated
+from keyquery.learn.discovery import DSeparation, fci, icd
+from tests.learn.discovery.mags import Known, Mags
+from tests.learn.discovery.sems import ancestors, mixed_of, random_sem, separated
 
 
 def compared(count, every=1):

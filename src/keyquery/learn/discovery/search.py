@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from keyquery.learn.causes.discovery.independence import Test
-from keyquery.learn.causes.discovery.knowledge import Knowledge, knowledge_of
-from keyquery.learn.causes.discovery.pag import Pag, members
-from keyquery.learn.causes.discovery.rounds import Candidates, Rounds, Sets
-from keyquery.learn.causes.discovery.rules import arrowheads, finish, orient
-from keyquery.learn.causes.discovery.trees import closed_sets, depths
+from keyquery.learn.discovery.independence import Test
+from keyquery.learn.discovery.knowledge import Knowledge, knowledge_of
+from keyquery.learn.discovery.pag import Pag, members
+from keyquery.learn.discovery.rounds import Candidates, Rounds, Sets
+from keyquery.learn.discovery.rules import arrowheads, finish, orient
+from keyquery.learn.discovery.trees import closed_sets, depths
 from keyquery.support.progress import Progress, silent
 
 RECHECKED = 3  # neighbours that a cautious search conditions on in the end
@@ -73,7 +73,7 @@ def icd(
     Examples
     --------
     >>> import networkx
-    >>> from keyquery.learn.causes.discovery import DSeparation
+    >>> from keyquery.learn.discovery import DSeparation
     >>> icd(DSeparation(networkx.DiGraph([(0, 2), (1, 2), (2, 3)]), range(4))).graph.edges()
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     >>> icd(DSeparation(networkx.DiGraph([(0, 1), (1, 2)]), range(3)), tiers=[0, 1, 2]).graph.edges()
@@ -205,7 +205,7 @@ def fci(
     Examples
     --------
     >>> import networkx
-    >>> from keyquery.learn.causes.discovery import DSeparation
+    >>> from keyquery.learn.discovery import DSeparation
     >>> fci(DSeparation(networkx.DiGraph([(0, 2), (1, 2), (2, 3)]), range(4))).graph.edges()
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     """

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from keyquery.learn.causes.discovery.colliders import Decided, decided
-from keyquery.learn.causes.discovery.independence import Query, Test
-from keyquery.learn.causes.discovery.knowledge import Knowledge
-from keyquery.learn.causes.discovery.pag import Pag, members
+from keyquery.learn.discovery.colliders import Decided, decided
+from keyquery.learn.discovery.independence import Query, Test
+from keyquery.learn.discovery.knowledge import Knowledge
+from keyquery.learn.discovery.pag import Pag, members
 from keyquery.support.progress import Progress
 
 # Candidate separating sets of a pair, each with its cost: cheaper ones are tried first.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from keyquery.learn.causes.discovery.colliders import Decided
-from keyquery.learn.causes.discovery.knowledge import Knowledge
-from keyquery.learn.causes.discovery.pag import Pag, members
+from keyquery.learn.discovery.colliders import Decided
+from keyquery.learn.discovery.knowledge import Knowledge
+from keyquery.learn.discovery.pag import Pag, members
 
 Separations = Mapping[tuple[int, int], int]  # the mask that separates each pair i < j that is not adjacent, or Decided
 Proposal = tuple[int, int, str]  # at, other, mark

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from keyquery.learn.causes.discovery.pag import members
+from keyquery.learn.discovery.pag import members
 from keyquery.support.extras import optional
 
 # Residual variance, relative to 1, below which a variable counts as determined by others; also the eigenvalue cutoff of

@@ -5,9 +5,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from keyquery.learn.causes.discovery import DSeparation, fci, icd, knowledge_of, members
-from tests.learn.causes.mags import Known, Mags
-from tests.learn.causes.sems import ancestors, mixed_of, random_sem, true_mag
+from keyquery.learn.discovery import DSeparation, fci, icd, knowledge_of, members
+from tests.learn.discovery.mags import Known, Mags
+from tests.learn.discovery.sems import ancestors, mixed_of, random_sem, true_mag
 
 
 class Respecting(Mags):

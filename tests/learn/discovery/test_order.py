@@ -5,9 +5,9 @@ from itertools import islice, product
 import numpy as np
 import pytest
 
-from keyquery.learn.causes.discovery import DSeparation, PartialCorrelation, correlation_of, fci, icd, members
-from tests.learn.causes.mags import Known, Mags
-from tests.learn.causes.sems import random_sem, true_mag
+from keyquery.learn.discovery import DSeparation, PartialCorrelation, correlation_of, fci, icd, members
+from tests.learn.discovery.mags import Known, Mags
+from tests.learn.discovery.sems import random_sem, true_mag
 
 # Every way to cut four nodes into tiers, from one tier to a total order.
 TIERS = [[0, *np.cumsum(steps).tolist()] for steps in product([0, 1], repeat=3)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from keyquery.learn.causes.discovery.independence import Query, Test
-from keyquery.learn.causes.discovery.knowledge import Knowledge
-from keyquery.learn.causes.discovery.pag import Pag, members
+from keyquery.learn.discovery.independence import Query, Test
+from keyquery.learn.discovery.knowledge import Knowledge
+from keyquery.learn.discovery.pag import Pag, members
 
 Pair = tuple[int, int]
 

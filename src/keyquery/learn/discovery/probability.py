@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 
-from keyquery.learn.causes.discovery import Query
-from keyquery.learn.discover.variables import Variables
+from keyquery.learn.discovery import Query
+from keyquery.learn.discovery.variables import Variables
 
 
 class ProbabilityTest(ABC):
