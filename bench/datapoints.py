@@ -12,8 +12,6 @@ before the work is held against it.
     python bench/datapoints.py [--device cuda] [--out FILE]      what is published
     python bench/datapoints.py --check                           errors only
     python bench/datapoints.py --speed                           speeds only; other results are kept
-    python bench/datapoints.py --rows 20000                      one table of so many rows, through points
-    python bench/datapoints.py --backends                        which fused attention is the fastest, on a GPU
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -301,15 +298,6 @@ def memory(device):
     return rows
 
 
-def tall(n, device):
-    """A table like Protein of so many rows, through points, as `fit` would do it."""
-    took, each = measured((n, *PROTEIN, "induced"), device, thrifty=device == "cpu")
-    goal = {"cpu": "≤ 24 GB", "cuda": "≤ 141 GB"}[device]
-    told = row(f"memory of training on {n:,} × 10, through points, {where(device)}", [took / 1e9], "GB", goal)
-    print(f"  {each:.2f} s a step", flush=True)
-    return [told | {"rows": n, "seconds": each}]
-
-
 def prediction(device):
     """Rows predicted a second, by as many at a time as there is room for, over 64 at a time."""
     if device == "cpu":
@@ -335,40 +323,6 @@ def prediction(device):
     return [told | {"a_second": rate, "off": off}]
 
 
-def backends():
-    """Milliseconds of attention alone, forward and backward, by backend."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention as fused
-
-    def eager(q, k, v):
-        return dropout((q * 0.1 @ k.mT).softmax(-1), SHARE) @ v
-
-    kinds = {name: getattr(SDPBackend, f"{name}_ATTENTION") for name in ("FLASH", "EFFICIENT", "CUDNN")}
-    for batch, n, r in ((1, 354, 224), (1, 4096, 80), (1, 16_384, 80), (32_768, 10, 8), (4096, 14, 16), (4096, 64, 8)):
-        for dtype in (torch.float32, torch.bfloat16):
-            q, k, v, g = (torch.randn(batch, n, HEADS, r, device="cuda", dtype=dtype).transpose(1, 2) for _ in range(4))
-            q, k, v = (t.requires_grad_() for t in (q, k, v))
-            found = {}
-            for name in ("eager", "usual", *kinds):
-                with suppress(RuntimeError):
-                    chosen = kinds.get(name)
-
-                    def step(name=name, chosen=chosen, q=q, k=k, v=v, g=g):
-                        if name == "eager":
-                            out = eager(q, k, v)
-                        elif chosen is None:
-                            out = fused(q, k, v, None, SHARE, scale=0.1)
-                        else:
-                            with sdpa_kernel(chosen):
-                                out = fused(q, k, v, None, SHARE, scale=0.1)
-                        torch.autograd.grad(out, (q, k, v), g)
-
-                    step()
-                    found[name] = round(1e3 * seconds(step, 3, "cuda"), 3)
-                torch.cuda.empty_cache()
-            print(f"batch {batch:,}, {n:,} tokens, {r} wide, {dtype}: {found}", flush=True)
-
-
 def where(device):
     return "H200" if device == "cuda" else "CPU"
 
@@ -379,8 +333,6 @@ def main():
     parser.add_argument("--out", type=Path, help="also write the results there")
     parser.add_argument("--check", action="store_true", help="errors only")
     parser.add_argument("--speed", action="store_true", help="speeds only; other results are kept")
-    parser.add_argument("--rows", type=int, help="one table of so many rows only")
-    parser.add_argument("--backends", action="store_true", help="kinds of fused attention only")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--thrifty", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -389,10 +341,6 @@ def main():
     if options.one:
         *sizes, kind = options.one
         return print(json.dumps(one_training(*map(int, sizes), kind, device, options.thrifty)))
-    if options.backends:
-        return backends()
-    if options.rows:
-        return tall(options.rows, device)
     check(device)
     if options.check:
         return None
@@ -401,8 +349,7 @@ def main():
         kept = json.loads((RESULTS / f"datapoints_{device}.json").read_text())["rows"]
         rows += [old for old in kept if not old["what"].startswith("published layers")]
     else:
-        rows += [*prediction(device), *memory(device)]
-        rows += [*tall(100_000 if device == "cuda" else 20_000, device), *estimates(device)]
+        rows += [*prediction(device), *memory(device), *estimates(device)]
     machine = torch.cuda.get_device_name() if device == "cuda" else "one CPU thread"
     publish(f"datapoints_{device}", rows, seed=SEED, machine=machine, heads=HEADS, dropout=SHARE)
     if options.out is not None:

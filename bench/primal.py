@@ -7,10 +7,7 @@ within a round, like to like, but for the plain statement. On a CPU: float32, on
 gradients are compared with float64 before anything is timed.
 
     python bench/primal.py [--out FILE]      what is published
-    python bench/primal.py --automatic       adds torch.compile(mode="reduce-overhead") to it
     python bench/primal.py --check           errors only
-    python bench/primal.py --tune            tile sizes of the Triton kernels, by themselves
-    python bench/primal.py --profile N       which GPU kernels one step is made of
 """
 
 from __future__ import annotations
@@ -96,11 +93,11 @@ def parts_at(n, tokens, device):
     return layer, x, parts
 
 
-def compiled_steps(layer, x, parts, mode="default"):
+def compiled_steps(parts):
     """Steps of the compiled functions, by name."""
     steps = {}
     for name, (function, given, weights, outputs) in parts.items():
-        fast = torch.compile(function, fullgraph=True, dynamic=False, mode=mode)
+        fast = torch.compile(function, fullgraph=True, dynamic=False)
         run = partial(fast, *given)
         steps[f"{name} compiled"] = stepper(run, weights, "cuda", outputs)
     return steps
@@ -117,7 +114,7 @@ def steps_at(n, tokens, device):
     if device != "cuda":
         return steps
     torch._dynamo.reset()
-    compiled = compiled_steps(layer, x, parts)
+    compiled = compiled_steps(parts)
     graphs = {name.replace("compiled", "graphed"): graphed(step) for name, step in compiled.items()}
     return {**steps, **compiled, **graphs}
 
@@ -134,27 +131,6 @@ def graphed(step):
     with torch.cuda.graph(graph, stream=side):
         step()
     return graph.replay
-
-
-def automatic(rounds):
-    """Rows of steps under torch.compile(mode="reduce-overhead"), which makes CUDA graphs by itself."""
-    rows, how = [], 'compiled with mode="reduce-overhead"'
-    for n in (1024, 65_536):
-        torch._dynamo.reset()
-        steps = compiled_steps(*parts_at(n, TOKENS, "cuda"), "reduce-overhead")
-        steps = {name.removesuffix(" compiled"): step for name, step in steps.items()}
-        if n > 4096:
-            del steps["softmax"]
-        taken = rounds_of(steps, rounds, "cuda")
-        where = f"{TOKENS:,} tokens, n = {n:,}, H200"
-        rows.append(row(f"primal layer, {how}, {where}", [1e3 * value for value in taken["primal"]], "ms", "≤ 1.4 ms"))
-        pairs = [("primal layer over its projections", "primal", "projections", "—")]
-        pairs += [("softmax attention over primal layer", "softmax", "primal", "≥ 1 ×")] if "softmax" in steps else []
-        for what, top, bottom, goal in pairs:
-            found = [a / b for a, b in zip(taken[top], taken[bottom], strict=True)]
-            rows.append(row(f"{what}, both {how}, {where}", found, "×", goal))
-        rows = [{"n": n, "shown": True, **found} for found in rows]
-    return rows
 
 
 def errors(device, run=None, n=700):
@@ -194,23 +170,6 @@ def check(device):
         for name, (own, other) in errors(device, run).items():
             print(f"{kind} {name}: off by {own:.2g} of float64; plain by {other:.2g}", flush=True)
             assert own <= 2 * (other + rounding), f"{kind} {name} is off by {own:.2g}, plain by {other:.2g}"
-
-
-def saved(n):
-    """Numbers kept for backward, for each token and dimension, beside the input and the parameters."""
-    layer, x = make("cpu"), torch.randn(1, n, WIDTH, requires_grad=True)
-    own, kept = {x.data_ptr(), *(weight.data_ptr() for weight in layer.parameters())}, {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        found = layer(x), layer.regularizer()
-    del found
-    return sum(kept.values()) / (4 * n * WIDTH)
 
 
 def peak(step, device):
@@ -298,91 +257,17 @@ def measure(lengths, tokens, rounds, device):
     return rows, memory
 
 
-def tune():
-    """Milliseconds of the two kernels alone, sums of their programs included, for sizes around those in use."""
-    import keyquery.learn.layers.primal.kernels.scores as kernels
-
-    shapes = ((64, 4, 2), (64, 4, 3), (128, 8, 2))  # tokens, warps, stages
-    sizes = [(*shape, waves, registers) for shape in shapes for waves in (3, 6, 12) for registers in (None, 128, 168)]
-    for n in (1024, 65_536):
-        given = inputs_of_kernels(n)
-        for number, name in enumerate(("forward", "backward")):
-            found = []
-            for size in sizes:
-                launches = list(kernels.LAUNCHES[2, False])
-                launches[number] = kernels.Launch(*size)
-                taken = time_kernel(kernels, tuple(launches), name, given)
-                found += [] if taken is None else [(taken, launches[number])]
-            for taken, launch in sorted(found, key=lambda pair: pair[0])[:6]:
-                rate = (3, 5)[number] * TOKENS * WIDTH * 2 / taken / 1e9
-                print(f"n = {n:,} {name} {tuple(launch)}: {taken:.4f} ms, {rate:.2f} TB/s", flush=True)
-
-
-def inputs_of_kernels(n):
-    batch, p = TOKENS // n, WIDTH // HEADS
-    qk = torch.randn(batch, n, 2, HEADS, p, device="cuda").to(SHORT)
-    weights = torch.randn(2, batch, HEADS, p, 32, device="cuda").to(SHORT)[..., :RANK]
-    mix = torch.randn(2, p, RANK, device="cuda").mT
-    grad = torch.randn(batch, n, HEADS, p, device="cuda").to(SHORT)
-    energy = torch.randn(2, batch, HEADS, RANK, device="cuda")
-    given = qk, weights, mix, None, "cosine"
-    return {"forward": (*given, False), "backward": (*given, grad, energy, None)}
-
-
-def time_kernel(kernels, launches, name, given):
-    """Milliseconds of one kernel with these sizes, started by a graph; None where it does not fit the GPU."""
-    from triton.testing import do_bench_cudagraph
-
-    import keyquery.learn.layers.primal.kernels.operators as operators
-
-    before = kernels.LAUNCHES[2, False]
-    kernels.LAUNCHES[2, False] = launches
-    try:
-        return do_bench_cudagraph(lambda: getattr(operators, name)(*given[name]), rep=8, return_mode="median")
-    except Exception as error:
-        print(f"{name} {launches}: {type(error).__name__}", flush=True)
-        return None
-    finally:
-        kernels.LAUNCHES[2, False] = before
-
-
-def profile(n):
-    steps = steps_at(n, TOKENS, "cuda")
-    for name in ("projections compiled", "primal compiled"):
-        for _ in range(3):
-            steps[name]()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-            steps[name]()
-            torch.cuda.synchronize()
-        parts = [(event.self_device_time_total, event.key) for event in found.key_averages()]
-        print(f"{name}: {sum(taken for taken, _ in parts):.0f} µs")
-        for taken, what in sorted(parts, reverse=True)[:25]:
-            print(f"  {taken:6.1f} {what[:80]}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="also write the results there")
     parser.add_argument("--check", action="store_true", help="errors only")
-    parser.add_argument("--automatic", action="store_true", help='add mode="reduce-overhead" to the results')
     parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS, help="on a GPU; other results are kept")
-    parser.add_argument("--tune", action="store_true", help="tile sizes of the kernels")
-    parser.add_argument("--profile", type=int, metavar="N", help="kernels of one step at this length")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1 if device == "cpu" else torch.get_num_threads())
-    if options.tune:
-        return tune()
-    if options.profile:
-        return profile(options.profile)
-    if options.automatic:
-        result = json.loads((RESULTS / "primal_cuda.json").read_text())
-        new = automatic(15)
-        rows = [row for row in result["rows"] if "reduce-overhead" not in row["what"]]
-        return publish("primal_cuda", new + rows, **result["provenance"])
     check(device)
     if options.check:
-        return None
+        return
     facts = {"seed": SEED, "width": WIDTH, "heads": HEADS, "rank": RANK}
     if device == "cuda":
         facts |= {"machine": torch.cuda.get_device_name(), "tokens": TOKENS}
@@ -390,15 +275,11 @@ def main():
             publish_length(n, facts)
     else:
         rows, _ = measure((256, 512, 1024, 4096, 16_384), None, 7, device)
-        kept = {n: saved(n) for n in (512, 1024, 4096)}
-        for n, value in kept.items():
-            rows.append(row(f"numbers kept for backward, a token and dimension, n = {n:,}", [value], "", "≤ 4"))
         for found in rows:
             found["shown"] = found.get("n") in (512, 16_384) and found["what"].startswith("softmax")
         publish("primal_cpu", rows, **facts, machine="one CPU thread")
     if options.out is not None:
         shutil.copy(RESULTS / f"primal_{device}.json", options.out)
-    return None
 
 
 def publish_length(n, facts):
