@@ -10,9 +10,9 @@ import torch
 from transformers import BertModel
 
 import keyquery as kq
+from keyquery.learn.transport.probe import Probe
 from keyquery.listening import attention_maps, joint_moments
 from keyquery.listening.exclusive import Changes, alone, hold, left_open, put_back, temporarily
-from keyquery.listening.probe import Probe
 from tests.intervene.dial.test_running import decoder, text
 from tests.intervene.tiny import assert_as_it_was, encoder, snapshot, tiny
 

@@ -126,6 +126,38 @@ def _slow() -> Callable[[], None]:
     return partial(torch.backends.mha.set_fastpath_enabled, before)
 
 
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Context in eval mode without gradients that restores modes, random states and buffers."""
+    device = device_of(model)
+    with (
+        temporarily(model, partial(_keep_buffers, model)),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        evaluating(model),
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield
+
+
+def _keep_buffers(model: nn.Module, stack: ExitStack) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                stack.callback(_put_buffer, module, name, buffer, buffer.clone(), buffer._version)
+
+
+def _put_buffer(module: nn.Module, name: str, buffer: Tensor, copy: Tensor, version: int) -> None:
+    module._buffers[name] = buffer
+    if buffer._version != version:
+        with torch.no_grad():
+            buffer.copy_(copy)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model."""
+    return next((weight.device for weight in model.parameters()), torch.device("cpu"))
+
+
 def entry(layer: Layer, side: str = "query") -> str:
     """The module whose input a layer's queries, or keys, are computed from."""
     if layer.position == "disentangled":  # its projections are also called on relative positions

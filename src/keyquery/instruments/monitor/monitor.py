@@ -27,8 +27,7 @@ from keyquery.instruments.monitor.layers import Layers
 from keyquery.instruments.monitor.observation import Observation
 from keyquery.instruments.monitor.records import Recorder, reading_of
 from keyquery.listening.functions import looks_like_attention
-from keyquery.listening.hooks import around_calls, is_compiled
-from keyquery.listening.probe import device_of, untouched
+from keyquery.listening.hooks import around_calls, device_of, is_compiled, untouched
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.printable import first_line
 

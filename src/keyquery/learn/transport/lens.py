@@ -16,9 +16,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from keyquery.forms.coupling import EXACT, check_installed
 from keyquery.learn.transport.head_energies import Energies
 from keyquery.learn.transport.path import ends
+from keyquery.learn.transport.probe import Probe
 from keyquery.learn.transport.store import Store
 from keyquery.learn.transport.transport import FRAMES, POINTS, Settings, Transport, frames_of, measured
-from keyquery.listening.probe import Probe, device_of
+from keyquery.listening.hooks import device_of
 from keyquery.reading import provenance
 from keyquery.support.checks import check_count
 from keyquery.support.extras import optional

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
 from threading import get_ident
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import temporarily
-from keyquery.listening.hooks import evaluating
+from keyquery.listening.hooks import device_of, on_output, untouched
 from keyquery.listening.tokens import has_two_sides, mask_for, masks_of
 from keyquery.support.printable import first_line
 
@@ -63,17 +63,13 @@ class Probe:
     @contextmanager
     def _hooked(self) -> Iterator[list[Any]]:
         outputs: list[Any] = []
-
         thread = get_ident()
 
-        def hear(module: nn.Module, arguments: Any, output: Any) -> None:
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if get_ident() == thread:
                 outputs[:] = [output]
 
-        def listening(stack: ExitStack) -> None:
-            stack.callback(self.model.get_submodule(self.module).register_forward_hook(hear).remove)
-
-        with temporarily(self.model, listening):
+        with temporarily(self.model, partial(on_output, self.model.get_submodule(self.module), note)):
             yield outputs
 
     def _selected(self, output: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
@@ -104,33 +100,6 @@ class Probe:
         return self.module or type(self.model).__name__
 
 
-@contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Context in eval mode without gradients that restores modes, random states and buffers."""
-    device = device_of(model)
-    with (
-        temporarily(model, partial(_keep_buffers, model)),
-        torch.random.fork_rng([device] if device.type == "cuda" else []),
-        evaluating(model),
-        torch.autocast(device.type, enabled=False),
-    ):
-        yield
-
-
-def _keep_buffers(model: nn.Module, stack: ExitStack) -> None:
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                stack.callback(_put_buffer, module, name, buffer, buffer.clone(), buffer._version)
-
-
-def _put_buffer(module: nn.Module, name: str, buffer: Tensor, copy: Tensor, version: int) -> None:
-    module._buffers[name] = buffer
-    if buffer._version != version:
-        with torch.no_grad():
-            buffer.copy_(copy)
-
-
 def _run(model: nn.Module, batch: Any) -> Mapping[str, Any]:
     """Call the model; returns its keyword arguments."""
     device = device_of(model)
@@ -150,10 +119,10 @@ def _run(model: nn.Module, batch: Any) -> Mapping[str, Any]:
 def _name(model: nn.Module, module: str | nn.Module) -> str:
     names = dict(model.named_modules())
     if isinstance(module, nn.Module):
-        own_name = next((name for name, part in names.items() if part is module), None)
-        if own_name is None:
+        known = next((name for name, part in names.items() if part is module), None)
+        if known is None:
             raise ValueError(f"module must be a submodule of {type(model).__name__}")
-        return own_name
+        return known
     if module not in names:
         near = get_close_matches(str(module), names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -180,10 +149,10 @@ def _chosen(real: Bool[Tensor, "batch n"], tokens: str | list[int]) -> Bool[Tens
     if tokens == "last":
         return real & (order == order[:, -1:])
     selected = torch.zeros_like(real)
-    for place in tokens:
-        if not isinstance(place, int) or not -real.shape[1] <= place < real.shape[1]:
-            raise ValueError(f"tokens contains position {place!r}, but there are only {real.shape[1]} tokens")
-        selected[:, place] = True
+    for position in tokens:
+        if not isinstance(position, int) or not -real.shape[1] <= position < real.shape[1]:
+            raise ValueError(f"tokens contains position {position!r}, but there are only {real.shape[1]} tokens")
+        selected[:, position] = True
     return real & selected
 
 
@@ -193,8 +162,3 @@ def _first(output: Any) -> Tensor | None:
         return output
     inside = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
     return next((tensor for item in inside if (tensor := _first(item)) is not None), None)
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """The device of a model."""
-    return next((weight.device for weight in model.parameters()), torch.device("cpu"))
