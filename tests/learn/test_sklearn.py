@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import check_is_fitted
 
 import keyquery as kq
-from keyquery.learn import training
+from keyquery.learn import fitting
 from keyquery.learn.base import Estimator, seed_of
 from keyquery.learn.training import train
 
@@ -187,6 +187,15 @@ FITS = {  # an estimator, its training data, and a prediction
 }
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, also where tests run in the background, where a shell has it ignored."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("name", FITS)
 @pytest.mark.parametrize("checks", [0, 2])
 def test_the_first_interrupt_keeps_the_best_weights_so_far(name, checks, monkeypatch):
@@ -202,7 +211,7 @@ def test_the_first_interrupt_keeps_the_best_weights_so_far(name, checks, monkeyp
 
         return train(network, pressed, loss, recipe, **options)
 
-    monkeypatch.setattr(training, "train", interrupted)
+    monkeypatch.setattr(fitting, "train", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.warns(UserWarning, match=r"interrupted after step \d+ of \d+: the (best|last) weights") as seen:
         model = clone(model).fit(*data)

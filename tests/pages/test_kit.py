@@ -19,6 +19,7 @@ SMALL = """() => [...document.querySelectorAll('body *')]
     const matrix = one.getScreenCTM?.(), scale = matrix ? Math.hypot(matrix.a, matrix.b) : 1;
     return [scale * parseFloat(getComputedStyle(one).fontSize), one.textContent];
   }).filter(([size]) => size < 10.95)"""
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"  # charts follow widths
 LUMINANCE = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
 
 
@@ -32,6 +33,7 @@ def test_a_page_opens_and_fits_a_phone_and_a_desk(visit, reading, scheme):
     tab = visit(reading, color_scheme=scheme)
     for width in (420, 1400):
         tab.set_viewport_size({"width": width, "height": 900})
+        tab.evaluate(DRAWN)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         assert tab.evaluate(SMALL) == []
     assert (sum(tab.evaluate(LUMINANCE)) < 100) is (scheme == "dark")
