@@ -40,7 +40,6 @@ SLOW_EXAMPLES = {
     "keyquery.learn.vision_language.parser.VisualParser",
     "keyquery.testing.kernels.check_kernel",
     "keyquery_studies.dial.study.run",
-    "keyquery_studies.transport.cost.costing",
 }
 collect_ignore = ["docs/site"]  # what `make docs` runs; it needs the extra docs
 

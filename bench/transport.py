@@ -2,7 +2,6 @@
 
 python bench/transport.py                   every part
 python bench/transport.py --part lens       what following a module costs training
-python bench/transport.py --part fit        a fit of kq.TransportClassifier against that of a Transformer
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import argparse
 from importlib import import_module
 
 # A part and the file beside this one whose main() measures it; each publishes a result of its own name.
-PARTS = {"lens": "transport_lens", "fit": "transport_fit"}
+PARTS = {"lens": "transport_lens"}
 
 
 def main():

@@ -259,10 +259,6 @@ def test_files_and_functions_stay_small():
 
 # Who writes files: `keyquery.support.files`, which writes them whole or not at all. What else seems to, and why it may:
 WRITERS = {
-    (
-        "keyquery_studies/transport/cost.py",
-        "write_text",
-    ),  # to the kernel: forget the peak of memory
     ("keyquery/support/tensorboard.py", "SummaryWriter"),  # TensorBoard's own file, to which lines are only added
 }
 WRITING = {"write_text", "write_bytes", "save_file", "tofile", "SummaryWriter", "rename", "replace"}

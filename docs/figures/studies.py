@@ -21,10 +21,7 @@ PICTURES = (
     ("causes_study.svg", "causes", None),
     ("rerank_study.svg", "rerank", None),
     ("datapoints_study.svg", "datapoints", None),
-    ("transport_study.svg", "transport", None),
-    ("depth_study.svg", "depth", None),
     ("words_study.svg", "words", None),
-    ("vision_language_study.svg", "vision_language", None),
 )
 
 

@@ -7,7 +7,6 @@ import typer
 from keyquery_studies.causes.command import causes
 from keyquery_studies.circuit.command import circuit
 from keyquery_studies.datapoints.command import datapoints
-from keyquery_studies.depth.command import depth
 from keyquery_studies.dial.command import dial
 from keyquery_studies.kernels.command import kernels
 from keyquery_studies.lineage.command import lineage
@@ -18,8 +17,6 @@ from keyquery_studies.rerank.command import rerank
 from keyquery_studies.stability.command import stability
 from keyquery_studies.starts.command import starts
 from keyquery_studies.time.command import time
-from keyquery_studies.transport.command import transport
-from keyquery_studies.vision_language.command import vision_language
 from keyquery_studies.words.command import words
 
 study = typer.Typer(
@@ -35,10 +32,7 @@ COMMANDS = (
     primal,
     time,
     causes,
-    transport,
     datapoints,
-    vision_language,
-    depth,
     rerank,
     words,
     stability,

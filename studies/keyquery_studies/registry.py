@@ -10,11 +10,16 @@ def _kind(study: str) -> Kind:
     return Kind(f"keyquery_studies.{study}.study", f"keyquery_studies.{study}.report")
 
 
+def _module(study: str) -> Kind:
+    """A study in one module, with its class, tables and figures."""
+    return Kind(f"keyquery_studies.{study}", f"keyquery_studies.{study}")
+
+
 KINDS = {
     "causes study": _kind("causes"),
     "circuit": _kind("circuit"),
     "datapoint study": _kind("datapoints"),
-    "depth study": _kind("depth"),
+    "depth study": _module("archive"),
     "dial": _kind("dial"),
     "kernels": _kind("kernels"),
     "lineage study": _kind("lineage"),
@@ -25,7 +30,7 @@ KINDS = {
     "stability study": _kind("stability"),
     "starts study": _kind("starts"),
     "time study": _kind("time"),
-    "transport study": _kind("transport"),
-    "vision-language study": _kind("vision_language"),
+    "transport study": _module("archive"),
+    "vision-language study": _module("archive"),
     "words study": _kind("words"),
 }

@@ -13,7 +13,7 @@ from keyquery.pages import terminal
 FILES = sorted(Path(__file__).parents[2].joinpath("docs", "studies").glob("*.json"))
 PUBLISHED = [path for path in FILES if "kind" in json.loads(path.read_text(encoding="utf-8"))]
 # How often intervals are drawn: their figures are compared with the page's by its examples.
-FEWER = ("circuit.statistics.DRAWS", "lineage.summary.MATCHINGS", "vision_language.study.DRAWS")
+FEWER = ("circuit.statistics.DRAWS", "lineage.summary.MATCHINGS", "archive.DRAWS")
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)

@@ -7,8 +7,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import torch
-from keyquery_studies.transport.baselines import _scikit
 
 import keyquery as kq
 from keyquery.learn.discovery.independence import DSeparation
@@ -80,7 +78,6 @@ def test_a_package_that_is_there_and_broken_is_not_called_missing(monkeypatch, t
 FORGOTTEN = {
     "networkx": lambda: DSeparation(None, []),
     "transformers": lambda: built({"model_type": "vit"}, 8),
-    "sklearn.preprocessing": lambda: _scikit("logistic", torch.zeros(2, 1, 1).numpy(), torch.zeros(2).numpy(), 0),
 }
 
 

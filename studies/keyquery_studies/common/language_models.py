@@ -69,6 +69,18 @@ def prepare(corpus: str | Path | None, folder: Path, vocabulary: int, force: boo
     return facts
 
 
+def text_in(path: Path) -> Path:
+    """A text file, or the one of a folder: of several, the one that is named for books."""
+    if not path.is_dir():
+        return path
+    files = sorted(file for file in path.iterdir() if ".txt" in file.suffixes)
+    named = [file for file in files if "books" in file.name.lower()]
+    if len(candidates := named or files) != 1:
+        there = ", ".join(file.name for file in candidates) or "none"
+        raise ValueError(f"data must hold one text file, such as books.txt.xz, and {path} holds {there}: name the file")
+    return candidates[0]
+
+
 def read_documents(path: Path) -> list[str]:
     """Documents in training order; rows of a table are shuffled, since they are often sorted by class."""
     if ".tsv" not in path.suffixes:

@@ -16,11 +16,18 @@ from torch.nn.functional import gelu, interpolate, layer_norm, linear, scaled_do
 
 from keyquery.layers import LanguageModel
 from keyquery.listening.inputs.load import load_model
+from keyquery.support.extras import optional
 from keyquery.support.progress import Progress, silent
 
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of the images that DINOv2 has seen
 HEAD = 64  # the width of a head, in every size of the model
 EPSILON = 1e-6
+RENAMED = {  # of transformers 4, by the names of later versions
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj",
+}
 
 
 def load_dino(path: str | Path) -> dict[str, Tensor]:
@@ -35,6 +42,29 @@ def load_dino(path: str | Path) -> dict[str, Tensor]:
     if lost := [name for name in needed if name not in weights]:
         raise ValueError(f"{path} is not a DINOv2 backbone: it lacks {', '.join(lost)}")
     return weights
+
+
+def dino_model(path: str | Path) -> torch.nn.Module:
+    """A DINOv2 backbone as transformers' own model."""
+    library, weights = optional("transformers", "DINOv2"), load_dino(path)
+    tokens, width = weights["embeddings.position_embeddings"].shape[1:]
+    patch = weights["embeddings.patch_embeddings.projection.weight"].shape[-1]
+    depth = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer."))
+    sizes = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": width // HEAD}
+    config = library.Dinov2Config(image_size=patch * round((tokens - 1) ** 0.5), patch_size=patch, **sizes)
+    model: torch.nn.Module = library.Dinov2Model(config)
+    if "encoder.layer.0.attention.q_proj.weight" in model.state_dict():
+        weights = {_renamed(name): weight for name, weight in weights.items()}
+    if lost := sorted(model.state_dict().keys() - weights.keys() - {"embeddings.mask_token"}):
+        raise ValueError(f"{path} is an incomplete DINOv2 backbone: it lacks {lost[0]}")
+    model.load_state_dict(weights, strict=False)
+    return model.eval()
+
+
+def _renamed(name: str) -> str:
+    for before, after in RENAMED.items():
+        name = name.replace(before, after)
+    return name
 
 
 @torch.no_grad()

@@ -20,9 +20,8 @@ from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
-from keyquery_studies.common.language_models import prepare
+from keyquery_studies.common.language_models import prepare, text_in
 from keyquery_studies.common.runner import run_jobs, study_folder
-from keyquery_studies.depth.study import text_in
 from keyquery_studies.stability.outcome import SPIKE, outcome
 from keyquery_studies.stability.training import Stack
 from keyquery_studies.stability.trial import KERNELS, RECIPES, Trial

@@ -23,10 +23,9 @@ from keyquery.support.checks import check_count
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
 from keyquery.support.statistics import paired
-from keyquery_studies.common.language_models import first_below, prepare
+from keyquery_studies.common.language_models import first_below, prepare, text_in
 from keyquery_studies.common.rows import over_seeds
 from keyquery_studies.common.runner import run_jobs, study_folder
-from keyquery_studies.depth.study import text_in
 from keyquery_studies.words.masked_words import Ranking, encode, learned_from
 from keyquery_studies.words.planted_models import STARTS, PlantedTraining
 
