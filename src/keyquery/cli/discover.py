@@ -10,8 +10,9 @@ import typer
 
 from keyquery.cli.options import STR, Output, default_of, writes
 from keyquery.learn.data.tables import Table, load_table
-from keyquery.learn.discover.discover import METHODS, TESTS
+from keyquery.learn.discover.discover import TESTS
 from keyquery.learn.discover.discover import discover as find_graph
+from keyquery.learn.discovery.settings import METHODS
 from keyquery.support.checks import check_choice
 
 Pairs = list[str] | None

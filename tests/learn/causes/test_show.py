@@ -16,7 +16,8 @@ import keyquery as kq
 from keyquery import cli, pages
 from keyquery.learn.causes.causes import Causes
 from keyquery.learn.causes.show import page as graph_page
-from keyquery.learn.causes.show import ring, svg, written
+from keyquery.learn.causes.show import ring, svg
+from keyquery.learn.discovery.show import written
 from keyquery.pages import terminal
 from keyquery.pages.rings import KINDS, kind_of, tips
 from tests.conftest import CHROMIUM
@@ -90,14 +91,14 @@ def test_tokens_of_thirty_do_not_touch():
 
 def test_edges_in_words_point_forwards():
     reading = made(EVERY)
-    assert [written(reading, *edge) for edge in EVERY] == [
+    assert [written(reading.tokens, edge) for edge in EVERY] == [
         "word0 → word1",
         "word1 o→ word2",
         "word2 ↔ word3",
         "word3 o–o word4",
         "word4 – word5",
     ]
-    assert written(reading, 0, 1, "arrow", "tail") == "word1 → word0"
+    assert written(reading.tokens, (0, 1, "arrow", "tail")) == "word1 → word0"
     assert {kind_of(*marks) for marks in KINDS} == {"→", "o→", "↔", "o–o", "–"}
 
 
@@ -171,16 +172,14 @@ def test_the_terminal_tells_edges_heads_and_explanations():
 def test_a_target_that_nothing_is_joined_to_is_not_blamed_on_the_model():
     alone = {"target": 0, "sets": [], "calls": 0, "pool": [], "largest": 3}
     assert "No token is connected to 0:word0: there is no set to mask." in shown(made(EVERY, explanation=alone))
-    assert "No token is connected to word0:" in graph_page(made(EVERY, explanation=alone))
+    assert "No token is connected to 0:word0:" in graph_page(made(EVERY, explanation=alone))
 
 
 def test_a_prediction_that_is_not_the_text_is_told():
     found = {"target": 0, "sets": [[1]], "calls": 3, "pool": [1], "largest": 3, "replaced": "<ship>"}
-    assert "0:word0 (predicted; the text has <ship>) depends on" in shown(made(EVERY, explanation=found))
-    assert (
-        "word0 (the text has <ship>) depends on word1"
-        in block_of(data_of(graph_page(made(EVERY, explanation=found))), "summary")["sentences"][0]
-    )
+    sentence = "0:word0 (predicted; the text has <ship>) depends on: 1:word1 (3 model queries)."
+    assert sentence in shown(made(EVERY, explanation=found))
+    assert block_of(data_of(graph_page(made(EVERY, explanation=found))), "summary")["sentences"] == [sentence]
 
 
 def test_the_page_has_a_key_per_kind_of_edge_and_a_table_of_all():

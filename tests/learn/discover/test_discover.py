@@ -12,8 +12,7 @@ import torch
 from scipy.stats import fisher_exact
 
 import keyquery as kq
-from keyquery.learn.discovery import DSeparation, Pag, PartialCorrelation, fci, icd, orient
-from keyquery.learn.discovery.colliders import Decided
+from keyquery.learn.discovery import DSeparation, Pag, PartialCorrelation, Separations, fci, icd, orient
 from tests.learn.discovery.sems import random_sem
 
 NAMES = ["rain", "sprinkler", "grass", "shoes"]
@@ -182,8 +181,8 @@ def test_a_node_in_one_separating_set_of_two_is_left_undecided():
     # 0 *→ 2 – 3, 0 and 3 apart: 2 → 3 follows by R1, unless 2 may be a collider between them.
     graph = Pag(4, [(0, 2, *"oo"), (1, 2, *"oo"), (2, 3, *"oo")])
     between = {(0, 1): 0, (0, 3): 0b100, (1, 3): 0b100}
-    assert orient(graph, Decided(between)).edges()[2] == (2, 3, "tail", "arrow")
-    unsure = Decided(between, {(0, 3): 0b100, (1, 3): 0b100})
+    assert orient(graph, Separations(between)).edges()[2] == (2, 3, "tail", "arrow")
+    unsure = Separations(between, {(0, 3): 0b100, (1, 3): 0b100})
     assert orient(graph, unsure).edges()[2] == (2, 3, "circle", "circle")
 
 

@@ -14,26 +14,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float
-from numpy import ndarray
 
 from keyquery.learn.causes.attention import Mapped, listed, mapped
-from keyquery.learn.discovery import (
-    Edge,
-    Pag,
-    PartialCorrelation,
-    correlation_of,
-    expected_seconds,
-    fci,
-    icd,
-)
+from keyquery.learn.discovery import Edge, Pag, PartialCorrelation, correlation_of, expected_seconds
+from keyquery.learn.discovery.settings import Settings, counts_of, edges_of, networkx_of
 from keyquery.listening.inputs.word_pieces import Words
 from keyquery.reading import Reading, digest, provenance
-from keyquery.support.checks import check_choice, check_count, check_number
-from keyquery.support.extras import optional
+from keyquery.support.checks import check_count, check_number
 from keyquery.support.progress import Progress, bar, silent
 
-METHODS = ("icd", "fci")
 LONG = 60  # seconds beyond which a warning is given
 SAMPLES = 768  # hidden size of the models in the publication
 
@@ -77,7 +66,7 @@ class Causes(Reading, kind="causes"):
 
     def edges_of(self, index: int) -> list[Edge]:
         """The edges of the graph at `index` among `graphs`."""
-        return [(i, j, at_i, at_j) for i, j, at_i, at_j in self.graphs[index]["edges"]]
+        return edges_of(self.graphs[index]["edges"])
 
     def agreement(self) -> list[dict[str, Any]]:
         """Every edge of any head, with the number of heads that have it and the counts of marks at each end.
@@ -110,11 +99,10 @@ class Causes(Reading, kind="causes"):
         Nodes have a `token`; an edge between i and j has `marks`, {i: mark at i, j: mark at j}, and in a consensus
         `heads`, the number of heads that have it.
         """
-        graph = optional("networkx", "networkx()").Graph()
-        graph.add_nodes_from((node, {"token": self.tokens[node]}) for node in self.nodes)
         heads = {(row["i"], row["j"]): {"heads": row["heads"]} for row in self.agreement()} if head is None else {}
-        for i, j, at_i, at_j in self.edges if head is None else self.edges_of(self.index_of(head)):
-            graph.add_edge(i, j, marks={i: at_i, j: at_j}, **heads.get((i, j), {}))
+        edges = self.edges if head is None else self.edges_of(self.index_of(head))
+        graph = networkx_of({node: node for node in self.nodes}, edges, heads)
+        graph.add_nodes_from((node, {"token": self.tokens[node]}) for node in self.nodes)
         return graph
 
     def records(self) -> list[dict[str, Any]]:
@@ -151,7 +139,6 @@ def causes(
     tokenizer: Any = None,
     target: int | None = None,
     rounds: int | None = None,
-    order_free: bool = True,
     selection: bool = False,
     tails: bool = True,
     causal: bool | None = None,
@@ -191,8 +178,6 @@ def causes(
         A position that is always among the nodes. Default: none.
     rounds
         Stop ICD after so many rounds; the graph is then valid for smaller conditioning sets. Default: all.
-    order_free
-        Delete edges at the end of a round, so that the order of tokens does not matter. Default: True.
     selection
         Allow for selection bias. Default: False.
     tails
@@ -225,12 +210,36 @@ def causes(
     --------
     explain : The smallest sets of tokens that a prediction depends on.
     """
-    _check(alpha, samples, method, rounds, causal, selection)
+    settings = Settings(method, alpha, rounds, selection, tails)
+    if samples is not None:
+        check_number("samples", samples)
+        if samples < 4:
+            raise ValueError(f"samples must be at least 4, got {samples}")
     source = mapped(attention, text, inputs, layer, head, tokens, merge, tokenizer, name)
     effective = float(samples if samples is not None else source.width or SAMPLES)
-    ordered = _ordered(source, causal, selection)
-    search = _Search(method, alpha, effective, rounds, order_free, selection, tails, ordered)
-    return search.reading(source, _nodes(nodes, source, target), progress, samples is not None)
+    ordered, positions, heads = _ordered(source, causal, selection), _nodes(nodes, source, target), len(source.heads)
+    tests = [PartialCorrelation(correlation_of(one[positions]), effective, alpha) for one in source.maps]
+    long = rounds != 1 and _warned(tests[0], heads)
+    watch, tiers, graphs = progress or (bar if long else silent), positions if ordered else None, []
+    for number, test in zip(source.heads, tests, strict=True):
+        result = settings.search(test, tiers=tiers, progress=_named(watch, number, heads))
+        edges = [(positions[i], positions[j], at_i, at_j) for i, j, at_i, at_j in result.graph.edges()]
+        graphs.append({"layer": source.layer, "head": number, "edges": edges, **counts_of(test, result)})
+    origin = "given" if samples is not None else "hidden size" if source.width else "768, as published"
+    options = {"rounds": rounds, "selection": selection, "tails": tails}
+    return Causes(
+        model=source.model,
+        tokens=source.tokens,
+        nodes=positions,
+        graphs=graphs,
+        method=method,
+        alpha=alpha,
+        samples=effective,
+        causal=ordered,
+        provenance=provenance(
+            samples=origin, merged=source.merged, tensors={"attention": digest(source.maps)}, **options
+        ),
+    )
 
 
 def _warned(test: PartialCorrelation, heads: int) -> bool:
@@ -243,7 +252,7 @@ def _warned(test: PartialCorrelation, heads: int) -> bool:
     warnings.warn(
         f"causes over {of} is expected to take {time} or more; nodes=100 uses the 100 tokens that receive most "
         "attention, head=0 a single head, rounds=1 stops early",
-        stacklevel=4,
+        stacklevel=3,
     )
     return True
 
@@ -254,87 +263,14 @@ def _named(progress: Progress, head: int, heads: int) -> Progress:
     return lambda items, description, total: progress(items, f"{name}{description}", total)
 
 
-@dataclass(frozen=True)
-class _Search:
-    """Settings of a graph search."""
-
-    method: str
-    alpha: float
-    samples: float
-    rounds: int | None
-    order_free: bool
-    selection: bool
-    tails: bool
-    causal: bool
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("rounds", "order_free", "selection", "tails")}
-
-    def reading(self, source: Mapped, nodes: list[int], progress: Progress | None, samples_passed: bool) -> Causes:
-        """The graphs of all heads; `samples_passed`: the sample size was passed by the user."""
-        heads = len(source.heads)
-        long = self.rounds != 1 and _warned(self.test(source.maps[0], nodes), heads)
-        watch = progress or (bar if long else silent)
-        graphs = [
-            {"layer": source.layer, "head": head, **self.of(attention, nodes, _named(watch, head, heads))}
-            for head, attention in zip(source.heads, source.maps, strict=True)
-        ]
-        origin = "given" if samples_passed else "hidden size" if source.width else "768, as published"
-        tensors = {"attention": digest(source.maps)}
-        return Causes(
-            model=source.model,
-            tokens=source.tokens,
-            nodes=nodes,
-            graphs=graphs,
-            method=self.method,
-            alpha=self.alpha,
-            samples=self.samples,
-            causal=self.causal,
-            provenance=provenance(samples=origin, merged=source.merged, tensors=tensors, **self.options),
-        )
-
-    def test(self, attention: Float[ndarray, "n n"], nodes: list[int]) -> PartialCorrelation:
-        return PartialCorrelation(correlation_of(attention[nodes]), self.samples, self.alpha)
-
-    def of(self, attention: Float[ndarray, "n n"], nodes: list[int], progress: Progress) -> dict[str, Any]:
-        """The graph of one head, as stored in a reading."""
-        test = self.test(attention, nodes)
-        options: dict[str, Any] = self.options
-        rounds = options.pop("rounds")
-        options["tiers"] = nodes if self.causal else None
-        options["progress"] = progress
-        result = fci(test, **options) if self.method == "fci" else icd(test, rounds, **options)
-        edges = [(nodes[i], nodes[j], at_i, at_j) for i, j, at_i, at_j in result.graph.edges()]
-        by_size = [test.by_size[size] for size in range(max(test.by_size, default=-1) + 1)]
-        counts = {"tests": test.tests, "tests_by_size": by_size, "rounds": result.rounds, "done": result.done}
-        return {"edges": edges, **counts}
-
-
-def _check(
-    alpha: float, samples: float | None, method: str, rounds: int | None, causal: bool | None, selection: bool
-) -> None:
-    check_number("alpha", alpha)
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
-    if samples is not None:
-        check_number("samples", samples)
-        if samples < 4:
-            raise ValueError(f"samples must be at least 4, got {samples}")
-    check_choice("method", method, METHODS)
-    check_count("rounds", rounds, optional=True)
-    if rounds is not None and method != "icd":
-        raise ValueError(f'rounds is only for method="icd", whose graph is valid after every round, not {method!r}')
+def _ordered(source: Mapped, causal: bool | None, selection: bool) -> bool:
+    """Whether the search uses the order of the tokens."""
     if causal not in (None, True, False):
         raise TypeError(f"causal must be True, False or None, got {causal!r:.40}")
     if causal and selection:
         raise ValueError(
             "causal=True and selection exclude each other: a selection variable may come later than all tokens"
         )
-
-
-def _ordered(source: Mapped, causal: bool | None, selection: bool) -> bool:
-    """Whether the search uses the order of the tokens."""
     if causal and not source.causal:
         raise ValueError("causal=True, but the attention looks ahead: tokens attend to later ones")
     return source.causal and causal is not False and not selection

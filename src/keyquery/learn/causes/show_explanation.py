@@ -1,7 +1,8 @@
-"""The sets of tokens that a prediction depends on, in the terminal."""
+"""The sets of tokens that a prediction depends on, in sentences."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from keyquery.learn.causes.explain import Explanation
@@ -10,23 +11,25 @@ from keyquery.pages.tables import Text
 
 def lines(reading: Explanation) -> list[Any]:
     """The sets of tokens, and the number of model queries."""
-    return [*set_lines(reading.to_dict(), list(reading.tokens) or None)]
+    tokens = dict(enumerate(reading.tokens)) or {node: str(node) for node in (reading.target, *reading.pool)}
+    return [Text(explained(reading.to_dict(), tokens))]
 
 
-def set_lines(explanation: dict[str, Any], tokens: list[str] | None) -> list[Any]:
-    """An explanation in a line, with the names of tokens as far as they are known."""
-    names = tokens or {place: str(place) for place in (explanation["target"], *explanation["pool"])}
-    queries = f"{explanation['calls']} model queries"
-    target = f"{explanation['target']}:{names[explanation['target']]}"
-    replaced = explanation.get("replaced")
-    prediction = target + (f" (predicted; the text has {replaced})" if replaced else "")
+def explained(explanation: Mapping[str, Any], names: Mapping[int, str]) -> str:
+    """An explanation as a sentence; tokens are named with their positions."""
+
+    def word(node: int) -> str:
+        return f"{node}:{names[node]}"
+
+    target, replaced = word(explanation["target"]), explanation.get("replaced")
     if not explanation["pool"]:
-        return [Text(f"No token is connected to {target}: there is no set to mask.")]
+        return f"No token is connected to {target}: there is no set to mask."
     if not explanation["calls"]:
-        near = " ".join(f"{place}:{names[place]}" for place in explanation["pool"]) or "none"
-        return [Text(f"Connected to {target}, nearest first: {near}. The model has no LM head to test predictions.")]
+        nearest = " ".join(map(word, explanation["pool"]))
+        return f"Connected to {target}, nearest first: {nearest}. The model has no LM head to test predictions."
+    prediction = target + (f" (predicted; the text has {replaced})" if replaced else "")
+    queries = f"{explanation['calls']} model queries"
     if not explanation["sets"]:
-        most = explanation["largest"]
-        return [Text(f"None of the tested sets of up to {most} tokens changes {prediction}; {queries}.")]
-    each = "; ".join(" + ".join(f"{place}:{names[place]}" for place in nodes) for nodes in explanation["sets"])
-    return [Text(f"{prediction} depends on: {each} ({queries}).", style="bold")]
+        return f"None of the tested sets of up to {explanation['largest']} tokens changes {prediction}; {queries}."
+    sets = "; ".join(" + ".join(map(word, nodes)) for nodes in explanation["sets"])
+    return f"{prediction} depends on: {sets} ({queries})."

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from keyquery.learn.data.tables import load_table
 from keyquery.learn.discover.background import Background
-from keyquery.learn.discovery import (
-    DSeparation,
-    Edge,
-    Found,
-    Knowledge,
-    Pag,
-    PartialCorrelation,
-    Test,
-    fci,
-    icd,
-)
+from keyquery.learn.discovery import DSeparation, Edge, Pag, PartialCorrelation, Test
 from keyquery.learn.discovery.categorical import Contingency
 from keyquery.learn.discovery.kernel import KernelTest
 from keyquery.learn.discovery.mixed import Regression
+from keyquery.learn.discovery.settings import Settings, counts_of, edges_of, networkx_of
 from keyquery.learn.discovery.variables import Variables, variables_of
 from keyquery.reading import Reading, digest, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.extras import optional
 from keyquery.support.progress import Progress, silent
 
-METHODS = ("icd", "fci")
 TESTS = ("auto", "fisher-z", "g2", "chi2", "mixed", "kernel")
 ORACLE = "d-separation"
 KERNEL_ROWS = 1000  # whose kernels fit into memory
@@ -77,21 +68,16 @@ class Discovery(Reading, kind="discovery"):
         return Pag(len(self.variables), self._edges())
 
     def _edges(self) -> list[Edge]:
-        return [(i, j, at_i, at_j) for i, j, at_i, at_j in self.edges]
+        return edges_of(self.edges)
 
     def networkx(self) -> Any:
         """The graph as a networkx.Graph of names (extra `causes`); an edge has `marks`, {name: mark at it}.
 
         With a bootstrap, edges also have `share`, that of the resamples with this edge.
         """
-        graph = optional("networkx", "networkx()").Graph()
-        graph.add_nodes_from(self.variables)
         shares = self.shares()
-        for i, j, at_i, at_j in self._edges():
-            first, second = self.variables[i], self.variables[j]
-            extra = {"share": shares.get((i, j), 0.0)} if self.resamples else {}
-            graph.add_edge(first, second, marks={first: at_i, second: at_j}, **extra)
-        return graph
+        extra = {pair: {"share": shares.get(pair, 0.0)} for pair in self.pag().pairs()} if self.resamples else {}
+        return networkx_of(dict(enumerate(self.variables)), self._edges(), extra)
 
     def shares(self) -> dict[tuple[int, int], float]:
         """By pair: the share of resamples in which it is adjacent."""
@@ -130,7 +116,6 @@ def discover(
     bootstrap: int = 0,
     subsample: float | None = None,
     rounds: int | None = None,
-    order_free: bool = True,
     tails: bool = True,
     random_state: int = 0,
     name: str | None = None,
@@ -174,8 +159,6 @@ def discover(
         Fraction of the rows that a resample has, drawn without replacement. Default: all, with replacement.
     rounds
         Stop ICD after so many rounds. Default: all.
-    order_free
-        Delete edges at the end of a round, so that the order of columns does not matter. Default: True.
     tails
         Apply the rules that orient tails, R8–R10. Default: True.
     random_state
@@ -208,130 +191,113 @@ def discover(
     --------
     causes : The same search over the tokens of a head's attention.
     """
-    settings = _Settings(test, alpha, method, rounds, order_free, tails, bool(selection or selected))
-    settings.check(bootstrap, subsample)
+    settings = Settings(method, alpha, rounds, bool(selection or selected), tails)
+    check_choice("test", test, TESTS)
+    _check_resamples(bootstrap, subsample)
     watch = progress or silent
     if hasattr(X, "is_directed"):
         _no_data_options(test=test != "auto", names=names, discrete=discrete, lags=lags, bootstrap=bootstrap)
-        return settings.of_graph(_oracle(X, latent, selected), (tiers, forbidden, required), name or "graph", watch)
+        oracle = _oracle(X, latent, selected)
+        knowledge = Background.of(list(map(str, oracle.observed)), tiers, forbidden, required, None)
+        return _reading(settings, oracle, knowledge, watch, name=name or "graph", test=ORACLE, dropped=0)
     if latent or selected:
         raise ValueError("latent and selected name nodes of a networkx.DiGraph, and X is data: pass selection=True")
-    name = name or (Path(X).name if isinstance(X, (str, Path)) else "table")
     variables = variables_of(load_table(X) if isinstance(X, (str, Path)) else X, names, discrete)
     check_count("lags", lags, least=0)
     variables, steps = variables.lagged(lags) if lags else (variables, None)
     knowledge = Background.of(variables.names, tiers, forbidden, required, steps)
-    kind = settings.kind(variables)
+    kind = _kind(test, variables)
     variables = _at_most(variables, random_state) if kind == "kernel" else variables
-    independence = settings.test_of(variables, kind)
-    result = settings.search(independence, knowledge.masks, watch)
-    drawn = _resampled(settings, variables, kind, knowledge, bootstrap, subsample, random_state, watch)
-    return settings.reading(result, independence, kind, knowledge, name, variables, drawn, bootstrap)
+    found = _reading(
+        settings,
+        _test_of(variables, kind, alpha),
+        knowledge,
+        watch,
+        name=name or (Path(X).name if isinstance(X, (str, Path)) else "table"),
+        test=kind,
+        alpha=alpha,
+        rows=len(variables),
+        dropped=variables.dropped,
+        digests={"values": digest(variables.values)},
+    )
+    rows = _resampled(
+        settings, variables, kind, knowledge, _draws(len(variables), bootstrap, subsample, random_state, watch)
+    )
+    return replace(found, bootstrap=rows, resamples=bootstrap)
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """Settings of a search on data."""
+def _reading(
+    settings: Settings,
+    independence: Test,
+    knowledge: Background,
+    progress: Progress,
+    *,
+    alpha: float | None = None,
+    rows: int | None = None,
+    digests: Mapping[str, str] | None = None,
+    **facts: Any,
+) -> Discovery:
+    """The reading of a search; tests on data may err, d-separation does not."""
+    result = settings.search(
+        independence, knowledge=knowledge.masks, progress=progress, cautious=not isinstance(independence, DSeparation)
+    )
+    return Discovery(
+        variables=knowledge.names,
+        edges=result.graph.edges(),
+        method=settings.method,
+        alpha=alpha,
+        rows=rows,
+        tiers=knowledge.tiers,
+        forbidden=knowledge.forbidden,
+        required=knowledge.required,
+        selection=settings.selection,
+        provenance=provenance(tails=settings.tails, tensors=dict(digests or {})),
+        **counts_of(independence, result),
+        **facts,
+    )
 
-    test: str
-    alpha: float
-    method: str
-    rounds: int | None
-    order_free: bool
-    tails: bool
-    selection: bool
 
-    def check(self, bootstrap: int, subsample: float | None) -> None:
-        check_choice("test", self.test, TESTS)
-        check_choice("method", self.method, METHODS)
-        check_number("alpha", self.alpha)
-        if not 0 < self.alpha < 1:
-            raise ValueError(f"alpha must be between 0 and 1, got {self.alpha}")
-        check_count("rounds", self.rounds, optional=True)
-        if self.rounds is not None and self.method != "icd":
-            raise ValueError(f'rounds is only for method="icd", not {self.method!r}')
-        check_count("bootstrap", bootstrap, least=0)
-        if subsample is not None:
-            check_number("subsample", subsample)
-            if not 0 < subsample < 1:
-                raise ValueError(f"subsample must be between 0 and 1, got {subsample}")
-            if not bootstrap:
-                raise ValueError("subsample is a fraction of the rows of each resample: pass bootstrap, their number")
+def _check_resamples(bootstrap: int, subsample: float | None) -> None:
+    check_count("bootstrap", bootstrap, least=0)
+    if subsample is not None:
+        check_number("subsample", subsample)
+        if not 0 < subsample < 1:
+            raise ValueError(f"subsample must be between 0 and 1, got {subsample}")
+        if not bootstrap:
+            raise ValueError("subsample is a fraction of the rows of each resample: pass bootstrap, their number")
 
-    def kind(self, variables: Variables) -> str:
-        """The test that is used; refuses columns that do not suit it."""
-        numeric = [name for name, size in zip(variables.names, variables.sizes, strict=True) if not size]
-        categorical = [name for name, size in zip(variables.names, variables.sizes, strict=True) if size]
-        if self.test == "auto":
-            return "mixed" if numeric and categorical else "fisher-z" if numeric else "g2"
-        if self.test == "fisher-z" and categorical:
-            raise ValueError(
-                f"test='fisher-z' takes numbers, but column {categorical[0]!r} is categorical: test='mixed'"
-            )
-        if self.test in ("g2", "chi2") and numeric:
-            raise ValueError(
-                f"test={self.test!r} takes categories, but column {numeric[0]!r} is numeric: name it in discrete, "
-                "or test='mixed'"
-            )
-        return self.test
 
-    def test_of(self, variables: Variables, kind: str) -> Test:
-        if kind == "fisher-z":
-            spread = variables.values.std(0)
-            scaled = (variables.values - variables.values.mean(0)) / np.where(spread > 0, spread, 1.0)
-            correlation = np.clip(scaled.T @ scaled / len(scaled), -1.0, 1.0)
-            np.fill_diagonal(correlation, 1.0)
-            return PartialCorrelation(correlation, len(scaled), self.alpha)
-        if kind == "mixed":
-            return Regression(variables, self.alpha)
-        if kind == "kernel":
-            return KernelTest(variables, self.alpha)
-        return Contingency(variables, self.alpha, pearson=kind == "chi2")
+def _kind(test: str, variables: Variables) -> str:
+    """The test that is used; refuses columns that do not suit it."""
+    numeric = [name for name, size in zip(variables.names, variables.sizes, strict=True) if not size]
+    categorical = [name for name, size in zip(variables.names, variables.sizes, strict=True) if size]
+    if test == "auto":
+        return "mixed" if numeric and categorical else "fisher-z" if numeric else "g2"
+    if test == "fisher-z" and categorical:
+        raise ValueError(f"{test=} takes numbers, but column {categorical[0]!r} is categorical: test='mixed'")
+    if test in ("g2", "chi2") and numeric:
+        remedy = "name it in discrete, or test='mixed'"
+        raise ValueError(f"{test=} takes categories, but column {numeric[0]!r} is numeric: {remedy}")
+    return test
 
-    def of_graph(self, oracle: DSeparation, known: tuple[Any, Any, Any], name: str, progress: Progress) -> Discovery:
-        """The search on a known graph, with background knowledge (tiers, forbidden, required)."""
-        knowledge = Background.of(list(map(str, oracle.observed)), *known, None)
-        result = self.search(oracle, knowledge.masks, progress)
-        return self.reading(result, oracle, ORACLE, knowledge, name, None, [], 0)
 
-    def search(self, test: Test, knowledge: Knowledge, progress: Progress) -> Found:
-        options: dict[str, Any] = {name: getattr(self, name) for name in ("order_free", "selection", "tails")}
-        options |= {"knowledge": knowledge, "progress": progress, "cautious": not isinstance(test, DSeparation)}
-        return fci(test, **options) if self.method == "fci" else icd(test, self.rounds, **options)
+def _test_of(variables: Variables, kind: str, alpha: float) -> Test:
+    if kind == "fisher-z":
+        centred = variables.values - variables.values.mean(0)
+        # A resample may hold one value of a column: it is then independent of all others.
+        spread = centred.std(0)
+        return PartialCorrelation(_correlation(centred / np.where(spread > 0, spread, 1.0)), len(centred), alpha)
+    if kind == "mixed":
+        return Regression(variables, alpha)
+    if kind == "kernel":
+        return KernelTest(variables, alpha)
+    return Contingency(variables, alpha, pearson=kind == "chi2")
 
-    def reading(
-        self,
-        result: Found,
-        test: Test,
-        kind: str,
-        knowledge: Background,
-        name: str,
-        variables: Variables | None,
-        bootstrap: list[dict[str, Any]],
-        resamples: int,
-    ) -> Discovery:
-        facts = {} if variables is None else {"values": digest(variables.values)}
-        return Discovery(
-            name=name,
-            variables=knowledge.names,
-            edges=result.graph.edges(),
-            method=self.method,
-            test=kind,
-            alpha=None if variables is None else self.alpha,
-            rows=None if variables is None else len(variables),
-            dropped=0 if variables is None else variables.dropped,
-            tests=test.tests,
-            tests_by_size=[test.by_size[size] for size in range(max(test.by_size, default=-1) + 1)],
-            rounds=result.rounds,
-            done=result.done,
-            tiers=knowledge.tiers,
-            forbidden=knowledge.forbidden,
-            required=knowledge.required,
-            selection=self.selection,
-            bootstrap=bootstrap,
-            resamples=resamples,
-            provenance=provenance(order_free=self.order_free, tails=self.tails, tensors=facts),
-        )
+
+def _correlation(scaled: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "d d"]:
+    correlation = np.clip(scaled.T @ scaled / len(scaled), -1.0, 1.0)
+    np.fill_diagonal(correlation, 1.0)
+    return correlation
 
 
 def _oracle(graph: Any, latent: Collection[Any], selected: Collection[Any]) -> DSeparation:
@@ -361,22 +327,24 @@ def _at_most(variables: Variables, seed: int) -> Variables:
     return variables.take(np.sort(np.random.default_rng(seed).permutation(len(variables))[:KERNEL_ROWS]))
 
 
+def _draws(
+    rows: int, count: int, fraction: float | None, seed: int, progress: Progress
+) -> Iterator[Int[np.ndarray, " m"]]:
+    """Rows of each resample: as many, with replacement, or a fraction of them."""
+    rng = np.random.default_rng(seed)
+    for _ in progress(range(count), "resamples", count):
+        yield rng.integers(rows, size=rows) if fraction is None else rng.permutation(rows)[: round(fraction * rows)]
+
+
 def _resampled(
-    settings: _Settings,
-    variables: Variables,
-    kind: str,
-    knowledge: Background,
-    count: int,
-    fraction: float | None,
-    seed: int,
-    progress: Progress,
+    settings: Settings, variables: Variables, kind: str, knowledge: Background, draws: Iterable[Int[np.ndarray, " m"]]
 ) -> list[dict[str, Any]]:
     """The share of resamples with each edge, and with each pair of marks of it."""
-    rng, rows, seen = np.random.default_rng(seed), len(variables), dict[tuple[int, int], Counter[str]]()
-    for _ in progress(range(count), "resamples", count):
-        chosen = rng.integers(rows, size=rows) if fraction is None else rng.permutation(rows)[: round(fraction * rows)]
-        found = settings.search(settings.test_of(variables.take(chosen), kind), knowledge.masks, silent)
-        for i, j, at_i, at_j in found.graph.edges():
+    seen, count = dict[tuple[int, int], Counter[str]](), 0
+    for rows in draws:
+        test = _test_of(variables.take(rows), kind, settings.alpha)
+        count += 1
+        for i, j, at_i, at_j in settings.search(test, knowledge=knowledge.masks, cautious=True).graph.edges():
             seen.setdefault((i, j), Counter())[f"{at_i}, {at_j}"] += 1
     return [
         {

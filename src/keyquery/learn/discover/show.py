@@ -5,25 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from keyquery.learn.discover.discover import Discovery
-from keyquery.pages.components import column, versioned
-from keyquery.pages.document import document
-from keyquery.pages.rings import (
-    MEANS,
-    STYLE,
-    Ring,
-    drawing,
-    edge_text,
-    inline,
-    key_inline,
-    kind_of,
-    kinds_of,
-    panels_figure,
-    ring_of,
-)
-from keyquery.pages.tables import Table, Text
+from keyquery.learn.discovery.show import Drawn, edge_lines, edge_table
+from keyquery.pages.components import column
+from keyquery.pages.rings import edge_text, ring_of
+from keyquery.pages.tables import Text
 from keyquery.support.printable import counted
-
-LISTED = 40  # edges that are shown
 
 
 def facts_of(reading: Discovery) -> list[str]:
@@ -41,46 +27,33 @@ def facts_of(reading: Discovery) -> list[str]:
 
 def lines(reading: Discovery) -> list[Any]:
     """Title, facts, edges, and what the kinds of edges mean."""
-    lines: list[Any] = [Text(reading.name, style="bold"), Text(", ".join(facts_of(reading))), ""]
-    table, shares = Table(box=None, pad_edge=False, header_style=""), reading.shares()
-    for title in ("edge", "meaning", *(["resamples"] if reading.resamples else [])):
-        table.add_column(title, justify="right" if title == "resamples" else "left", no_wrap=True)
-    for i, j, at_i, at_j in reading.edges[:LISTED]:
-        text = edge_text(reading.variables[i], reading.variables[j], at_i, at_j)
-        share = [f"{shares.get((i, j), 0.0):.0%}"] if reading.resamples else []
-        table.add_row(Text(text), MEANS[kind_of(at_i, at_j)], *share)
-    lines += [table if reading.edges else "No edges: all variables are independent of each other."]
-    if (count := len(reading.edges)) > LISTED:
-        lines += [f"The first {LISTED} of {count} edges; --json, --csv or --html for all."]
-    return lines
+    edges, shares = reading.pag().edges(), reading.shares()
+    extra = {"resamples": [f"{shares.get((i, j), 0.0):.0%}" for i, j, *_ in edges]} if reading.resamples else {}
+    title = [Text(reading.name, style="bold"), Text(", ".join(facts_of(reading))), ""]
+    return [*title, *edge_lines(reading.variables, edges, extra, "variables")]
 
 
-def panel(reading: Discovery) -> Ring:
+def drawn(reading: Discovery) -> Drawn:
     """Variables on a ring; lines are thinner where few resamples have the edge."""
-    note = f"{len(reading.edges)} edges, {reading.tests:,} tests" + ("" if reading.done else ", stopped early")
-    seen, shares = reading.shares(), {}
-    for i, j, _, _ in reading.pag().edges():
-        share = seen.get((i, j), 0.0)
-        shares[i, j] = (share, f" in {share:.0%} of {reading.resamples} resamples") if reading.resamples else (1.0, "")
-    return ring_of(
-        dict(enumerate(reading.variables)),
-        reading.pag().edges(),
-        f"{reading.method} with {reading.test}",
-        note,
-        shares,
-        {},
-    )
-
-
-def graph_figure(reading: Discovery, pyplot: Any) -> Any:
-    """The graph as a matplotlib figure."""
-    return panels_figure([panel(reading)], kinds_of(reading.pag().edges()), reading.name, pyplot)
+    edges, shares = reading.pag().edges(), reading.shares()
+    note = f"{len(edges)} edges, {reading.tests:,} tests" + ("" if reading.done else ", stopped early")
+    weights = {}
+    for i, j, *_ in edges if reading.resamples else ():
+        share = shares.get((i, j), 0.0)
+        weights[i, j] = (share, f" in {share:.0%} of {reading.resamples} resamples")
+    names, title = dict(enumerate(reading.variables)), f"{reading.method} with {reading.test}"
+    label = f"Causal graph over the {len(reading.variables)} variables of {reading.name}"
+    return Drawn([ring_of(names, edges, title, note, weights, {})], edges, reading.name, label)
 
 
 def svg(reading: Discovery) -> str:
     """The graph as SVG, for light and dark backgrounds."""
-    label = f"Causal graph over the {len(reading.variables)} variables of {reading.name}"
-    return drawing([panel(reading)], kinds_of(reading.pag().edges()), reading.name, label)
+    return drawn(reading).svg()
+
+
+def graph_figure(reading: Discovery, pyplot: Any) -> Any:
+    """The graph as a matplotlib figure."""
+    return drawn(reading).figure(pyplot)
 
 
 FIGURES = {"graph": graph_figure}
@@ -88,51 +61,25 @@ FIGURES = {"graph": graph_figure}
 
 def page(reading: Discovery) -> str:
     """The graph over variables, its edges, and how often pairs are adjacent in resamples."""
-    keys = kinds_of(reading.pag().edges())
-    figures = [inline(panel(reading)), *map(key_inline, keys)]
+    edges, shares = reading.pag().edges(), reading.shares()
     words = [[name, str(node), ""] for node, name in enumerate(reading.variables)]
-    legend = [[kind, MEANS[kind]] for kind in keys]
-    edges = counted(len(reading.edges), "edge")
-    none = "No edges: all variables are independent of each other."
-    sentence = f"{edges} between {counted(len(reading.variables), 'variable')}." if reading.edges else none
-    blocks: list[dict[str, Any]] = [
-        {"type": "summary", "sentences": [sentence, *_knowledge(reading)]},
-        {
-            "type": "graph",
-            "place": "seven",
-            "title": "The graph",
-            "note": "click a variable for its edges",
-            "noun": "variable",
-            "words": words,
-            "legend": legend,
-            "pictures": [0],
-        },
-        {"type": "table", "place": "five", "title": "Edges", "columns": _edges(reading)},
-        *_resamples(reading),
-    ]
-    facts, notes = " · ".join(facts_of(reading)), versioned([], reading.provenance)
-    return document(reading.name, "causal graph", [{"blocks": blocks}], facts, notes, figures, style=STYLE)
+    graph = {"title": "The graph", "note": "click a variable for its edges", "noun": "variable", "words": words}
+    between = f"{counted(len(edges), 'edge')} between {counted(len(reading.variables), 'variable')}."
+    sentence = between if edges else "No edges: all variables are independent of each other."
+    values = [shares.get((i, j), 0.0) for i, j, *_ in edges]
+    columns = [column("resamples", values, form="percent")] if reading.resamples else []
+    blocks = [edge_table("Edges", reading.variables, edges, *columns), *_resamples(reading)]
+    sentences, facts = [sentence, *_knowledge(reading)], " · ".join(facts_of(reading))
+    return drawn(reading).page("causal graph", facts, sentences, graph, blocks, reading.provenance)
 
 
 def _knowledge(reading: Discovery) -> list[str]:
     known = [f"{a} does not cause {b}" for a, b in reading.forbidden] + [f"{a} → {b}" for a, b in reading.required]
     if reading.tiers is not None:
-        tiers = sorted(set(reading.tiers))
         pairs = list(zip(reading.variables, reading.tiers, strict=True))
-        known.insert(0, "order: " + " | ".join(", ".join(n for n, own in pairs if own == tier) for tier in tiers))
+        tiers = [", ".join(name for name, number in pairs if number == tier) for tier in sorted(set(reading.tiers))]
+        known.insert(0, "order: " + " | ".join(tiers))
     return [f"Background knowledge: {'; '.join(known)}."] if known else []
-
-
-def _edges(reading: Discovery) -> list[dict[str, Any]]:
-    shares = reading.shares()
-    edges = [edge_text(reading.variables[i], reading.variables[j], *marks) for i, j, *marks in reading.edges]
-    columns = [
-        column("edge", edges),
-        column("meaning", [MEANS[kind_of(at_i, at_j)] for _, _, at_i, at_j in reading.edges]),
-    ]
-    if reading.resamples:
-        columns.append(column("resamples", [shares.get((i, j), 0.0) for i, j, _, _ in reading.edges], form="percent"))
-    return columns
 
 
 def _resamples(reading: Discovery) -> list[dict[str, Any]]:

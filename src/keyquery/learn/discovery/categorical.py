@@ -9,8 +9,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from scipy.special import chdtrc
 
-from keyquery.learn.discovery import Query, members
-from keyquery.learn.discovery.probability import ProbabilityTest
+from keyquery.learn.discovery import ProbabilityTest, Query, members
 from keyquery.learn.discovery.variables import Variables
 
 ROWS = 5  # per degree of freedom, below which a test says nothing
@@ -25,7 +24,8 @@ class Contingency(ProbabilityTest):
     """
 
     def __init__(self, variables: Variables, alpha: float, pearson: bool = False) -> None:
-        super().__init__(variables, alpha)
+        super().__init__(len(variables.names), alpha)
+        self.variables = variables
         self.pearson = pearson
         self.codes = [variables.codes(column) for column in range(self.count)]
         self.strata, self.pairs = lru_cache(KEPT)(self._strata), lru_cache(KEPT)(self._pairs)

@@ -1,16 +1,17 @@
-"""Tests of conditional independence: partial correlations, and d-separation for a known graph."""
+"""Tests of conditional independence: what they share, partial correlations, and d-separation for a known graph."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from statistics import NormalDist
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
+from scipy.special import ndtri
 
 from keyquery.learn.discovery.pag import members
 from keyquery.support.extras import optional
@@ -18,7 +19,7 @@ from keyquery.support.extras import optional
 # Residual variance, relative to 1, below which a variable counts as determined by others; also the eigenvalue cutoff of
 # pseudo-inverses. Far above the float32 rounding of equal rows.
 TOLERANCE = 1e-9
-KEPT = 1 << 20  # cached results; for a graph of a thousand nodes not all would fit into memory
+CACHED = 1 << 20  # results; for a graph of a thousand nodes not all would fit into memory
 
 
 class Query(NamedTuple):
@@ -48,24 +49,63 @@ class Test(Protocol):
         ...
 
 
-class PartialCorrelation:
+class CountedTest(ABC):
+    """A `Test` that counts and caches its results; subclasses compute the `strength` of a dependence."""
+
+    def __init__(self, count: int, threshold: float, most: int | None = None) -> None:
+        self.count, self.threshold = count, threshold
+        self.most = max(0, count - 2 if most is None else most)
+        self.tests, self.by_size = 0, Counter[int]()
+        self._known: dict[Query, float] = {}
+
+    def prepare(self, queries: Iterable[Query]) -> None:  # noqa: B027  # most are cheap, and many are never asked for
+        """Nothing to precompute."""
+
+    def statistic(self, query: Query) -> float:
+        """The strength of a dependence, counted as a test the first time."""
+        if query not in self._known:
+            self.tests += 1
+            self.by_size[query.given.bit_count()] += 1
+            self._known[query] = self.strength(query)
+        return self._known[query]
+
+    @abstractmethod
+    def strength(self, query: Query) -> float:
+        """The statistic of one test."""
+
+
+class ProbabilityTest(CountedTest):
+    """A test by its p-value: the statistic is −ln p, the threshold −ln alpha.
+
+    A test that says nothing, since the conditioning set determines x or y or leaves too few rows, has the p-value 0:
+    the pair stays adjacent.
+    """
+
+    def __init__(self, count: int, alpha: float) -> None:
+        super().__init__(count, -math.log(alpha))
+
+    def strength(self, query: Query) -> float:
+        """−ln p of one test; where x and y are dependent, at most that."""
+        p = self.decisive(query)
+        return -math.log(p) if p > 0 else math.inf
+
+    def decisive(self, query: Query) -> float:
+        """The p-value, or where it is below alpha, a bound of it that is below alpha too."""
+        return self.probability(query)
+
+    @abstractmethod
+    def probability(self, query: Query) -> float:
+        """The p-value of one test."""
+
+
+class PartialCorrelation(CountedTest):
     """Fisher's z of partial correlations, z = ½ ln((1+ρ)/(1−ρ)); independent if √(n−|Z|−3)·|z| is below its quantile.
 
     ρ is the correlation of the residuals of x and y given Z: C_xy − C_xZ C_ZZ⁺ C_Zy, in closed form for one node in Z,
     by Cholesky for more, and by the pseudo-inverse where the nodes are (nearly) dependent. |ρ| ≥ 1 is dependence. If Z
-    determines x or y (residual variance below TOLERANCE), the pair counts as dependent.
+    determines x or y (residual variance below TOLERANCE), the pair counts as dependent. `samples` is the effective
+    sample size, `alpha` the level.
 
-    Parameters
-    ----------
-    correlation
-        Correlation matrix (n, n).
-    samples
-        Effective sample size.
-    alpha
-        Significance level.
-
-    Examples
-    --------
     >>> C = np.array([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.5, 1]])   # a chain 0 – 1 – 2
     >>> test = PartialCorrelation(C, samples=768, alpha=0.01)
     >>> [test.statistic(query) < test.threshold for query in (Query(0, 2, 0), Query(0, 2, 0b010))], test.tests
@@ -73,24 +113,21 @@ class PartialCorrelation:
     """
 
     def __init__(self, correlation: Float[ndarray, "n n"], samples: float, alpha: float) -> None:
-        self.correlation, self.samples = correlation, samples
-        self.threshold = -NormalDist().inv_cdf(alpha / 2)
-        self.count = len(correlation)
-        rank = int((np.linalg.eigvalsh(correlation) > TOLERANCE * self.count).sum()) if self.count else 0
+        count = len(correlation)
+        rank = int((np.linalg.eigvalsh(correlation) > TOLERANCE * count).sum()) if count else 0
         # Larger sets determine x or y, or leave only a common residual.
-        self.most = max(0, min(self.count - 2, rank - 2, math.ceil(samples) - 4))
-        self.tests, self.by_size = 0, Counter[int]()
-        self._known: dict[Query, float] = {}
-        self._asked: set[Query] = set()
+        super().__init__(count, -float(ndtri(alpha / 2)), min(count - 2, rank - 2, math.ceil(samples) - 4))
+        self.correlation, self.samples = correlation, samples
+        self._prepared: dict[Query, float] = {}
 
     def prepare(self, queries: Iterable[Query]) -> None:
         """Compute queries not in the cache, batched by size of the set."""
-        if len(self._known) > KEPT:
+        if len(self._prepared) > CACHED:
+            self._prepared.clear()
             self._known.clear()
-            self._asked.clear()
         by_size: dict[int, list[Query]] = {}
         for query in queries:
-            if query not in self._known:
+            if query not in self._prepared:
                 by_size.setdefault(query.given.bit_count(), []).append(query)
         for size, queries_of_size in by_size.items():
             rho = self.partial([(q.x, q.y) for q in queries_of_size], [members(q.given) for q in queries_of_size])
@@ -98,17 +135,13 @@ class PartialCorrelation:
             with np.errstate(divide="ignore"):
                 strength = np.arctanh(np.minimum(np.abs(rho), 1.0)) * math.sqrt(max(free, 0.0))
             strength = np.where((np.abs(rho) >= 1) | (free <= 0), math.inf, strength)
-            self._known.update(zip(queries_of_size, strength.tolist(), strict=True))
+            self._prepared.update(zip(queries_of_size, strength.tolist(), strict=True))
 
-    def statistic(self, query: Query) -> float:
+    def strength(self, query: Query) -> float:
         """√(n−|Z|−3)·|z| of one test."""
-        if query not in self._known:
+        if query not in self._prepared:
             self.prepare([query])
-        if query not in self._asked:
-            self._asked.add(query)
-            self.tests += 1
-            self.by_size[query.given.bit_count()] += 1
-        return self._known[query]
+        return self._prepared[query]
 
     def partial(self, pairs: Sequence[tuple[int, int]], given: Sequence[Sequence[int]]) -> Float[ndarray, " k"]:
         """Partial correlations of pairs given sets of one size; 1 where the set determines x or y."""
@@ -120,9 +153,8 @@ class PartialCorrelation:
         if size == 1:
             z = np.array(given)[:, 0]
             left_x, left_y = 1 - C[x, z] ** 2, 1 - C[y, z] ** 2
-            left = np.minimum(left_x, left_y)
             scale = np.sqrt(np.maximum(left_x * left_y, TOLERANCE**2))
-            return np.where(left > TOLERANCE, (C[x, y] - C[x, z] * C[y, z]) / scale, 1.0)
+            return np.where(np.minimum(left_x, left_y) > TOLERANCE, (C[x, y] - C[x, z] * C[y, z]) / scale, 1.0)
         order = np.concatenate([np.array(given), x[:, None], y[:, None]], 1)
         blocks = C[order[:, :, None], order[:, None, :]]
         try:
@@ -130,9 +162,8 @@ class PartialCorrelation:
         except np.linalg.LinAlgError:
             return _by_pseudo_inverse(blocks)
         pivots = np.square(np.diagonal(lower, axis1=1, axis2=2))
-        beside, own = lower[:, -1, -2], lower[:, -1, -1]
-        left_y = beside**2 + own**2
-        rho = beside / np.sqrt(left_y)
+        left_y = lower[:, -1, -2] ** 2 + lower[:, -1, -1] ** 2
+        rho = lower[:, -1, -2] / np.sqrt(left_y)
         if (doubtful := np.minimum(pivots[:, :-1].min(1), left_y) <= TOLERANCE).any():
             rho[doubtful] = _by_pseudo_inverse(blocks[doubtful])
         return rho
@@ -140,80 +171,40 @@ class PartialCorrelation:
 
 def _by_pseudo_inverse(blocks: Float[ndarray, "k m m"]) -> Float[ndarray, " k"]:
     """Partial correlations of the last two of each block given the others; blocks may be singular."""
-    inner, cross, own = blocks[:, :-2, :-2], blocks[:, :-2, -2:], blocks[:, -2:, -2:]
+    inner, cross, pair = blocks[:, :-2, :-2], blocks[:, :-2, -2:], blocks[:, -2:, -2:]
     inverse = np.linalg.pinv(inner, rcond=TOLERANCE, hermitian=True)
-    left = own - cross.swapaxes(1, 2) @ inverse @ cross
+    left = pair - cross.swapaxes(1, 2) @ inverse @ cross
     variance = np.diagonal(left, axis1=1, axis2=2)
-    known = variance.min(1) <= TOLERANCE
     scale = np.sqrt(np.maximum(variance.prod(1), TOLERANCE**2))
-    return np.where(known, 1.0, left[:, 0, 1] / scale)
+    return np.where(variance.min(1) <= TOLERANCE, 1.0, left[:, 0, 1] / scale)
 
 
-class DSeparation:
-    """d-separation in a known directed graph of which only some nodes are observed. Needs networkx.
+class DSeparation(CountedTest):
+    """d-separation in a networkx.DiGraph of which only the nodes in `observed` are seen, in this order.
 
     `selected` are nodes that every test conditions on: the sample was selected by them.
 
-    Parameters
-    ----------
-    graph
-        A networkx.DiGraph.
-    observed
-        Its observed nodes, in the order of the test.
-    selected
-        Nodes that every test conditions on. Default: none.
-
-    Examples
-    --------
     >>> import networkx
     >>> test = DSeparation(networkx.DiGraph([("h", "a"), ("h", "b"), ("a", "c")]), ["a", "b", "c"])
     >>> test.statistic(Query(1, 2, 0b001)) < test.threshold    # b and c given a
     True
     """
 
-    threshold = 0.5
-
     def __init__(self, graph: Any, observed: Sequence[Any], selected: Iterable[Any] = ()) -> None:
+        super().__init__(len(list(observed)), 0.5)
         self.graph, self.observed, self.selected = graph, list(observed), set(selected)
-        self.count, self.most = len(self.observed), max(0, len(self.observed) - 2)
-        self.tests, self.by_size = 0, Counter[int]()
-        self._known: dict[Query, float] = {}
         self._networkx = optional("networkx", "a known graph")
 
-    def prepare(self, queries: Iterable[Query]) -> None:
-        """Nothing to precompute."""
-
-    def statistic(self, query: Query) -> float:
+    def strength(self, query: Query) -> float:
         """0 where Z separates x from y, else 1."""
-        if query not in self._known:
-            self.tests += 1
-            self.by_size[query.given.bit_count()] += 1
-            first, second, given = ({self.observed[i] for i in nodes} for nodes in self._sets(query))
-            self._known[query] = (
-                0.0 if self._networkx.is_d_separator(self.graph, first, second, given | self.selected) else 1.0
-            )
-        return self._known[query]
-
-    @staticmethod
-    def _sets(query: Query) -> tuple[Collection[int], ...]:
-        return {query.x}, {query.y}, members(query.given)
+        given = {self.observed[node] for node in members(query.given)} | self.selected
+        ends = {self.observed[query.x]}, {self.observed[query.y]}
+        return 0.0 if self._networkx.is_d_separator(self.graph, *ends, given) else 1.0
 
 
 def correlation_of(attention: Float[ndarray, "n m"]) -> Float[ndarray, "n n"]:
     """The correlation of C = D⁻¹AAᵀD⁻¹, D = diag(A), where any scaling of rows, such as D⁻¹, cancels.
 
-    Parameters
-    ----------
-    attention
-        Attention weights (n, m) of n queries.
-
-    Returns
-    -------
-    ndarray
-        Correlations (n, n).
-
-    Examples
-    --------
     >>> correlation_of(np.array([[1.0, 0.0], [0.6, 0.8]]))
     array([[1. , 0.6],
            [0.6, 1. ]])

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy.special import gammaincc
 
-from keyquery.learn.discovery import Query, members
-from keyquery.learn.discovery.probability import ProbabilityTest
+from keyquery.learn.discovery import ProbabilityTest, Query, members
 from keyquery.learn.discovery.variables import Variables
 
 RIDGE = 1e-3  # of the kernel regression on Z
@@ -32,7 +31,8 @@ class KernelTest(ProbabilityTest):
     """
 
     def __init__(self, variables: Variables, alpha: float) -> None:
-        super().__init__(variables, alpha)
+        super().__init__(len(variables.names), alpha)
+        self.variables = variables
         values = variables.values
         self.scaled = (values - values.mean(0)) / np.maximum(values.std(0), np.finfo(float).tiny)
         self.width, self.conditional = next(row[1:] for row in WIDTHS if len(values) < row[0])

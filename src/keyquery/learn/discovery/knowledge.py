@@ -43,34 +43,12 @@ def knowledge_of(
     required: Pairs = (),
     names: Sequence[str] | None = None,
 ) -> Knowledge:
-    """Background knowledge, with what follows from it.
+    """Background knowledge about `count` nodes, with what follows from it; raises ValueError for a contradiction.
 
-    Parameters
-    ----------
-    count
-        Number of nodes.
-    tiers
-        A number per node: no node is an ancestor of one in an earlier tier. Default: all in one tier.
-    forbidden
-        Pairs (x, y): x is not an ancestor of y. Default: none.
-    required
-        Pairs (x, y): x → y. Default: none.
-    names
-        Names of the nodes in errors. Default: their numbers.
+    No node is an ancestor of one in an earlier of the `tiers`; x of a `forbidden` pair (x, y) is not an ancestor of y;
+    of a `required` one x → y. `names` are used in errors. If x → y is required and z is not an ancestor of y, it is not
+    one of x; if x is not an ancestor of z, y is not one of z.
 
-    Returns
-    -------
-    Knowledge
-        Closed under: if x → y is required and z is not an ancestor of y, it is not one of x; if x is not an ancestor of
-        z, y is not one of z.
-
-    Raises
-    ------
-    ValueError
-        If required causes form a cycle, or are forbidden.
-
-    Examples
-    --------
     >>> known = knowledge_of(3, forbidden=[(2, 1)], required=[(0, 1)])
     >>> [members(mask) for mask in known.barred]                # neither 1 nor 2 is an ancestor of 0
     [(1, 2), (2,), ()]
@@ -95,15 +73,14 @@ def knowledge_of(
             raise ValueError(
                 f"{label[clash[0]]} is required to be a cause of {label[y]}, which other knowledge forbids"
             )
-    for _ in range(count):  # until nothing changes
+    before: list[int] = []
+    while before != barred:
         before = barred[:]
         for y, nodes in enumerate(above):
             for x in members(nodes):  # x is an ancestor of y
                 barred[x] |= barred[y] & ~(1 << x)
                 for z in range(count):
                     barred[z] |= (barred[z] >> x & 1) << y if z != y else 0
-        if barred == before:
-            break
     return Knowledge(barred, causes)
 
 

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy.special import chdtrc
 
-from keyquery.learn.discovery import TOLERANCE, Query, members
-from keyquery.learn.discovery.probability import ProbabilityTest
+from keyquery.learn.discovery import TOLERANCE, ProbabilityTest, Query, members
 from keyquery.learn.discovery.variables import Variables
 
 KEPT = 512  # regressions that are cached
@@ -26,7 +25,8 @@ class Regression(ProbabilityTest):
     """
 
     def __init__(self, variables: Variables, alpha: float) -> None:
-        super().__init__(variables, alpha)
+        super().__init__(len(variables.names), alpha)
+        self.variables = variables
         self.blocks = [self._block(column) for column in range(self.count)]
         self.basis = lru_cache(KEPT)(self._basis)
         self.fit = lru_cache(KEPT)(self._fit)

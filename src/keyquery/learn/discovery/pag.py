@@ -12,20 +12,8 @@ Edge = tuple[int, int, str, str]  # i < j, the mark at i, the mark at j
 
 @lru_cache(maxsize=1 << 16)
 def members(mask: int) -> tuple[int, ...]:
-    """The nodes of a mask, in order.
+    """The nodes of a mask, in order: bit i is node i.
 
-    Parameters
-    ----------
-    mask
-        Bit i is node i.
-
-    Returns
-    -------
-    tuple of int
-        Node numbers.
-
-    Examples
-    --------
     >>> members(0b1011)
     (0, 1, 3)
     """
@@ -40,25 +28,13 @@ def members(mask: int) -> tuple[int, ...]:
 def later_nodes(tiers: Sequence[int]) -> list[int]:
     """For each node, the mask of nodes in later tiers, which cannot be its ancestors.
 
-    Parameters
-    ----------
-    tiers
-        Tier of each node.
-
-    Returns
-    -------
-    list of int
-        A mask per node.
-
-    Examples
-    --------
     >>> [members(mask) for mask in later_nodes([0, 0, 1, 2])]
     [(2, 3), (2, 3), (3,), ()]
     """
     after, later = 0, dict[int, int]()
     for tier in sorted(set(tiers), reverse=True):
         later[tier] = after
-        after |= sum(1 << node for node, own in enumerate(tiers) if own == tier)
+        after |= sum(1 << node for node, number in enumerate(tiers) if number == tier)
     return [later[tier] for tier in tiers]
 
 
@@ -67,17 +43,9 @@ class Pag:
 
     A tail at x on the edge x – y: x is an ancestor of y (or of a selection variable). An arrowhead: it is not. A
     circle: undetermined. `adjacent`, `arrows` and `tails` hold a bit mask of neighbours per node: all of them,
-    those whose edge has an arrowhead at the node, those whose edge has a tail at it.
+    those whose edge has an arrowhead at the node, those whose edge has a tail at it. Edges are (i, j, mark at i, mark
+    at j).
 
-    Parameters
-    ----------
-    count
-        Number of nodes.
-    edges
-        Edges (i, j, mark at i, mark at j). Default: none.
-
-    Examples
-    --------
     >>> graph = Pag(3, [(0, 2, "circle", "arrow"), (1, 2, "circle", "arrow")])
     >>> graph.edges(), graph.mark(0, 2), graph.mark(2, 0)
     ([(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow')], 'circle', 'arrow')

@@ -8,18 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from keyquery.learn.discovery.colliders import Decided
 from keyquery.learn.discovery.knowledge import Knowledge
 from keyquery.learn.discovery.pag import Pag, members
 
-Separations = Mapping[tuple[int, int], int]  # the mask that separates each pair i < j that is not adjacent, or Decided
+Pair = tuple[int, int]
+
+
+class Separations(dict[Pair, int]):
+    """By separated pair i < j, the mask of nodes that are no colliders between them, such as a separating set.
+
+    `unsure` holds the masks of common neighbours on which tests disagree: neither R0 nor R1 applies to them.
+    """
+
+    def __init__(self, between: Mapping[Pair, int], unsure: Mapping[Pair, int] | None = None) -> None:
+        super().__init__(between)
+        self.unsure = dict(unsure or {})
+
+
 Proposal = tuple[int, int, str]  # at, other, mark
 Rule = Callable[[Pag, Separations], Iterator[Proposal]]
 
 
 def orient(
     graph: Pag,
-    separations: Separations,
+    separations: Mapping[Pair, int],
     selection: bool = False,
     tails: bool = True,
     knowledge: Knowledge | None = None,
@@ -30,32 +42,12 @@ def orient(
     common effect of observed nodes. Marks that follow from background `knowledge` are there from the start. With tiers,
     R1–R4 and R8–R10 stay sound and complete (Andrews, Spirtes and Cooper, 2020); with other knowledge they stay sound.
 
-    Parameters
-    ----------
-    graph
-        A skeleton; its marks are reset.
-    separations
-        By pair of nodes, the mask of a set that separates them.
-    selection
-        Apply R5–R7. Default: no.
-    tails
-        Apply R8–R10. Default: yes.
-    knowledge
-        Background knowledge. Default: none.
-
-    Returns
-    -------
-    Pag
-        A new graph.
-
-    Examples
-    --------
     >>> graph = Pag(4, [(0, 2, *"oo"), (1, 2, *"oo"), (2, 3, *"oo")])
     >>> orient(graph, {(0, 1): 0, (0, 3): 0b100, (1, 3): 0b100}).edges()
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     """
-    out = arrowheads(graph, separations, knowledge)
-    return finish(out, separations, selection, tails, knowledge)
+    known = separations if isinstance(separations, Separations) else Separations(separations)
+    return finish(arrowheads(graph, known, knowledge), known, selection, tails, knowledge)
 
 
 def arrowheads(graph: Pag, separations: Separations, knowledge: Knowledge | None = None) -> Pag:
@@ -97,11 +89,6 @@ def _repeat(graph: Pag, separations: Separations, rules: Sequence[Rule]) -> None
                     changed = True
 
 
-def _unsure(separations: Separations) -> Mapping[tuple[int, int], int]:
-    """Nodes between two others that may be colliders or not: neither R0 nor R1 applies."""
-    return separations.unsure if isinstance(separations, Decided) else {}
-
-
 def _apart(graph: Pag, x: int, y: int) -> bool:
     return not graph.adjacent[x] >> y & 1
 
@@ -113,22 +100,20 @@ def _has_apart(graph: Pag, mask: int) -> bool:
 
 def _r0(graph: Pag, separations: Separations) -> Iterator[Proposal]:
     """A – B – C, A and C not adjacent, B not in their separating set: A *→ B ←* C."""
-    unsure = _unsure(separations)
     for (a, c), between in separations.items():
-        for b in members(graph.adjacent[a] & graph.adjacent[c] & ~between & ~unsure.get((a, c), 0)):
+        for b in members(graph.adjacent[a] & graph.adjacent[c] & ~between & ~separations.unsure.get((a, c), 0)):
             yield b, a, "arrow"
             yield b, c, "arrow"
 
 
 def _r1(graph: Pag, separations: Separations) -> Iterator[Proposal]:
     """A *→ B o–* C, A and C not adjacent: B → C."""
-    unsure = _unsure(separations)
     for b in range(len(graph)):
         if not graph.arrows[b]:
             continue
         for c in members(graph.circles(b)):
             ends = graph.arrows[b] & ~graph.adjacent[c]
-            if any(not unsure.get((min(a, c), max(a, c)), 0) >> b & 1 for a in members(ends)):
+            if any(not separations.unsure.get((min(a, c), max(a, c)), 0) >> b & 1 for a in members(ends)):
                 yield b, c, "tail"
                 yield c, b, "arrow"
 

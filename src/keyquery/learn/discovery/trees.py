@@ -23,31 +23,13 @@ def onward(graph: Pag, u: int, w: int) -> int:
 def depths(graph: Pag, root: int, limit: int | None = None) -> dict[int, int]:
     """Length of the shortest PDS-path from the root to each reachable node, within `limit` steps.
 
-    Parameters
-    ----------
-    graph
-        The graph.
-    root
-        Where paths begin.
-    limit
-        Longest path. Default: any.
-
-    Returns
-    -------
-    dict
-        Length by node.
-
-    Examples
-    --------
     >>> chain = Pag(3, [(0, 1, "circle", "arrow"), (1, 2, "arrow", "circle")])   # 0 o→ 1 ←o 2: a collider
     >>> depths(chain, 0), depths(chain, 1)
     ({1: 1, 2: 2}, {0: 1, 2: 1})
     """
     steps_to: dict[int, int] = {}
     frontier = {(root, child) for child in members(graph.adjacent[root])}
-    seen = set(frontier)
-    depth = 0
-    joined = graph.joined(root).bit_count()
+    seen, depth, joined = set(frontier), 0, graph.joined(root).bit_count()
     # Stop early: in a dense graph there are many more steps than nodes.
     while frontier and len(steps_to) < joined and (limit is None or depth < limit):
         depth += 1
@@ -64,30 +46,11 @@ def closed_sets(graph: Pag, root: int, pool: int, largest: int) -> Iterator[list
 
     Every closed set is a smaller one plus a node: no other path runs through the node farthest from the root.
 
-    Parameters
-    ----------
-    graph
-        The graph.
-    root
-        The explained node.
-    pool
-        Mask of the candidates.
-    largest
-        Size of the largest sets.
-
-    Returns
-    -------
-    iterator of list
-        The sets of each size, as masks.
-
-    Examples
-    --------
     >>> chain = Pag(3, [(0, 1, "circle", "arrow"), (1, 2, "arrow", "circle")])
     >>> [[members(one) for one in sets] for sets in closed_sets(chain, 0, 0b110, 2)]
     [[(1,)], [(1, 2)]]
     """
-    first = graph.adjacent[root] & pool
-    level = {1 << x for x in members(first)}
+    level = {1 << x for x in members(graph.adjacent[root] & pool)}
     for size in range(1, largest + 1):
         if not level:
             return
