@@ -7,7 +7,7 @@ import torch
 import keyquery as kq
 from keyquery import pages
 from keyquery.learn.events.interactions import Context, Interactions, compare
-from keyquery.learn.events.mixture import Mixture
+from keyquery.learn.events.network import Mixture
 from keyquery.support.progress import silent
 from tests.learn.events.hawkes import rates, simulate, simulate_by_tick
 

@@ -12,8 +12,7 @@ from torch.distributions import Categorical, LogNormal, MixtureSameFamily
 
 import keyquery as kq
 from keyquery.learn.events import training as event_training
-from keyquery.learn.events.mixture import Mixture
-from keyquery.learn.events.network import KNOTS, EventNetwork, Since
+from keyquery.learn.events.network import KNOTS, EventNetwork, Mixture, Since
 
 SMALL = {"width": 16, "heads": 2, "window": 20, "device": "cpu", "random_state": 0}
 QUICK = {**SMALL, "epochs": 1}

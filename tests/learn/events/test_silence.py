@@ -14,7 +14,7 @@ from sklearn.model_selection import GridSearchCV, GroupKFold
 from torch.distributions import Categorical, LogNormal, MixtureSameFamily
 
 import keyquery as kq
-from keyquery.learn.events.mixture import Mixture
+from keyquery.learn.events.network import Mixture
 from keyquery.learn.fitting import first_interrupt_stops
 from tests.learn.events.test_model import QUICK, SMALL, clicks, late
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,22 +13,19 @@ import torch
 from jaxtyping import Bool, Float64, Int, Shaped
 from torch import Tensor
 
-from keyquery.learn.base import SavedEstimator, check_is_fitted, check_sizes, seeded
+from keyquery.learn.base import SavedEstimator, check_is_fitted, check_sizes
 from keyquery.learn.events.covariates import Described
 from keyquery.learn.events.interactions import Context, context_tensors, take_contexts
-from keyquery.learn.events.lasts import Lasts, following
-from keyquery.learn.events.mixture import Mixture
-from keyquery.learn.events.network import TIMES, EventNetwork
-from keyquery.learn.events.saved_facts import check_facts
-from keyquery.learn.events.training import learn
+from keyquery.learn.events.network import TIMES, EventNetwork, Mixture
+from keyquery.learn.events.training import Lasts, following
 from keyquery.learn.events.windows import Clock, Windows, cut, ends
 from keyquery.learn.inputs.columns import times_of
 from keyquery.learn.inputs.event_streams import Stream, stream_of, unpacked
 from keyquery.learn.inputs.targets import classes_of, label_facts
 from keyquery.learn.layers.time.attention import WAYS
-from keyquery.support.checks import check_choice, check_count
+from keyquery.reading import digests, provenance
+from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.devices import pick_device
-from keyquery.support.progress import bars
 
 INFORMATION = ("past", "target_time")
 UNKNOWN = ("other", "refuse")
@@ -49,11 +46,6 @@ class EventEstimator(SavedEstimator):
     window: int
     dropout: float
     gap_weight: float
-    epochs: int
-    lr: float
-    validation_fraction: float
-    patience: int
-    verbose: bool
     batch_size: int
     device: Any
     network_: EventNetwork
@@ -85,11 +77,11 @@ class EventEstimator(SavedEstimator):
 
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], EventNetwork], int]:
         self.classes_, self.transitions_ = classes_of(facts["classes"]), tensors.pop("transitions").numpy()
+        _check_facts(facts, self.classes_, self.transitions_)
         self.scale_, self.floor_ = float(facts["scale"]), float(facts["floor"])
         self.start_ = None if facts["start"] is None else float(facts["start"])
         self.clock_, self.seen_ = str(facts["clock"]), dict(facts["seen"])
         self.log_gaps_ = (float(facts["log_gaps"][0]), float(facts["log_gaps"][1]))
-        check_facts(facts, self.classes_, self.transitions_)
         self.described_, self.ends_ = Described.of_facts(facts.get("covariates")), bool(facts.get("ends", False))
         self.contexts_ = take_contexts(tensors, len(self.classes_), self.described_.size)
         more = self._further(self.described_, self.ends_)
@@ -123,19 +115,23 @@ class EventEstimator(SavedEstimator):
         shape, targeted = (types, self.width, self.depth, self.heads), self.information == "target_time"
         return EventNetwork(*shape, self.time, self.how, self.dropout, targeted, self.calendar, floor, **further)
 
+    def _provenance(self) -> dict[str, Any]:
+        """What readings of this model were computed from."""
+        tensors = digests(self.network_.state_dict())
+        return provenance(tensors=tensors, estimator=repr(type(self)(**self.params_)))
+
     def _stream(
         self, events: Any, times: Any, groups: Any, covariates: Any = None, group_covariates: Any = None
     ) -> Stream:
+        """The events of a prediction, sorted, with their covariates encoded as in training."""
         check_is_fitted(self)
         events, times, groups, covariates = unpacked(events, times, groups, covariates)
         stream = stream_of(events, times, groups)
         inputs = self.described_.encode(covariates, group_covariates, stream.rows, stream.lengths)
-        stream = replace(stream, inputs=inputs)
         if stream.clock != self.clock_:
-            raise ValueError(
-                f"times must be {self.clock_}, as this {type(self).__name__} was fitted on, got {stream.clock}"
-            )
-        return stream
+            fitted = f"as this {type(self).__name__} was fitted on"
+            raise ValueError(f"times must be {self.clock_}, {fitted}, got {stream.clock}")
+        return replace(stream, inputs=inputs)
 
     def _codes(self, stream: Stream) -> Int[np.ndarray, " n"]:
         """Class indices of the event types; −1, with a warning, for types that did not occur in training."""
@@ -162,16 +158,13 @@ class EventEstimator(SavedEstimator):
     ) -> tuple[Tensor, Mixture]:
         """Logits (groups, types) of the next event of each group at time `when`, and the inter-event time."""
         codes = self._codes(stream) if codes is None else codes
-        device = pick_device(self.device)
-        clock = Clock(self.scale_, self.start_)
+        device, clock = pick_device(self.device), Clock(self.scale_, self.start_)
         windows = ends(stream, codes, clock, self.params_["window"], device)
-        since = (when - clock.begin(stream)) / self.scale_
-        network = self.network_.to(device).eval()
-        size, logits, gaps = 4 * self.batch_size, [], []
-        for first in range(0, len(stream.groups), size):
-            batch = windows.take(range(first, min(first + size, len(stream.groups))))
-            moments = torch.from_numpy(since[first : first + size]).to(device).unsqueeze(1)
-            batch = batch._replace(next_times=moments.where(batch.counted, batch.next_times))
+        since = torch.from_numpy((when - clock.begin(stream)) / self.scale_).to(device).unsqueeze(1)
+        network, logits, gaps = self.network_.to(device).eval(), [], []
+        for part in torch.arange(len(stream.groups), device=device).split(4 * self.batch_size):
+            batch = windows.take(part)
+            batch = batch._replace(next_times=since[part].where(batch.counted, batch.next_times))
             batch_logits, mixture = following(network, batch)  # with `ended`, the last logit is the end
             logits.append(batch_logits.double())
             gaps.append(mixture)
@@ -179,30 +172,11 @@ class EventEstimator(SavedEstimator):
 
     def _moments(self, stream: Stream, at: Any) -> Float64[np.ndarray, " groups"]:
         """The times of the predicted events; any time if the model does not condition on it."""
-        last = stream.last
         if self._targeted and at is None:
             raise ValueError('at must hold a time for each group: this model was fitted with information="target_time"')
         if not self._targeted and at is not None:
             raise ValueError('at is for information="target_time": this model was fitted with information="past"')
-        if at is None:
-            return last
-        return self._per_group("at", at, stream)
-
-    def _per_group(self, name: str, moments: Any, stream: Stream) -> Float64[np.ndarray, " groups"]:
-        """A time for each group, none before its last event; a single time is that of all."""
-        last = stream.last
-        single = np.ndim(moments) == 0
-        when, clock = times_of([moments] if single else moments, name)
-        when = np.repeat(when, len(last)) if single else when
-        if len(when) != len(last):
-            raise ValueError(f"{name} must hold a time for each of {len(last)} groups, got {len(when)}")
-        if clock != stream.clock:
-            raise ValueError(f"{name} must be {stream.clock}, like times, got {clock}")
-        if (when < last).any():
-            raise ValueError(
-                f"{name} must not be before a group's last event; {int((when < last).sum())} of {len(when)} are"
-            )
-        return when
+        return stream.last if at is None else _per_group("at", at, stream)
 
     def _lasts(
         self, stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, until: Any, ended: Any, device: str
@@ -212,13 +186,13 @@ class EventEstimator(SavedEstimator):
             return None
         count, last = len(stream.groups), stream.last
         over = np.zeros(count, dtype=bool) if ended is None else self._ended(ended, count)
-        spans = np.zeros(count) if until is None else (self._per_group("until", until, stream) - last) / clock.scale
+        spans = np.zeros(count) if until is None else (_per_group("until", until, stream) - last) / clock.scale
         weights = np.where(over, 1.0, self.gap_weight)
         if stream.weights is not None:
             weights *= np.add.reduceat(stream.weights, stream.offsets[:-1]) / stream.lengths
         windows = ends(stream, codes, clock, self.window, device)
         parts = [torch.from_numpy(part).to(device) for part in (spans, over, weights)]
-        lasts = Lasts(windows, parts[0], parts[1], np.arange(count), parts[2])
+        lasts = Lasts(windows, parts[0], parts[1], np.arange(count), parts[2], int(codes.max()) + 1)
         return lasts.of(over | (until is not None))
 
     def _ended(self, ended: Any, count: int) -> Bool[np.ndarray, " groups"]:
@@ -235,45 +209,44 @@ class EventEstimator(SavedEstimator):
             raise ValueError('ended needs information="past": an end has no time at which a type could be asked for')
         return np.broadcast_to(over, count).copy()
 
-    def _learned(
-        self,
-        windows: Windows,
-        owners: Int[np.ndarray, " windows"],
-        lasts: Lasts | None,
-        counts: Int[np.ndarray, "types types"],
-        gaps: Float64[np.ndarray, " pairs"],
-        floor: float,
-        described: Described,
-        seed: int,
-        device: str,
-    ) -> tuple[EventNetwork, list[dict[str, float]]]:
-        """A trained network and its history; `gaps` in units of their median."""
-        types, ends = len(counts), lasts is not None and bool(lasts.ended.any())
-        frequencies = counts.sum(0).astype(np.float64)
-        if ends and lasts is not None:
-            frequencies = np.append(frequencies, float(lasts.ended.sum()))
-        with seeded(seed, device), bars(self.verbose) as progress:
-            network = self._network(types, floor, **self._further(described, ends)).to(device)
-            network.begin(frequencies, gaps, windows)
-            history = learn(
-                network,
-                windows,
-                owners,
-                types=types,
-                lasts=lasts,
-                validation_fraction=self.validation_fraction,
-                gap_weight=self.gap_weight,
-                size=self.batch_size,
-                epochs=self.epochs,
-                lr=self.lr,
-                patience=self.patience,
-                seed=seed,
-                progress=progress,
-                verbose=self.verbose,
-            )
-        return network, history
-
     def _silent(self, stream: Stream, now: Any) -> Float64[Tensor, " groups"]:
         """The time since the last event of each group, in units of the median gap."""
-        spans = np.zeros(len(stream.groups)) if now is None else self._per_group("now", now, stream) - stream.last
+        spans = np.zeros(len(stream.groups)) if now is None else _per_group("now", now, stream) - stream.last
         return torch.from_numpy(spans / self.scale_)
+
+
+def _per_group(name: str, moments: Any, stream: Stream) -> Float64[np.ndarray, " groups"]:
+    """A time for each group, none before its last event; a single time is that of all."""
+    last, single = stream.last, np.ndim(moments) == 0
+    when, clock = times_of([moments] if single else moments, name)
+    when = np.repeat(when, len(last)) if single else when
+    if len(when) != len(last):
+        raise ValueError(f"{name} must hold a time for each of {len(last)} groups, got {len(when)}")
+    if clock != stream.clock:
+        raise ValueError(f"{name} must be {stream.clock}, like times, got {clock}")
+    if early := int((when < last).sum()):
+        raise ValueError(f"{name} must not be before a group's last event; {early} of {len(when)} are")
+    return when
+
+
+def _check_facts(
+    facts: Mapping[str, Any], classes: Shaped[np.ndarray, " classes"], transitions: Shaped[np.ndarray, "..."]
+) -> None:
+    """Raise ValueError for facts of a file that no fit produces."""
+    logs = facts["log_gaps"]
+    if not isinstance(logs, (list, tuple)) or len(logs) != 2:
+        raise ValueError(f"log_gaps must be a mean and a standard deviation, got {logs!r}")
+    numbers = {"scale": facts["scale"], "floor": facts["floor"], "log_gaps": logs[1]}
+    for name, value in {**numbers, "start": facts["start"] or 0.0, "mean of log_gaps": logs[0]}.items():
+        check_number(name, value)
+    for name, value in numbers.items():
+        if not value > 0:
+            positive = "have a standard deviation above 0" if name == "log_gaps" else "be above 0"
+            raise ValueError(f"{name} must {positive}, got {value}")
+    check_choice("clock", facts["clock"], ("numbers", "dates", "spans"))
+    if len(classes) < 1 or np.any(classes[1:] <= classes[:-1]):
+        raise ValueError("classes must be one or more, in rising order")
+    count = len(classes)
+    if transitions.shape != (count, count) or transitions.dtype.kind != "i" or np.any(transitions < 0):
+        received = f"{transitions.dtype} of shape {transitions.shape}"
+        raise ValueError(f"transitions must be non-negative counts, ({count}, {count}), got {received}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,6 +14,7 @@ from jaxtyping import Float32, Shaped
 from keyquery.learn.inputs.tables import Columns, Field, check_features, columns_of, encode, fields_of
 
 BINS = 8  # of the piecewise-linear encoding of a number
+Rows = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -27,32 +28,24 @@ class CovariateCode:
     """
 
     fields: tuple[Field, ...]
-    knots: tuple[tuple[float, ...], ...]  # none for categories
-    means: tuple[tuple[float, ...], ...]
+    knots: Rows  # none for categories
+    means: Rows
     named: bool
 
     @classmethod
     def learn(cls, columns: Columns) -> CovariateCode:
         """Knots, categories and means of columns."""
-        fields, knots, means = fields_of(columns), [], []
+        fields, knots, shares = fields_of(columns), list[tuple[float, ...]](), np.linspace(0, 1, BINS + 1)
         for field, values in zip(fields, columns.values, strict=True):
             known = values[~np.isnan(values)] if field.categories is None else values[:0]
-            shares = np.linspace(0, 1, BINS + 1)
             quantiles = np.unique(np.quantile(known, shares, method="inverted_cdf")) if len(known) else known
             knots.append(tuple(map(float, quantiles)))
-        bare = cls(
-            tuple(fields),
-            tuple(knots),
-            tuple((0.0,) * cls._width(*both) for both in zip(fields, knots, strict=True)),
-            True,
-        )
-        for part, missing in bare._parts(columns):
-            means.append(tuple(map(float, part[~missing].mean(0))) if not missing.all() else (0.0,) * part.shape[1])
-        return cls(bare.fields, bare.knots, tuple(means), columns.names is not None)
-
-    @staticmethod
-    def _width(field: Field, knots: Sequence[float]) -> int:
-        return field.size if field.categories is not None else max(len(knots) - 1, 0)
+        bare = cls(tuple(fields), tuple(knots), (), columns.names is not None)
+        means = [
+            tuple(map(float, part[~missing].mean(0))) if not missing.all() else (0.0,) * part.shape[1]
+            for part, missing in bare._parts(columns)
+        ]
+        return cls(bare.fields, bare.knots, tuple(means), bare.named)
 
     @property
     def size(self) -> int:
@@ -67,8 +60,7 @@ class CovariateCode:
     def encode(self, columns: Columns) -> Float32[np.ndarray, "n k"]:
         """Inputs (n, k)."""
         names = [field.name for field in self.fields] if self.named else None
-        received = (columns.names, len(columns.values))
-        check_features("EventModel", (names, len(self.fields)), received)
+        check_features("EventModel", (names, len(self.fields)), (columns.names, len(columns.values)))
         parts = []
         for (part, missing), mean in zip(self._parts(columns), self.means, strict=True):
             parts += [np.where(missing[:, None], 0.0, part - mean), missing[:, None]]
@@ -77,13 +69,13 @@ class CovariateCode:
     def _parts(self, columns: Columns) -> list[tuple[np.ndarray, np.ndarray]]:
         """Each column before its mean is subtracted, and where it is missing."""
         rows, parts = encode(columns, self.fields), []
-        for place, (field, knots) in enumerate(zip(self.fields, self.knots, strict=True)):
-            missing = rows.hidden[:, place].numpy()
+        for index, (field, knots) in enumerate(zip(self.fields, self.knots, strict=True)):
+            missing = rows.hidden[:, index].numpy()
             if field.categories is None:
-                cuts, numbers = np.array(knots), np.where(missing, 0.0, columns.values[place].astype(np.float64))
+                cuts, numbers = np.array(knots), np.where(missing, 0.0, columns.values[index].astype(np.float64))
                 part = ((numbers[:, None] - cuts[:-1]) / np.diff(cuts)).clip(0, 1)
             else:
-                part = np.eye(field.size)[rows.codes[:, place].numpy()] if field.size else np.zeros((len(missing), 0))
+                part = np.eye(field.size)[rows.codes[:, index].numpy()] if field.size else np.zeros((len(missing), 0))
             parts.append((part, missing))
         return parts
 
@@ -99,13 +91,15 @@ class CovariateCode:
             Field(str(name), categories=None if of is None else tuple(map(str, of))) for name, of in facts["fields"]
         )
         knots, means = (tuple(tuple(map(float, row)) for row in facts[name]) for name in ("knots", "means"))
-        code = cls(fields, knots, means, bool(facts["named"]))
-        widths = [cls._width(*both) for both in zip(fields, knots, strict=True)]
-        numbers = [number for row in (*knots, *means) for number in row]
+        widths = [
+            max(len(row) - 1, 0) if field.categories is None else field.size
+            for field, row in zip(fields, knots, strict=True)
+        ]
         rising = all(later > sooner for row in knots for sooner, later in pairwise(row))
-        if [len(row) for row in means] != widths or not rising or not all(map(math.isfinite, numbers)):
+        finite = all(math.isfinite(number) for row in (*knots, *means) for number in row)
+        if [len(row) for row in means] != widths or not rising or not finite:
             raise ValueError("covariates do not have the knots and means of their columns")
-        return code
+        return cls(fields, knots, means, bool(facts["named"]))
 
 
 @dataclass(frozen=True)
@@ -130,23 +124,11 @@ class Described:
     ) -> Float32[np.ndarray, "n k"] | None:
         """Inputs of each event of a stream: `rows` are its rows in the table of events, `lengths` those of groups."""
         parts = []
-        for name, code, table, count in (
-            ("covariates", self.events, events, len(rows)),
-            ("group_covariates", self.groups, groups, len(lengths)),
-        ):
-            if (table is None) != (code is None):
-                state = "without" if code is None else "with"
-                raise ValueError(
-                    f"{name} must be {'left out' if code is None else 'given'}: it was fitted {state} them"
-                )
-            if code is None:
-                continue
-            columns = columns_of(table)
-            if len(columns.values[0]) != count:
-                each = "event" if name == "covariates" else "group, in order of first appearance"
-                raise ValueError(f"{name} must have {count} rows, one per {each}, got {len(columns.values[0])}")
-            inputs = code.encode(columns)
-            parts.append(inputs[rows] if name == "covariates" else np.repeat(inputs, lengths, 0))
+        if (table := _encoded("covariates", self.events, events, len(rows), "event")) is not None:
+            parts.append(table[rows])
+        each = "group, in order of first appearance"
+        if (table := _encoded("group_covariates", self.groups, groups, len(lengths), each)) is not None:
+            parts.append(np.repeat(table, lengths, 0))
         return np.concatenate(parts, 1) if parts else None
 
     def unknown(self, inputs: Float32[np.ndarray, "*rows k"]) -> Float32[np.ndarray, "*rows k"]:
@@ -158,13 +140,26 @@ class Described:
 
     def facts(self) -> dict[str, Any]:
         """As JSON."""
-        return {
-            name: None if code is None else code.facts()
-            for name, code in (("events", self.events), ("groups", self.groups))
-        }
+        codes = {"events": self.events, "groups": self.groups}
+        return {name: None if code is None else code.facts() for name, code in codes.items()}
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any] | None) -> Described:
         """From the JSON of `facts`; files of former versions have none."""
         codes = (None, None) if facts is None else (facts["events"], facts["groups"])
-        return cls(*(None if each is None else CovariateCode.of_facts(each) for each in codes))
+        return cls(*(None if code is None else CovariateCode.of_facts(code) for code in codes))
+
+
+def _encoded(
+    name: str, code: CovariateCode | None, table: Any, count: int, row: str
+) -> Float32[np.ndarray, "rows k"] | None:
+    """The inputs of one table, if it was fitted with one."""
+    if (table is None) != (code is None):
+        state = "left out: it was fitted without them" if code is None else "given: it was fitted with them"
+        raise ValueError(f"{name} must be {state}")
+    if code is None:
+        return None
+    columns = columns_of(table)
+    if len(columns.values[0]) != count:
+        raise ValueError(f"{name} must have {count} rows, one per {row}, got {len(columns.values[0])}")
+    return code.encode(columns)

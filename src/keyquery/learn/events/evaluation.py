@@ -1,20 +1,21 @@
-"""Evaluation of next-event prediction, with count-based baselines."""
+"""Evaluation of next-event prediction, with count-based baselines, and sampled continuations."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Int, Shaped
 
-from keyquery.learn.events.losses import judged
-from keyquery.learn.events.mixture import Mixture
-from keyquery.learn.inputs.event_streams import Stream
-from keyquery.reading import Reading, digests, provenance
-from keyquery.support.progress import bars
+from keyquery.learn.events.network import Mixture
+from keyquery.learn.events.training import judged
+from keyquery.learn.inputs.columns import in_clock
+from keyquery.learn.inputs.event_streams import Stream, longer
+from keyquery.reading import Reading
+from keyquery.support.progress import Progress, bars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,31 +57,60 @@ class EventEvaluation(Reading, kind="event evaluation"):
         return [dict(row) for row in self.rows]
 
 
+class Events(NamedTuple):
+    """Sampled events as three columns of equal length."""
+
+    events: Shaped[np.ndarray, " n"]
+    times: Shaped[np.ndarray, " n"]
+    groups: Shaped[np.ndarray, " n"]
+
+
 def transitions(last: Int[np.ndarray, " pairs"], following: Int[np.ndarray, " pairs"], types: int) -> np.ndarray:
     """How often a type (column) followed a type (row), (types, types)."""
     return np.bincount(last * types + following, minlength=types * types).reshape(types, types)
 
 
-def counted(
-    counts: Int[np.ndarray, "types types"],
-    logs: tuple[float, float],
-    floor: float,
-    last: Int[np.ndarray, " pairs"],
-    following: Int[np.ndarray, " pairs"],
-    gaps: Float64[np.ndarray, " pairs"],
-    weights: Float64[np.ndarray, " pairs"] | None = None,
+def evaluated(model: Any, stream: Stream) -> EventEvaluation:
+    """The evaluation of a fitted EventModel on a stream."""
+    codes = model._codes(stream)
+    if len(stream.gaps) == 0:
+        raise ValueError("no group has a second event: there is nothing to predict")
+    last, following = codes[:-1][stream.inside], codes[1:][stream.inside]
+    known = following >= 0
+    if not known.any():
+        raise ValueError("no event that follows another is of a type that occurred in training")
+    windows, information = model._windows(stream, codes), model.params_["information"]
+    network = model.network_.to(windows.starts.device)
+    with bars(model.verbose) as progress:
+        metrics = judged(network, windows, 4 * model.batch_size, len(model.classes_), progress)
+    weights = np.ones(len(known)) if stream.weights is None else stream.weights[1:][stream.inside]
+    baselines = _baselines(model, last[known], following[known], (stream.gaps / model.scale_)[known], weights[known])
+    rows = [{"by": model.params_["time"], "information": information, **metrics}, *baselines]
+    for row in rows:  # an unknown type cannot be predicted: an error
+        row["accuracy"] *= float(np.average(known, weights=weights))
+    return EventEvaluation(
+        information=information,
+        events=len(known),
+        firsts=len(stream.groups),
+        rows=rows,
+        unknown=int((~known).sum()),
+        provenance=model._provenance(),
+    )
+
+
+def _baselines(
+    model: Any, last: np.ndarray, following: np.ndarray, gaps: np.ndarray, weights: np.ndarray
 ) -> list[dict[str, Any]]:
     """Baselines "majority" and "Markov": the most frequent next type, overall and after the last type.
 
-    Probabilities are counts with add-one smoothing; inter-event times are log-normal with mean and standard deviation
-    `logs`. Both use the past only, whatever the model uses.
+    Probabilities are counts with add-one smoothing; inter-event times are log-normal with the mean and standard
+    deviation of the training data. Both use the past only, whatever the model uses.
     """
-    weight, mean, spread = (torch.tensor([value], dtype=torch.float64) for value in (0.0, *logs))
-    log_normal = Mixture(weight, mean, spread, floor)
+    weight, mean, spread = (torch.tensor([value], dtype=torch.float64) for value in (0.0, *model.log_gaps_))
+    log_normal, counts = Mixture(weight, mean, spread, model.floor_), model.transitions_
     gap = -float(np.average(log_normal.log_density(torch.from_numpy(gaps)).numpy(), weights=weights))
-    ways = {"majority": np.broadcast_to(counts.sum(0), counts.shape), "Markov": counts}
     rows = []
-    for name, type_counts in ways.items():
+    for name, type_counts in (("majority", np.broadcast_to(counts.sum(0), counts.shape)), ("Markov", counts)):
         type_counts = np.concatenate([type_counts, counts.sum(0, keepdims=True)])  # −1: after an unknown type
         shares = (type_counts + 1) / (type_counts + 1).sum(1, keepdims=True)
         right = float(np.average(shares.argmax(1)[last] == following, weights=weights))
@@ -89,33 +119,26 @@ def counted(
     return rows
 
 
-def evaluated(model: Any, stream: Stream) -> EventEvaluation:
-    """The evaluation of a fitted EventModel on a stream."""
-    codes = model._codes(stream)
-    if len(stream.gaps) == 0:
-        raise ValueError("no group has a second event: there is nothing to predict")
-    if not (codes[1:][stream.inside] >= 0).any():
-        raise ValueError("no event that follows another is of a type that occurred in training")
-    windows = model._windows(stream, codes)
-    network = model.network_.to(windows.starts.device)
-    information, types = model.params_["information"], len(model.classes_)
-    with bars(model.verbose) as progress:
-        metrics = judged(network, windows, 4 * model.batch_size, types, progress)
-    pairs = codes[:-1][stream.inside], codes[1:][stream.inside], stream.gaps / model.scale_
-    known_next = pairs[1] >= 0
-    weights = np.ones(len(known_next)) if stream.weights is None else stream.weights[1:][stream.inside]
-    parts = [part[known_next] for part in (*pairs, weights)]
-    baselines = counted(model.transitions_, model.log_gaps_, model.floor_, *parts)
-    rows = [{"by": model.params_["time"], "information": information, **metrics}, *baselines]
-    for each in rows:  # an unknown type cannot be predicted: an error
-        each["accuracy"] *= float(np.average(known_next, weights=weights))
-    return EventEvaluation(
-        information=information,
-        events=len(stream.gaps),
-        firsts=len(stream.groups),
-        rows=rows,
-        unknown=int((~known_next).sum()),
-        provenance=provenance(
-            tensors=digests(model.network_.state_dict()), estimator=repr(type(model)(**model.params_))
-        ),
-    )
+def sampled(model: Any, stream: Stream, n: int, seed: int, progress: Progress) -> Events:
+    """The next n events of each group of a stream: the time first, then the type at that time.
+
+    Where the model knows ends, a group has fewer if its end is drawn. Covariates of drawn events are unknown.
+    """
+    generator, codes, types = torch.Generator().manual_seed(seed), model._codes(stream), len(model.classes_)
+    drawn_codes, drawn_times, alive = list[Any](), list[Any](), [np.ones(len(stream.groups), dtype=bool)]
+    inputs = None if stream.inputs is None else model.described_.unknown(stream.inputs[stream.offsets[1:] - 1])
+    for _ in progress(range(n), "sampling", n):
+        logits, mixture = model._last(stream, stream.last, codes)
+        when = stream.last + mixture.draw(generator).double().cpu().numpy() * model.scale_
+        if model._targeted:
+            logits, _ = model._last(stream, when, codes)
+        kind = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).squeeze(1).numpy()
+        alive.append(alive[-1] & (kind < types))
+        kind = np.minimum(kind, types - 1)  # what follows an end is left out
+        stream, codes = longer(stream, codes, kind, when, inputs)
+        drawn_codes.append(kind)
+        drawn_times.append(when)
+    kept = np.stack(alive[1:], 1).ravel()
+    times = in_clock(np.stack(drawn_times, 1).ravel()[kept], model.clock_)
+    kinds = np.stack(drawn_codes, 1).ravel()[kept]
+    return Events(model.classes_[kinds], times, np.repeat(stream.groups, n)[kept])

@@ -12,11 +12,11 @@ from jaxtyping import Float32, Float64, Int
 from torch import Tensor
 
 from keyquery.learn.events.covariates import Described
-from keyquery.learn.events.lasts import following
-from keyquery.learn.events.mixture import Mixture
+from keyquery.learn.events.network import Mixture
+from keyquery.learn.events.training import following
 from keyquery.learn.events.windows import Batch, Windows
 from keyquery.learn.inputs.targets import label_facts
-from keyquery.reading import Reading, digests, provenance
+from keyquery.reading import Reading
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars
 
@@ -64,30 +64,17 @@ class Interactions(Reading, kind="interactions"):
         ]
 
     def strongest(self, count: int = 6) -> list[dict[str, Any]]:
-        """The pairs with the largest increase, each at its best lag, largest first.
+        """The `count` pairs with the largest increase, each at its best lag, largest first.
 
         Two standard errors are subtracted. Increases only: if one type becomes more probable, others become less.
-
-        Parameters
-        ----------
-        count
-            How many pairs.
-
-        Returns
-        -------
-        list of dict
-            Rows with the pair, its lag and its change.
         """
-        best: dict[tuple[int, int], dict[str, Any]] = {}
+
+        def lower_bound(row: Mapping[str, Any]) -> float:
+            return float(row["change"] - 2 * row["error"])
+
         rows, step = self.records(), len(self.lags)
-        for first in range(0, len(rows), step):
-            row = max(rows[first : first + step], key=_lower_bound)
-            best[divmod(first // step, len(self.types))] = row
-        return sorted(best.values(), key=_lower_bound, reverse=True)[:count]
-
-
-def _lower_bound(row: Mapping[str, Any]) -> float:
-    return row["change"] - 2 * row["error"]
+        best = [max(rows[first : first + step], key=lower_bound) for first in range(0, len(rows), step)]
+        return sorted(best, key=lower_bound, reverse=True)[:count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,20 +100,18 @@ class Context:
         codes, times = self.types[None], self.times[None]
         inputs = None if self.inputs is None else self.inputs[None]
         if lags is not None:
-            at = self.now(targeted) - np.asarray(lags)
+            inserted = self.now(targeted) - np.asarray(lags)
             # At ties the inserted event comes first: simultaneous events are not in each other's past.
-            place = np.searchsorted(self.times, at, side="left")
-            if not targeted:
-                place = np.minimum(place, len(self.times) - 1)
-            codes = np.concatenate([[np.insert(self.types, p, kind) for p in place] for kind in range(types)])
-            times = np.tile([np.insert(self.times, p, t) for p, t in zip(place, at, strict=True)], (types, 1))
+            index = np.searchsorted(self.times, inserted, side="left")
+            index = index if targeted else np.minimum(index, len(self.times) - 1)
+            codes = np.concatenate([[np.insert(self.types, i, kind) for i in index] for kind in range(types)])
+            times = np.tile([np.insert(self.times, i, t) for i, t in zip(index, inserted, strict=True)], (types, 1))
             if self.inputs is not None and self.blank is not None:
-                inputs = np.tile([np.insert(self.inputs, p, self.blank, axis=0) for p in place], (types, 1, 1))
+                inputs = np.tile([np.insert(self.inputs, i, self.blank, axis=0) for i in index], (types, 1, 1))
         counted = np.zeros(codes.shape, dtype=bool)
         counted[:, -1] = True
-        following = np.full(codes.shape, self.next_time)
-        parts = [codes, times, np.ones(codes.shape, dtype=bool), np.zeros_like(codes), following, counted]
-        parts += [] if inputs is None else [inputs]
+        parts = [codes, times, np.ones(codes.shape, dtype=bool), np.zeros_like(codes)]
+        parts += [np.full(codes.shape, self.next_time), counted, *([] if inputs is None else [inputs])]
         return Batch(*(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in parts))
 
 
@@ -179,24 +164,19 @@ def interactions_of(model: Any, contexts: Sequence[Context], lags: Any) -> Inter
         lags=(chosen * model.scale_).tolist(),
         clock=model.clock_,
         information=model.params_["information"],
-        provenance=provenance(
-            tensors=digests(model.network_.state_dict()), estimator=repr(type(model)(**model.params_))
-        ),
+        provenance=model._provenance(),
         **effects,
     )
 
 
-def contexts_of(windows: Windows, longest: int, seed: int, described: Described | None = None) -> list[Context]:
+def contexts_of(windows: Windows, longest: int, seed: int, described: Described) -> list[Context]:
     """A few histories, each the last `longest` events of a window, with the time of the next event."""
-    count = len(windows.starts)
     contexts = []
-    for number in np.random.default_rng(seed).permutation(count)[:CONTEXTS]:
+    for number in np.random.default_rng(seed).permutation(len(windows.starts))[:CONTEXTS]:
         batch = windows.take([number])
         types, times = batch.types[0, -longest:].cpu().numpy(), batch.times[0, -longest:].cpu().numpy()
-        inputs = blank = None
-        if batch.inputs is not None and described is not None:
-            inputs = batch.inputs[0, -longest:].cpu().numpy()
-            blank = described.unknown(inputs[0])
+        inputs = None if batch.inputs is None else batch.inputs[0, -longest:].cpu().numpy()
+        blank = None if inputs is None else described.unknown(inputs[0])
         contexts.append(Context(types, times, float(batch.next_times[0, -1]), inputs, blank))
     return contexts
 
@@ -204,9 +184,9 @@ def contexts_of(windows: Windows, longest: int, seed: int, described: Described 
 def usual_lags(contexts: Sequence[Context], targeted: bool) -> Float64[np.ndarray, " lags"]:
     """Log-spaced lags, from the 10 % quantile of the inter-event times to the median length of the contexts."""
     gaps = np.concatenate([np.diff(context.times) for context in contexts])
-    far = float(np.median([context.reach(targeted) for context in contexts]))
-    near = float(np.quantile(gaps[gaps > 0], 0.1)) if (gaps > 0).any() else far / 100
-    return np.geomspace(min(near, far / 10), far, LAGS)
+    longest = float(np.median([context.reach(targeted) for context in contexts]))
+    shortest = float(np.quantile(gaps[gaps > 0], 0.1)) if (gaps > 0).any() else longest / 100
+    return np.geomspace(min(shortest, longest / 10), longest, LAGS)
 
 
 def checked_lags(lags: Any) -> Float64[np.ndarray, " lags"]:
@@ -232,14 +212,14 @@ def context_tensors(contexts: Sequence[Context]) -> dict[str, Tensor]:
     return tensors
 
 
-def take_contexts(tensors: dict[str, Tensor], classes: int, inputs: int = 0) -> list[Context]:
+def take_contexts(tensors: dict[str, Tensor], classes: int, inputs: int) -> list[Context]:
     """Contexts from the tensors of a file, which are removed; raises unless types and times are valid."""
     contexts = []
     for name in sorted(name for name in tensors if name.startswith("contexts.") and name.endswith(".types")):
         times, types = tensors.pop(name.replace(".types", ".times")), tensors.pop(name)
-        whole = types.dtype == torch.int64 and times.dtype == torch.float64 and types.ndim == times.ndim == 1
-        whole = whole and len(times) - 1 == len(types) > 0 and 0 <= int(types.min()) <= int(types.max()) < classes
-        if not whole or not bool(times.isfinite().all() & (times.diff() >= 0).all()):
+        valid = types.dtype == torch.int64 and times.dtype == torch.float64 and types.ndim == times.ndim == 1
+        valid = valid and len(times) - 1 == len(types) > 0 and 0 <= int(types.min()) <= int(types.max()) < classes
+        if not valid or not bool(times.isfinite().all() & (times.diff() >= 0).all()):
             raise ValueError(f"{name} must be event types below {classes}, at times that do not decrease")
         covariates: tuple[np.ndarray, ...] = ()
         if inputs:

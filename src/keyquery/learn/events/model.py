@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Float64, Shaped
 
-from keyquery.learn.base import check_is_fitted, seed_of
+from keyquery.learn.base import check_is_fitted, seed_of, seeded
+from keyquery.learn.events.base import EventEstimator
 from keyquery.learn.events.covariates import Described
-from keyquery.learn.events.evaluation import EventEvaluation, evaluated, transitions
+from keyquery.learn.events.evaluation import EventEvaluation, Events, evaluated, sampled, transitions
 from keyquery.learn.events.interactions import Interactions, contexts_of, interactions_of
-from keyquery.learn.events.prediction import EventPredictor
-from keyquery.learn.events.sampling import Events, sampled
+from keyquery.learn.events.training import learn, log_ends
 from keyquery.learn.events.windows import Clock, cut
 from keyquery.learn.inputs.event_streams import learnable, seen, stream_of, unpacked, weights_of_events
-from keyquery.support.checks import check_count
+from keyquery.support.checks import check_choice, check_count
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 
-class EventModel(EventPredictor):
+class EventModel(EventEstimator):
     """Continuous-time event model: predicts the type and the time of the next event of each group.
 
     Events are three columns of equal length, in any order of rows: `events` (types), `times` (numbers or dates) and
@@ -173,71 +176,102 @@ class EventModel(EventPredictor):
         lasts = self._lasts(stream, codes, clock, until, ended, device)
         windows, owners = cut(stream, codes, clock, self.window, device)
         counts = transitions(codes[:-1][stream.inside], codes[1:][stream.inside], len(classes))
-        network, history = self._learned(windows, owners, lasts, counts, gaps / scale, floor, described, seed, device)
+        frequencies = counts.sum(0).astype(np.float64)
+        if ended is not None and lasts is not None:
+            frequencies = np.append(frequencies, float(lasts.ended.sum()))
+        with seeded(seed, device), bars(self.verbose) as progress:
+            network = self._network(len(classes), floor, **self._further(described, ended is not None)).to(device)
+            network.begin(frequencies, gaps / scale, windows)
+            self.history_ = learn(self, network, windows, owners, lasts, seed, progress)
         self.network_, self.classes_, self.scale_, self.floor_ = network, classes, scale, floor
-        self.start_, self.params_ = clock.start, self._plain_params()
-        self.clock_, self.transitions_, self.history_ = stream.clock, counts, history
-        self.described_, self.ends_ = described, ended is not None
+        self.start_, self.params_, self.clock_ = clock.start, self._plain_params(), stream.clock
+        self.transitions_, self.described_, self.ends_ = counts, described, ended is not None
         logs = np.log(np.maximum(gaps / scale, floor))
         self.log_gaps_ = float(logs.mean()), float(max(logs.std(), 0.05))
         self.contexts_ = contexts_of(windows, self.window - 1, seed, described)
         self.seen_ = seen(stream, len(owners))
         return self
 
-    def score(
+    # Predictions take the events so far and, as keywords, `covariates` and `group_covariates` as in `fit`.
+
+    def predict_proba(
+        self, events: Any, times: Any = None, groups: Any = None, at: Any = None, **described: Any
+    ) -> Float64[np.ndarray, "n classes"]:
+        """Probabilities (groups, classes) of the type of the next event, if there is one, in the order of `classes_`.
+
+        `at` are the times of the next events, with `information="target_time"`; `covariates` and `group_covariates` as
+        in `fit`.
+        """
+        stream = self._stream(events, times, groups, **described)
+        logits, _ = self._last(stream, self._moments(stream, at))
+        return logits[:, : len(self.classes_)].softmax(-1).cpu().numpy()
+
+    def predict(
+        self, events: Any, times: Any = None, groups: Any = None, at: Any = None, **described: Any
+    ) -> Shaped[np.ndarray, " n"]:
+        """Most probable next event of each group, in order of first appearance; arguments as in `predict_proba`."""
+        probabilities = self.predict_proba(events, times, groups, at, **described)  # raises if not fitted
+        return self.classes_[probabilities.argmax(1)]
+
+    def predict_end(
+        self, events: Any, times: Any = None, groups: Any = None, *, now: Any = None, **described: Any
+    ) -> Float64[np.ndarray, " n"]:
+        """Probability of each group that no event follows, given none until `now`; for models fitted with `ended`.
+
+        With p after the last event and survival function S of inter-event times, p/(p + (1 − p)·S(now − last)).
+        `covariates` and `group_covariates` as in `fit`.
+        """
+        stream = self._stream(events, times, groups, **described)
+        if not self.ends_:
+            raise ValueError("this EventModel does not know ends: fit it with ended=")
+        logits, mixture = self._last(stream, stream.last)
+        end, more = log_ends(logits, len(self.classes_)) or (logits, logits)
+        silence = mixture.log_survival(self._silent(stream, now).to(mixture.mean.device))
+        return (end - torch.logaddexp(end, more + silence)).exp().cpu().numpy()
+
+    def predict_time(
         self,
         events: Any,
         times: Any = None,
         groups: Any = None,
+        what: str = "median",
         *,
-        covariates: Any = None,
-        group_covariates: Any = None,
-        sample_weight: Any = None,
-    ) -> float:
-        """Accuracy of next-event prediction, over all events but the first of each group.
+        now: Any = None,
+        quantiles: Sequence[float] | None = None,
+        **described: Any,
+    ) -> Float64[np.ndarray, "groups ..."]:
+        """Predicted time to the next event of each group, if there is one, in units of `times` (dates: seconds).
 
-        Parameters
-        ----------
-        events, times, groups
-            The events.
-        covariates, group_covariates, sample_weight
-            As in `fit`.
-
-        Returns
-        -------
-        float
-            Share of events.
+        The "median", the "mean" or some `quantiles`, given that there was no event until `now`; `covariates` and
+        `group_covariates` as in `fit`.
         """
-        described = {"covariates": covariates, "group_covariates": group_covariates}
-        return self.evaluate(events, times, groups, **described, sample_weight=sample_weight).accuracy
+        check_choice("what", what, ("median", "mean"))
+        shares = [0.5] if quantiles is None else [float(share) for share in quantiles]
+        if not all(0 < share < 1 for share in shares) or not shares:
+            raise ValueError(f"quantiles must be between 0 and 1, got {shares}")
+        stream = self._stream(events, times, groups, **described)
+        # The inter-event time is predicted by a token that does not see the time of the next event: any time will do.
+        _, mixture = self._last(stream, stream.last)
+        after = self._silent(stream, now).to(mixture.mean.device)
+        if what == "mean" and quantiles is None:
+            return (mixture.average(after) - after).cpu().numpy() * self.scale_
+        gaps = torch.stack([mixture.quantile(share, after) - after for share in shares], 1).cpu().numpy() * self.scale_
+        return gaps[:, 0] if quantiles is None else gaps
+
+    def score(
+        self, events: Any, times: Any = None, groups: Any = None, *, sample_weight: Any = None, **described: Any
+    ) -> float:
+        """Accuracy of next-event prediction, over all events but the first of each group; arguments as in `fit`."""
+        return self.evaluate(events, times, groups, sample_weight=sample_weight, **described).accuracy
 
     def evaluate(
-        self,
-        events: Any,
-        times: Any = None,
-        groups: Any = None,
-        *,
-        covariates: Any = None,
-        group_covariates: Any = None,
-        sample_weight: Any = None,
+        self, events: Any, times: Any = None, groups: Any = None, *, sample_weight: Any = None, **described: Any
     ) -> EventEvaluation:
-        """Evaluate next-event prediction on all events but the first of each group.
+        """Evaluate next-event prediction on all events but the first of each group; arguments as in `fit`.
 
         The model is compared to two baselines from counts of its training data, "majority" and "Markov".
-
-        Parameters
-        ----------
-        events, times, groups
-            The events.
-        covariates, group_covariates, sample_weight
-            As in `fit`.
-
-        Returns
-        -------
-        EventEvaluation
-            A Reading with a row per model.
         """
-        stream = self._stream(events, times, groups, covariates, group_covariates)
+        stream = self._stream(events, times, groups, **described)
         return evaluated(self, replace(stream, weights=weights_of_events(stream, sample_weight)))
 
     def sample(
@@ -247,44 +281,20 @@ class EventModel(EventPredictor):
         groups: Any = None,
         n: int = 10,
         random_state: Any = None,
-        *,
-        covariates: Any = None,
-        group_covariates: Any = None,
+        **described: Any,
     ) -> Events:
         """Sample the next n events of each group, fewer where it ends; columns, group after group.
 
-        Covariates of sampled events are unknown, and count as missing.
-
-        Parameters
-        ----------
-        events, times, groups
-            The events.
-        n
-            Events per group.
-        random_state
-            Seed. Default: random.
-        covariates, group_covariates
-            As in `fit`.
-
-        Returns
-        -------
-        Events
-            Columns of types, times and groups.
+        `random_state` is a seed; `covariates` and `group_covariates` as in `fit`: those of sampled events are unknown,
+        and count as missing.
         """
         check_count("n", n, least=1)
-        stream = self._stream(events, times, groups, covariates, group_covariates)
+        stream = self._stream(events, times, groups, **described)
         with bars(self.verbose) as progress:
             return sampled(self, stream, n, seed_of(random_state), progress)
 
     def interactions(
-        self,
-        events: Any = None,
-        times: Any = None,
-        groups: Any = None,
-        lags: Any = None,
-        *,
-        covariates: Any = None,
-        group_covariates: Any = None,
+        self, events: Any = None, times: Any = None, groups: Any = None, lags: Any = None, **described: Any
     ) -> Interactions:
         """Which event types change the prediction of the next event, and at which lags.
 
@@ -298,8 +308,8 @@ class EventModel(EventPredictor):
         lags
             In units of `times` (dates: seconds). Default: 16, from the shortest inter-event times to the length of
             half of the histories.
-        covariates, group_covariates
-            As in `fit`.
+        **described
+            `covariates` and `group_covariates`, as in `fit`.
 
         Returns
         -------
@@ -309,20 +319,12 @@ class EventModel(EventPredictor):
         check_is_fitted(self)
         contexts = self.contexts_
         if events is not None:
-            stream = self._stream(events, times, groups, covariates, group_covariates)
+            stream = self._stream(events, times, groups, **described)
             windows = self._windows(stream, self._codes(stream))
             contexts = contexts_of(windows, self.params_["window"] - 1, 0, self.described_)
         return interactions_of(self, contexts, lags)
 
     def save(self, path: str | Path, contexts: bool = True) -> None:
-        """Write the fitted model, everything that prediction needs, to one safetensors file.
-
-        Parameters
-        ----------
-        path
-            The file.
-        contexts
-            Whether to include the few training histories that `interactions()` uses.
-        """
+        """Write everything that prediction needs to one safetensors file, and `contexts` of `interactions()` too."""
         check_is_fitted(self)
         self._write(path, *self._saved(contexts))

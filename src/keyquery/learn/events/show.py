@@ -11,7 +11,7 @@ from keyquery.pages.colours import AGAINST, FOR
 from keyquery.support.checks import check_count
 from keyquery.support.extras import optional
 
-MOST = 24  # event types that are drawn, those with the largest changes
+TYPES = 24  # event types that are drawn, those with the largest changes
 COLUMNS = 2
 # Units for lags, in seconds.
 SPANS = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0, "years": 365.25 * 86400}
@@ -24,8 +24,7 @@ def interactions(reading: Interactions, pyplot: Any, pairs: int = 6) -> Any:
     strongest = reading.strongest(pairs)
     change, error = np.array(reading.change), np.array(reading.error)
     sure = np.abs(change) - 2 * error
-    at = sure.argmax(-1)[..., None]
-    best = np.take_along_axis(change, at, -1)[..., 0]
+    best = np.take_along_axis(change, sure.argmax(-1)[..., None], -1)[..., 0]
     kept = _kept(sure.max(-1))
     side, rows = 1.5 + 0.19 * len(kept), -(-len(strongest) // COLUMNS)
     left, height = max(side, 2.6), max(side, 0.5 + 1.15 * rows, 2.4)
@@ -48,7 +47,7 @@ def interactions(reading: Interactions, pyplot: Any, pairs: int = 6) -> Any:
 def _kept(sure: np.ndarray) -> np.ndarray:
     """Event types in order; if there are too many, those with the largest changes."""
     weight = np.maximum(sure.max(0), sure.max(1))
-    return np.sort(np.argsort(-weight, kind="stable")[:MOST])
+    return np.sort(np.argsort(-weight, kind="stable")[:TYPES])
 
 
 def _map(figure: Any, reading: Interactions, best: np.ndarray, names: list[str]) -> None:

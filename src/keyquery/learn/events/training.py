@@ -1,91 +1,155 @@
-"""Training of an EventModel, with a validation split of groups."""
+"""Losses of an EventModel on windows and on what follows the last events of groups, and their minimisation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
-from torch import Tensor
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from keyquery.learn.base import hold_out
-from keyquery.learn.events.lasts import Lasts
-from keyquery.learn.events.losses import judged, losses, predicted
-from keyquery.learn.events.network import EventNetwork
+from keyquery.learn.events.network import EventNetwork, Mixture
 from keyquery.learn.events.windows import Batch, Windows
 from keyquery.learn.fitting import fit_network, report
 from keyquery.learn.series.training import epochs_of
 from keyquery.learn.training import Recipe
-from keyquery.support.progress import Progress
+from keyquery.support.progress import Progress, silent
+
+
+def losses(model: nn.Module, batch: Batch, types: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Per predicted event of a known type: cross-entropy, negative log-likelihood of its gap, and whether it is right.
+
+    All (count,), in nats; gaps in units of the median gap. Cross-entropies include that an event follows at all, unless
+    `types` is the number of types.
+    """
+    logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times, batch.inputs)
+    chosen = batch.predicted
+    logits, target = logits[chosen][:, :types].float(), batch.next_types[chosen]
+    kinds = cross_entropy(logits, target, reduction="none")
+    return kinds, -mixture.at(chosen).log_density(batch.gaps[chosen]), logits.argmax(-1) == target
+
+
+@torch.no_grad()
+def judged(
+    model: nn.Module, windows: Windows, size: int, types: int | None = None, progress: Progress = silent
+) -> dict[str, float]:
+    """Weighted means over all predicted events: accuracy, and negative log-likelihoods of type and gap."""
+    model.eval()
+    sums, count = torch.zeros(3, dtype=torch.float64), 0.0
+    for batch in progress(windows.batches(size), "evaluating", -(-len(windows.starts) // size)):
+        kind, gap, right = losses(model, batch, types)
+        weight = torch.ones_like(kind).double() if batch.weights is None else batch.weights[batch.predicted]
+        sums += (torch.stack((right, kind, gap)).double() * weight).sum(1).cpu()
+        count += float(weight.sum())
+    return dict(zip(("accuracy", "nll_type", "nll_gap"), (sums / count).tolist(), strict=True))
+
+
+def following(model: nn.Module, batch: Batch) -> tuple[Tensor, Mixture]:
+    """Logits and gap distribution after the one counted event of each row."""
+    logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times, batch.inputs)
+    return logits[batch.counted].float(), mixture.at(batch.counted)
+
+
+def log_ends(logits: Any, types: int) -> tuple[Tensor, Tensor] | None:
+    """Log-probabilities that no event follows and that one does; None if the model does not know ends."""
+    if logits.shape[-1] == types:
+        return None
+    logs = logits.double().log_softmax(-1)
+    return logs[..., -1], logs[..., :-1].logsumexp(-1)
+
+
+class Lasts(NamedTuple):
+    """The last event of each group of which something is known, and the span without an event after it.
+
+    Spans are in units of the median gap. A group that has ended has no next event; of one that was observed for a span
+    it is known that the next event, if there is one, comes later (censoring).
+    """
+
+    windows: Windows
+    spans: Float64[Tensor, " groups"]
+    ended: Bool[Tensor, " groups"]
+    owners: Int[np.ndarray, " groups"]
+    weights: Float64[Tensor, " groups"]
+    types: int  # number of event types
+
+    def of(self, chosen: Bool[np.ndarray, " groups"]) -> Lasts:
+        """Some of the groups."""
+        which = torch.from_numpy(chosen).to(self.spans.device)
+        spans, ended, weights = self.spans[which], self.ended[which], self.weights[which]
+        return Lasts(self.windows.of(which), spans, ended, self.owners[chosen], weights, self.types)
+
+    def losses(self, model: nn.Module, index: Tensor) -> Tensor:
+        """Weighted −log P(end) of groups that have ended, and −log P(no event within the span) of others, in nats."""
+        batch = self.windows.take(index)
+        batch = batch._replace(next_times=batch.times)  # what follows is another group's
+        logits, mixture = following(model, batch)
+        rows = index.to(self.spans.device)
+        end, later = log_ends(logits, self.types), mixture.log_survival(self.spans[rows])
+        silence = later if end is None else torch.logaddexp(end[0], end[1] + later)
+        known = silence if end is None else end[0].where(self.ended[rows], silence)
+        return -(known * self.weights[rows]).float()
+
+    @torch.no_grad()
+    def judged(self, model: nn.Module, size: int) -> float:
+        """The mean over all groups."""
+        model.eval()
+        parts = torch.arange(len(self.spans)).split(size)
+        return float(torch.cat([self.losses(model, part) for part in parts]).double().mean())
 
 
 def learn(
+    estimator: Any,
     network: EventNetwork,
     windows: Windows,
     owners: Int[np.ndarray, " windows"],
-    *,
-    validation_fraction: float,
-    gap_weight: float,
-    size: int,
-    epochs: int,
-    lr: float,
-    patience: int,
+    lasts: Lasts | None,
     seed: int,
     progress: Progress,
-    types: int,
-    lasts: Lasts | None = None,
-    verbose: bool = False,
 ) -> list[dict[str, float]]:
-    """Train in place on windows of groups (`owners`), with a validation split of groups; returns one row per epoch.
+    """Train in place by the parameters of an EventModel; returns one row per epoch.
 
-    Ctrl-C ends training and keeps the best epoch so far. `lasts` is what is known after the last events of groups.
+    Some of the groups, whose windows `owners` name, are a validation split. `lasts` is what is known after the last
+    events of groups.
     """
-    names = np.unique(owners[weighed(windows)])
-    _, held = hold_out(np.zeros(len(names)), validation_fraction, seed)
+    gap_weight, size = estimator.gap_weight, estimator.batch_size
+    names = np.unique(owners[windows.weighed()])
+    _, held = hold_out(np.zeros(len(names)), estimator.validation_fraction, seed)
     apart = torch.from_numpy(np.isin(owners, names[held])).to(windows.starts.device)
     learned, checked = windows.of(~apart), windows.of(apart) if len(held) else None
-
-    known: Sequence[Lasts | None] = [None, None] if lasts is None else lasts.split(names[held])
-    share = 0.0 if known[0] is None else len(known[0].spans) / int((learned.lengths - learned.skips).sum())
+    inside = np.zeros(0, dtype=bool) if lasts is None else np.isin(lasts.owners, names[held])
+    known, tested = (None, None) if lasts is None else (lasts.of(~inside), lasts.of(inside))
+    share = 0.0 if known is None else len(known.spans) / int((learned.lengths - learned.skips).sum())
 
     def loss(model: Any, batch: Batch) -> Tensor:
         kind, gap, _ = losses(model, batch)
         total = kind.mean() + gap_weight * gap.mean()
         if batch.weights is not None:
-            total = ((kind + gap_weight * gap) * batch.weights[predicted(batch)]).mean().float()
-        if known[0] is not None and share:
-            drawn = torch.randint(len(known[0].spans), (size,))
-            total = total + share * known[0].losses(model, drawn, types).mean()
+            total = ((kind + gap_weight * gap) * batch.weights[batch.predicted]).mean().float()
+        if known is not None and share:
+            total = total + share * known.losses(model, torch.randint(len(known.spans), (size,))).mean()
         return total
 
     def validate(model: Any) -> float:
         assert checked is not None
         metrics = judged(model, checked, 4 * size)
         value = metrics["nll_type"] + gap_weight * metrics["nll_gap"]
-        if known[1] is not None and len(known[1].spans):
-            value += share * known[1].judged(model, 4 * size, types)
-        report(verbose, f"validation: {value:.4f} nats per event, accuracy {metrics['accuracy']:.3f}")
+        if tested is not None and len(tested.spans):
+            value += share * tested.judged(model, 4 * size)
+        report(estimator.verbose, f"validation: {value:.4f} nats per event, accuracy {metrics['accuracy']:.3f}")
         return value
 
     draw, every = epochs_of(learned.take, len(learned.starts), size, seed)
+    steps = estimator.epochs * every
     recipe = Recipe(
-        steps=epochs * every,
-        lr=lr,
-        warmup=min(2 * every, epochs * every // 10),
+        steps=steps,
+        lr=estimator.lr,
+        warmup=min(2 * every, steps // 10),
         seed=seed,
         check_every=every,
-        patience=patience,
+        patience=estimator.patience,
     )
     log = fit_network(network, draw, loss, recipe, validate=validate if checked else None, progress=progress)
     return [{"epoch": int(row.pop("step")) // every, **row} for row in log.rows]
-
-
-def weighed(windows: Windows) -> np.ndarray:
-    """Which windows predict an event whose weight is above 0."""
-    if windows.weights is None:
-        return np.ones(len(windows.starts), dtype=bool)
-    above = torch.cat((torch.zeros(1), (windows.weights > 0).cpu().cumsum(0)))
-    first, last = windows.starts + windows.skips + 1, windows.starts + windows.lengths + 1
-    return (above[last.cpu()] > above[first.cpu()]).numpy()

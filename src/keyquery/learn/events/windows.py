@@ -41,6 +41,11 @@ class Batch(NamedTuple):
         """The time from each event to the following one."""
         return self.next_times - self.times
 
+    @property
+    def predicted(self) -> Bool[Tensor, "batch n"]:
+        """After which events the next one is predicted and of a known type."""
+        return self.counted & (self.next_types >= 0)
+
 
 class Windows(NamedTuple):
     """Slices of one long stream.
@@ -60,31 +65,37 @@ class Windows(NamedTuple):
         """A batch of some windows, padded to the longest of them."""
         chosen = torch.as_tensor(index, device=self.starts.device)
         lengths = self.lengths[chosen].unsqueeze(1)
-        place = torch.arange(int(lengths.max()), device=self.starts.device)
-        real = place < lengths
-        at = (self.starts[chosen].unsqueeze(1) + place).where(real, 0)
-        following = (at + 1).clamp(max=len(self.types) - 1)
-        times, following_times = self.times[at], self.times[following]
+        rank = torch.arange(int(lengths.max()), device=self.starts.device)
+        real = rank < lengths
+        rows = (self.starts[chosen].unsqueeze(1) + rank).where(real, 0)
+        following, times = (rows + 1).clamp(max=len(self.types) - 1), self.times[rows]
         return Batch(
-            self.types[at].where(real, 0),
+            self.types[rows].where(real, 0),
             times.where(real, times[:, :1]),  # padding has the time of the window's first event
             real,
             self.types[following].where(real, 0),
-            following_times.where(real, times[:, :1]),
-            real & (place >= self.skips[chosen].unsqueeze(1)),
-            None if self.inputs is None else self.inputs[at].where(real.unsqueeze(-1), 0.0),
+            self.times[following].where(real, times[:, :1]),
+            real & (rank >= self.skips[chosen].unsqueeze(1)),
+            None if self.inputs is None else self.inputs[rows].where(real.unsqueeze(-1), 0.0),
             None if self.weights is None else self.weights[following],
         )
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Batches of all windows, longest first, to minimise padding."""
-        order = torch.argsort(self.lengths, descending=True, stable=True)
-        for first in range(0, len(order), size):
-            yield self.take(order[first : first + size])
+        for part in torch.argsort(self.lengths, descending=True, stable=True).split(size):
+            yield self.take(part)
 
     def of(self, chosen: Bool[Tensor, " windows"]) -> Windows:
         """A subset of the windows."""
         return self._replace(starts=self.starts[chosen], lengths=self.lengths[chosen], skips=self.skips[chosen])
+
+    def weighed(self) -> Bool[np.ndarray, " windows"]:
+        """Which windows predict an event whose weight is above 0."""
+        if self.weights is None:
+            return np.ones(len(self.starts), dtype=bool)
+        above = torch.cat((torch.zeros(1), (self.weights > 0).cpu().cumsum(0)))
+        first, last = self.starts + self.skips + 1, self.starts + self.lengths + 1
+        return (above[last.cpu()] > above[first.cpu()]).numpy()
 
 
 def cut(
