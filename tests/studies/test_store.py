@@ -1,6 +1,5 @@
 """Users keep results for years: the names of result files and of data files, as literal strings, must never change."""
 
-import numpy as np
 import pytest
 from keyquery_studies.causes.fill_in_model import keep, reviews
 from keyquery_studies.causes.study import BlankTrial
@@ -10,7 +9,6 @@ from keyquery_studies.datapoints.baselines import Baseline
 from keyquery_studies.datapoints.lookups import LookUp
 from keyquery_studies.datapoints.tables import prepare_tables
 from keyquery_studies.datapoints.trial import TableTrial, settings_of
-from keyquery_studies.depth.trial import ShapedTraining
 from keyquery_studies.dial.study import Subject, result_names, trials_of
 from keyquery_studies.kernels.synthetic import Trial
 from keyquery_studies.objectives.study import Place
@@ -22,11 +20,6 @@ from keyquery_studies.rerank.datasets import _digest
 from keyquery_studies.rerank.study import RerankTrial
 from keyquery_studies.time.study import EventTrial
 from keyquery_studies.time.study import prepare as prepare_events
-from keyquery_studies.transport.datasets import keep_adult
-from keyquery_studies.transport.study import MethodTrial
-from keyquery_studies.transport.trajectories import CourseTrial, StartTrial
-from keyquery_studies.vision_language.study import keep_images
-from keyquery_studies.vision_language.trial import ParserTrial
 from keyquery_studies.words.masked_words import Ranking
 from keyquery_studies.words.planted_models import PlantedTraining
 
@@ -44,9 +37,6 @@ JOBS = {
         objective="masked", kernel="general", seed=2, steps=400, share=0.02, init="tied", **TEXT
     ),
     "look-up-skew-128-3-7fbd4992ce": Trial("look-up", "skew", 128, 3),
-    "1000000-4-0.002-1-ea5a290a4d": ShapedTraining(
-        budget=1_000_000, layers=4, rate=2e-3, seed=1, steps=1000, text=DATA, vocabulary=1024, until=5.0
-    ),
     "ranks-0-d9c638adcc": Ranking(seed=0, text=DATA, model="models/encoder", size=4096, mask=1),
     "next-token-random-0-9949860fef": PlantedTraining(
         objective="next token", start="random", seed=0, steps=300, text=DATA, vocabulary=2048
@@ -64,16 +54,12 @@ JOBS = {
     "JapaneseVowels-primal+-held-out-default-512-4-8fb3fd4ad2": SeriesTrial(
         dataset="JapaneseVowels", digest=DATA, attention="primal+", seed=4
     ),
-    "digits-parser-0-c565fd6e2a": ParserTrial(dataset="digits", variant="parser", seed=0, epochs=10, count=20_000),
     "images-learned-psd-1-861e7d34da": RerankTrial(
         dataset="images", digest=DATA, method="learned, psd", seed=1, shared=True
     ),
     "images-diffusion-1-c100f461f8": RerankTrial(dataset="images", digest=DATA, method="diffusion", seed=1),
     "cdnow-mercer-additive-False-past-0-c23df7e448": EventTrial(dataset="cdnow", digest=DATA, seed=0, **EVENTS),
     "sentiment-0-8da0e368a6": BlankTrial(application="sentiment", digest=DATA, seed=0, steps=2000),
-    "iris-simplex-0-fc8689ce74": MethodTrial(dataset="iris", method="simplex", seed=0),
-    "course-published-3-1-0-61b255dbb0": CourseTrial(network="published", classes=3, i=1, seed=0),
-    "start-toward-2-1-1-346cbec241": StartTrial(start="toward", classes=2, i=1, seed=1),
 }
 
 
@@ -104,12 +90,8 @@ def test_equal_tokens_and_tables_keep_their_digest(tmp_path):
     rows = "".join(f"{i % 3} {i} {i} {i % 2} 1.5 {i / 4} {i / 8}\n" for i in range(20))
     written(tmp_path, uci_yacht_data__txt=rows)
     assert prepare_tables(tmp_path, out, ["yacht"])["yacht"]["digest"] == "c24ea37ada2ebaca"
-    written(
-        tmp_path, uci_adult_train__csv="20, Private, <=50K\n30, ?, >50K\n", uci_adult_test__csv="30, Private, <=50K.\n"
-    )
-    assert keep_adult(tmp_path, out)["digest"] == "0f358f731edca858"
     names = {path.name for path in out.glob("*.npz")}
-    assert names == {"yacht-c24ea37ada2ebaca.npz", "adult-0f358f731edca858.npz"}
+    assert names == {"yacht-c24ea37ada2ebaca.npz"}
 
 
 def test_equal_sequences_keep_their_digest(tmp_path):
@@ -122,15 +104,11 @@ def test_equal_sequences_keep_their_digest(tmp_path):
     written(tmp_path, Waves_TRAIN__ts=series, Waves_TEST__ts=series)
     assert prepare_series(tmp_path, out)[0]["digest"] == "10b1e4e4fa0d2c27"
     assert prepare_arena("listops", out, examples=(4, 2, 2))["digest"] == "7425120adef3dbbe"
-    images = np.arange(20 * 4 * 4 * 3, dtype=np.uint8).reshape(20, 4, 4, 3)
-    np.savez(tmp_path / "images.npz", images=images, labels=np.arange(20) % 10)
-    assert keep_images(tmp_path / "images.npz", out) == "423a10a59ec83b95"
     names = {path.name for path in out.glob("*.npz")}
     assert names == {
         "cdnow-0eed42cc0abd55cd.npz",
         "sentiment-d7462e51ad4bba3e.npz",
         "Waves-10b1e4e4fa0d2c27.npz",
-        "cifar-423a10a59ec83b95.npz",
     }
 
 
