@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from keyquery_studies.stability.stack import StackedModel
 from keyquery_studies.stability.study import Plan, run
 from keyquery_studies.stability.training import Batches, _Run
 from keyquery_studies.stability.trial import KERNELS, Trial
-from keyquery_studies.stability.warning import Rule, Watched, fit, judged
+from keyquery_studies.stability.warning import Rule, Watched, fit, judged, predicted
 from torch.nn.functional import cross_entropy
 
 import keyquery as kq
@@ -136,16 +137,19 @@ def test_outcomes() -> None:
     assert (outcome(row(lost))["outcome"], outcome(row(lost))["spike"]) == ("diverged", 700)
 
 
-def test_the_growth_rule_is_that_of_the_monitor() -> None:
+def test_growth_is_predicted_and_flat_logits_are_not() -> None:
+    steps = list(range(0, 400, 50))
+    largest = np.stack((np.full(8, 60.0), 20 * np.exp(0.004 * np.array(steps)), np.full(8, -1.0)), 1)
+    low, slope = predicted(largest, steps, 450.0)
+    np.testing.assert_allclose(low, [math.log(60), math.log(20) + 0.004 * 450, -math.inf], rtol=1e-9)
+    np.testing.assert_allclose(slope, [0, 0.004, 0], atol=1e-12)
     noise = np.exp(np.random.default_rng(0).normal(0, 0.05, (100, 3)))
     largest = noise * np.exp(np.outer(np.arange(100) * 10, [0.002, 0.006, 0.0])) * [3, 1, 40]
     watched = Watched(row(np.full(1000, 3.0), largest), None)
-    largest = watched.largest  # as stored
-    for limit, horizon in ((100.0, 100), (50.0, 0), (300.0, 200)):
-        rules = Rules(entropy=False, dead=False, rank=False, overflow=False, limit=limit, horizon=horizon)
-        steps = (np.arange(100) * 10).tolist()
-        first = next(steps[at] for at in range(5, 100) if rules.check({"largest": largest[: at + 1]}, steps[: at + 1]))
-        assert watched.first(Rule("growth", (limit, float(horizon)))) == first
+    above = Rules(dead=False, rank=False, overflow=False, limit=50.0)
+    first = next(10 * at for at in range(5, 100) if above.check({"largest": watched.largest[: at + 1]}))
+    assert watched.first(Rule("largest logit", (50.0,))) == first
+    assert watched.first(Rule("growth", (50.0, 100.0))) < first
 
 
 def test_rules_are_fit_and_judged() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.instruments.monitor.alarms import FLOOR, Rules, predicted
+from keyquery.support.statistics import student
 from keyquery_studies.stability.curves import unpacked
 from keyquery_studies.stability.outcome import START
 
@@ -34,7 +34,8 @@ FAMILIES: dict[str, tuple[tuple[float, ...], ...]] = {
     "gradient norm": (JUMPS,),
     "loss": (EXCESSES,),
 }
-DEFAULTS = Rules()
+WINDOW = 8  # records of a line through the logarithm of the largest logit
+FLOOR = 0.1  # of the limit: logits below grow in every training, and the growth of most ends
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Watched:
         largest logit is, and of what it will be within the horizon, up to 1 / FLOOR times what it is.
         """
         if horizon not in self._growth:
-            window, highest = DEFAULTS.window, self._top.copy()
+            window, highest = WINDOW, self._top.copy()
             for at in range(window - 1, len(highest)):
                 steps = self.steps[at - window + 1 : at + 1]
                 low, slope = predicted(
@@ -126,6 +127,23 @@ class Watched:
                 highest[at] = max(highest[at], np.minimum(ahead, self.largest[at] / FLOOR).max())
             self._growth[horizon] = highest
         return self._growth[horizon]
+
+
+def predicted(values: np.ndarray, steps: Sequence[int], step: float) -> tuple[np.ndarray, np.ndarray]:
+    """The lower end of the 95 % interval of ln(values) at a step, and the slope, of a straight line per column.
+
+    −inf for values that are not above 0.
+    """
+    count = len(values)
+    good = ((values > 0) & np.isfinite(values)).all(0)
+    logs = np.log(np.where(good, values, 1.0))
+    x = np.asarray(steps, float)
+    centred = x - x.mean()
+    spread = float(centred @ centred)
+    slope, middle = centred @ logs / spread, logs.mean(0)
+    noise = np.sqrt(np.square(logs - middle - np.outer(centred, slope)).sum(0) / (count - 2))
+    half = student(count - 2) * noise * math.sqrt(1 / count + (step - x.mean()) ** 2 / spread)
+    return np.where(good, middle + slope * (step - x.mean()) - half, -np.inf), np.where(good, slope, 0.0)
 
 
 def _jumps(gradients: np.ndarray) -> np.ndarray:

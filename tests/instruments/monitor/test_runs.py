@@ -95,7 +95,7 @@ def test_alarms_that_were_raised_before_a_restart_are_not_raised_again():
 
 def test_alarms_of_dropped_records_are_raised_again():
     model, raised = decoder(), []
-    rules = Rules(limit=50.0, horizon=0, entropy=False, dead=False, rank=False)
+    rules = Rules(limit=50.0, entropy=False, dead=False, rank=False)
     with kq.Monitor(model, every=1, rules=rules, on_alarm=raised.append) as monitor:
         train(model, 1)
         with torch.no_grad():

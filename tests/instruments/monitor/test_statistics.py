@@ -10,7 +10,7 @@ from keyquery.forms import Rope
 from keyquery.instruments.monitor import statistics
 from keyquery.instruments.monitor.bound import by_squaring, largest_eigenvalue, logit_bounds, product_core
 from keyquery.instruments.monitor.statistics import ENTRY, STATISTICS, call_statistics, merge_statistics
-from keyquery.instruments.monitor.table import Table
+from keyquery.instruments.monitor.step import Seen, Step
 from keyquery.listening.call import Call, Tokens
 
 
@@ -197,9 +197,9 @@ def test_norms_of_weights_that_are_not_finite_are_nan():
 
 def test_bounds_are_held_to_the_rounding_of_their_own_layer():
     """A logit a little above its bound: by the rounding of bfloat16, or by more than that of float32."""
-    dtypes = {"short": torch.bfloat16, "whole": torch.float32}
-    values = {**dict.fromkeys(STATISTICS, torch.full((1,), 1.01)), "bound": torch.ones(1)}
-    facts = {name: (1.0, dtype) for name, dtype in dtypes.items()}
-    bound = Table(dict.fromkeys(dtypes, values), facts).columns()["bound"]
+    step, values = Step(), {"bound": torch.ones(1)}
+    for name, dtype in {"short": torch.bfloat16, "whole": torch.float32}.items():
+        step.seen[name] = Seen(dtype, 1.0, [torch.full((1, len(STATISTICS), 1), 1.01)], values=values)
+    bound = step.columns()["bound"]
     assert bound[0] == 1
     assert np.isnan(bound[1])

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.instruments.monitor.structure import effective_ranks
-from keyquery.instruments.monitor.table import SHARES
+from keyquery.instruments.monitor.structure import SHARES, effective_ranks
 from keyquery.layers import LanguageModel, Shape
 from keyquery.listening.inputs.batches import read_lines, text_batches
 from keyquery.listening.inputs.load import load_model

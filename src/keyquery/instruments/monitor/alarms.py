@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from keyquery.support.checks import check_count, check_number
-from keyquery.support.statistics import student
+from keyquery.support.checks import check_number
 
 History = Mapping[str, np.ndarray]  # by metric: (records, heads), NaN where not measured
-FLOOR = 0.1  # of the limit: logits below grow in every training, and the growth of most ends
+Alarm = dict[str, Any]  # heads, head (the worst), value, why
 SHORT = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "fp16": torch.float16, "bf16": torch.bfloat16}
+DEAD_RECORDS = 3  # for which the logits of a head must all be alike
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,7 @@ class Rules:
     Parameters
     ----------
     growth
-        The largest logit of a head is above `limit`, or is above a tenth of it and will pass it within `horizon` steps,
-        by the lower end of the 95 % interval of a line through its logarithm at the last `window` records.
-        Default: True.
+        The largest logit of a head is above `limit`. Default: True.
     loss
         The loss, where the monitor is given it (`Monitor.add_loss`), is not finite, or more than `loss_rise` above its
         lowest; each is the mean of the steps between two records. Default: True.
@@ -44,14 +42,14 @@ class Rules:
         Logits before scaling, or entries of queries or keys, exceed `overflow_share` of the largest float of `dtype`,
         or are not finite. Entries are known where torch's fused attention is called, not its softmax alone.
         Default: True.
-    limit, horizon, window, loss_rise, collapse, dead_range, rank_share, overflow_share
+    limit, loss_rise, collapse, dead_range, rank_share, overflow_share
         Thresholds, as above.
     dtype
         "fp16", "bf16", or for scaled FP8 "e4m3" or "e5m2". Default: that of the queries.
 
     Examples
     --------
-    >>> Rules(limit=50).check({"largest": np.full((1, 1), 60.0)}, [0])[0]["rule"]
+    >>> Rules(limit=50).check({"largest": np.full((1, 1), 60.0)})[0]["rule"]
     'growth'
     """
 
@@ -62,8 +60,6 @@ class Rules:
     rank: bool = True
     overflow: bool = True
     limit: float = 1000.0
-    horizon: int = 0
-    window: int = 8
     loss_rise: float = 0.15
     collapse: float = 0.05
     dead_range: float = 1e-3
@@ -72,160 +68,94 @@ class Rules:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("growth", "loss", "entropy", "dead", "rank", "overflow"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("limit", "loss_rise", "collapse", "dead_range", "rank_share", "overflow_share"):
             check_number(name, getattr(self, name))
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("growth", "loss", "entropy", "dead", "rank", "overflow"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        check_count("horizon", self.horizon, least=0)
-        check_count("window", self.window, least=4)
         if self.dtype is not None and self.dtype not in SHORT:
             raise ValueError(f"dtype must be one of {', '.join(SHORT)}, got {self.dtype!r}")
 
     def check(
-        self,
-        history: History,
-        steps: Sequence[int],
-        layers: Sequence[int] = (),
-        dtype: str = "",
-        losses: Sequence[float | None] = (),
-    ) -> list[dict[str, Any]]:
-        """Alarms of the last record: {rule, heads, head (the worst), value, reason}; `losses` are those of all records.
+        self, history: History, layers: Sequence[int] = (), dtype: str = "float32", losses: Sequence[float | None] = ()
+    ) -> list[Alarm]:
+        """Alarms of the last record; `losses` are those of all records, None where not finite."""
+        rules: dict[str, Callable[[], Alarm | None]] = {
+            "growth": lambda: self._growth(history),
+            "entropy": lambda: self._entropy(history, layers),
+            "dead": lambda: self._dead(history),
+            "rank": lambda: self._rank(history),
+            "overflow": lambda: self._overflow(history, dtype),
+            "loss": lambda: self._loss(losses),
+        }
+        alarms = ((name, rule()) for name, rule in rules.items() if getattr(self, name))
+        return [{"rule": name, **alarm} for name, alarm in alarms if alarm is not None]
 
-        Where a loss is None it is not finite.
-        """
-        alarms = []
-        for name in ("growth", "entropy", "dead", "rank", "overflow"):
-            if getattr(self, name):
-                alarm = getattr(self, f"_{name}")(history, steps, layers, dtype)
-                if alarm is not None:
-                    alarms.append({"rule": name, **alarm})
-        if self.loss and (alarm := self._loss(losses)) is not None:
-            alarms.append({"rule": "loss", **alarm})
-        return alarms
+    def _growth(self, history: History) -> Alarm | None:
+        largest = history["largest"][-1]
+        return _alarm(largest >= self.limit, largest, f"its largest logit is {{:.4g}}, above {self.limit:g}")
 
-    def _loss(self, losses: Sequence[float | None]) -> dict[str, Any] | None:
+    def _entropy(self, history: History, layers: Sequence[int]) -> Alarm | None:
+        if "relative_entropy" not in history:
+            return None
+        now, layer_of = history["relative_entropy"][-1], np.asarray(layers, int)
+        known = ~np.isnan(now)
+        counts = np.maximum(np.bincount(layer_of, known), 1e-9)
+        means = np.where(known, (np.bincount(layer_of, np.where(known, now, 0.0)) / counts)[layer_of], np.nan)
+        return _alarm(
+            means < self.collapse, -means, "the mean entropy of its layer is {:.2g} of that of uniform attention"
+        )
+
+    def _dead(self, history: History) -> Alarm | None:
+        if len(history["largest"]) <= DEAD_RECORDS or "smallest" not in history:
+            return None
+        ranges = (history["largest"] - history["smallest"])[-DEAD_RECORDS:]
+        why = "its logits are all within {:.2g}: it attends alike to all keys"
+        return _alarm(np.asarray(ranges.max(0) < self.dead_range), -ranges[-1], why)
+
+    def _rank(self, history: History) -> Alarm | None:
+        ranks = history.get("effective_rank")
+        if ranks is None or np.isnan(ranks[-1]).all():
+            return None
+        first = ranks[~np.isnan(ranks).all(1)][0]
+        low = ranks[-1] < self.rank_share * np.maximum(first, 1e-9)
+        return _alarm(
+            low, -ranks[-1], "its effective rank fell to {:.3g}" + f", below {self.rank_share:g} of its first"
+        )
+
+    def _overflow(self, history: History, dtype: str) -> Alarm | None:
+        largest = history["largest"][-1]
+        broken = history["finite"][-1] == 0 if "finite" in history else np.zeros(len(largest), bool)
+        if broken.any():
+            return _alarm(broken, np.full(len(largest), np.nan), "its logits are NaN or infinite")
+        kind = SHORT[self.dtype] if self.dtype else getattr(torch, dtype)
+        eight_bit = torch.finfo(kind).bits == 8  # of which only queries and keys are made, not their products
+        sizes = history.get("entry" if eight_bit else "unscaled")
+        if sizes is None:
+            return None
+        what = "an entry of its queries or keys" if eight_bit else "a score before scaling"
+        end = torch.finfo(kind).max
+        why = f"{what} is {{:.4g}}, near the largest {self.dtype or dtype}, {end:.4g}"
+        return _alarm(sizes[-1] > self.overflow_share * end, sizes[-1], why)
+
+    def _loss(self, losses: Sequence[float | None]) -> Alarm | None:
         if not losses:
             return None
         now, lowest = losses[-1], min((loss for loss in losses if loss is not None), default=math.nan)
         if now is None:
-            why = "the loss is not finite"
-        elif now > lowest + self.loss_rise:
-            why = f"the loss is {now:.4g}, {now - lowest:.2g} above its lowest"
-        else:
+            return {"heads": [], "head": None, "value": math.nan, "why": "the loss is not finite"}
+        if not now > lowest + self.loss_rise:
             return None
-        return {"heads": [], "head": None, "value": math.nan if now is None else now, "why": why}
-
-    def _growth(self, history: History, steps: Sequence[int], *_: Any) -> dict[str, Any] | None:
-        largest = history["largest"]
-        now = largest[-1]
-        above = now >= self.limit
-        rising = (now >= FLOOR * self.limit) & (len(largest) >= self.window)
-        if not (above | rising).any():  # nearly always
-            return None
-        low, slope = predicted(largest[-self.window :], steps[-self.window :], steps[-1] + self.horizon)
-        rising &= (low >= math.log(self.limit)) & (slope > 0)
-        if not (above | rising).any():
-            return None
-        head = int(np.nanargmax(np.where(above | rising, np.where(np.isnan(now), -np.inf, now), -np.inf)))
-        value = float(now[head])
-        if above[head]:
-            why = f"its largest logit is {value:.4g}, above {self.limit:g}"
-        else:
-            within = math.log(self.limit / max(value, 1e-9)) / slope[head]
-            why = (
-                f"its largest logit, {value:.4g}, grows {100 * math.expm1(slope[head]):.2g} % a step and passes "
-                f"{self.limit:g} in about {within:.0f} steps"
-            )
-        return _alarm(above | rising, head, value, why)
-
-    def _entropy(self, history: History, steps: Sequence[int], layers: Sequence[int], *_: Any) -> dict[str, Any] | None:
-        if "relative_entropy" not in history:
-            return None
-        now = history["relative_entropy"][-1]
-        where = np.asarray(layers if len(layers) else np.zeros(len(now), int))
-        known = ~np.isnan(now)
-        totals, counts = np.bincount(where, np.where(known, now, 0.0)), np.bincount(where, known)
-        below = np.flatnonzero((counts > 0) & (totals < self.collapse * counts))
-        if not len(below):
-            return None
-        low = {int(layer): float(np.nanmean(now[where == layer])) for layer in below}
-        worst = min(low, key=low.__getitem__)
-        heads = np.isin(where, list(low))
-        head = int(np.nanargmin(np.where(where == worst, now, np.inf)))
-        why = f"the mean entropy of its layer is {100 * low[worst]:.2g} % of that of uniform attention"
-        return _alarm(heads, head, low[worst], why)
-
-    def _dead(self, history: History, *_: Any) -> dict[str, Any] | None:
-        if len(history["largest"]) < 4 or "smallest" not in history:
-            return None
-        spread = history["largest"][-3:] - history["smallest"][-3:]
-        flat = np.all(spread < self.dead_range, axis=0, keepdims=False)
-        if not flat.any():
-            return None
-        head = int(np.nanargmin(np.where(flat, spread[-1], np.inf)))
-        value = float(spread[-1, head])
-        return _alarm(flat, head, value, f"its logits are all within {value:.2g}: it attends alike to all keys")
-
-    def _rank(self, history: History, *_: Any) -> dict[str, Any] | None:
-        ranks = history.get("effective_rank")
-        if ranks is None or np.isnan(ranks[-1]).all():
-            return None
-        measured = ranks[~np.isnan(ranks).all(1)]
-        share = measured[-1] / np.maximum(measured[0], 1e-9)
-        low = share < self.rank_share
-        if not low.any():
-            return None
-        head = int(np.nanargmin(share))
-        why = f"its effective rank fell from {measured[0, head]:.3g} to {measured[-1, head]:.3g}"
-        return _alarm(low, head, float(measured[-1, head]), why)
-
-    def _overflow(
-        self, history: History, steps: Sequence[int], layers: Sequence[int], dtype: str
-    ) -> dict[str, Any] | None:
-        now = history["largest"][-1]
-        broken = history["finite"][-1] == 0 if "finite" in history else np.zeros(len(now), bool)
-        if broken.any():
-            return _alarm(broken, int(broken.argmax()), math.nan, "its logits are NaN or infinite")
-        kind = SHORT[self.dtype] if self.dtype else getattr(torch, dtype or "float32")
-        most = self.overflow_share * torch.finfo(kind).max
-        eight_bit = torch.finfo(kind).bits == 8  # of which only queries and keys are made, not their products
-        sizes = history.get("entry" if eight_bit else "unscaled")
-        if sizes is None or not (sizes[-1] > most).any():
-            return None
-        large = sizes[-1] > most
-        head = int(np.nanargmax(sizes[-1]))
-        value = float(sizes[-1, head])
-        what = "an entry of its queries or keys" if eight_bit else "a score before scaling"
-        name = self.dtype or dtype
-        return _alarm(
-            large, head, value, f"{what} is {value:.4g}, near the largest {name}, {most / self.overflow_share:.4g}"
-        )
+        why = f"the loss is {now:.4g}, {now - lowest:.2g} above its lowest"
+        return {"heads": [], "head": None, "value": now, "why": why}
 
 
-def predicted(values: np.ndarray, steps: Sequence[int], at: float) -> tuple[np.ndarray, np.ndarray]:
-    """The lower end of the 95 % interval of ln(values) at a step, and the slope, of a straight line per column.
-
-    −inf where there are fewer than 4 records, or values that are not above 0.
-    """
-    count, heads = values.shape
-    none = np.full(heads, -np.inf), np.zeros(heads)
-    if count < 4:
-        return none
-    good = ((values > 0) & np.isfinite(values)).all(0)
-    logs = np.log(np.where(good, values, 1.0))
-    x = np.asarray(steps, float)
-    centred = x - x.mean()
-    spread = float(centred @ centred)
-    slope = centred @ logs / spread
-    middle = logs.mean(0)
-    left = logs - middle - np.outer(centred, slope)
-    noise = np.sqrt(np.square(left).sum(0) / (count - 2))
-    half = student(count - 2) * noise * math.sqrt(1 / count + (at - x.mean()) ** 2 / spread)
-    return np.where(good, middle + slope * (at - x.mean()) - half, -np.inf), np.where(good, slope, 0.0)
-
-
-def _alarm(heads: np.ndarray, head: int, value: float, why: str) -> dict[str, Any]:
-    return {"heads": np.flatnonzero(heads).tolist(), "head": head, "value": value, "why": why}
+def _alarm(heads: np.ndarray, badness: np.ndarray, why: str) -> Alarm | None:
+    """An alarm of some heads, if any, with the value of the worst in its reason."""
+    if not heads.any():
+        return None
+    head = int(np.where(heads, np.nan_to_num(badness, nan=-np.inf), -np.inf).argmax())
+    value = abs(float(badness[head]))
+    return {"heads": np.flatnonzero(heads).tolist(), "head": head, "value": value, "why": why.format(value)}

@@ -26,22 +26,18 @@ def trainer_callback(monitor: Any, tau: float | None) -> Any:
             monitor.gradients()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            wanted = control.should_log
-            self._log()  # a record of the step before: of this one the device would be waited for
-            control.should_log = wanted  # which a log resets
             _stepped(monitor, tau)
+            wanted = control.should_log
+            for row in monitor.summaries() if self.trainer is not None else ():
+                self.trainer.log(row)
+            control.should_log = wanted  # which a log resets
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
             if logs and "loss" in logs:
                 monitor.add_loss(logs["loss"])
 
         def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            self._log()
             monitor.close()
-
-        def _log(self) -> None:
-            for row in monitor.summaries() if self.trainer is not None else ():
-                self.trainer.log(row)
 
     return Watch()
 
@@ -63,19 +59,13 @@ def lightning_callback(monitor: Any, tau: float | None) -> Any:
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
             if loss is not None:  # Lightning has divided it by the number of batches of a step
                 monitor.add_loss(loss * trainer.accumulate_grad_batches)
-            self._log(module)
             if trainer.global_step > monitor.count:  # not while gradients are accumulated
                 _stepped(monitor, tau)
-
-        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-            self._log(module)
+            for row in monitor.summaries():
+                module.log_dict(row)
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             monitor.close()
-
-        def _log(self, module: Any) -> None:
-            for row in monitor.summaries():
-                module.log_dict(row)
 
     return Watch()
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.layer import LatentLayer
 from keyquery.instruments.monitor.bound import bias_table, has_bias_table
-from keyquery.instruments.monitor.layers import whole
+from keyquery.instruments.monitor.layers import Layers, whole
 
 Scaled = Iterator[tuple[Tensor, float]]  # parts of weights, and what they are multiplied by
 
@@ -33,6 +34,33 @@ def score_factor(heads: Heads, layer: Layer, head: int, largest: float, tau: flo
     if has_bias_table(layer):
         bias = max(bias_table(heads, layer)[:, head].max().item(), 0.0)
     return (tau - bias) / (largest - bias) if bias < tau else None
+
+
+@torch.no_grad()
+def clip_record(
+    record: Mapping[str, Any], heads: Sequence[Mapping[str, Any]], model: nn.Module, layers: Layers, tau: float
+) -> list[dict[str, Any]]:
+    """Clip the heads whose largest logit in a record exceeds tau."""
+    values = record["values"].get("largest", [None] * len(heads))  # left out where all are NaN
+    high = [
+        (head["name"].rpartition(".")[0], head, largest)
+        for head, largest in zip(heads, values, strict=True)
+        if largest is not None and largest > tau
+    ]
+    now = layers.now({module for module, _, _ in high})
+    clips: list[dict[str, Any]] = []
+    gammas: dict[int, dict[int, float]] = {}
+    for module, head, largest in high:
+        layer = now[module][0]
+        gamma = score_factor(layers.heads, layer, head["head"], largest, tau)
+        if gamma is None:
+            message = f"{head['name']} is not clipped: its relative position bias alone exceeds {tau:g}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            continue
+        gammas.setdefault(layer.index, {})[head["head"]] = gamma
+        clips.append({"step": record["step"], "name": head["name"], "largest": largest, "factor": gamma})
+    clip_heads(model, layers.heads, gammas)
+    return clips
 
 
 class Weights:

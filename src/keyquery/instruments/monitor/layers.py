@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -20,70 +19,56 @@ Pair = tuple[Tensor, Tensor]  # of queries and keys: (groups, shared or 1, r, d)
 
 
 class Layers:
-    """The attention layers of a model by module; of latent attention a module has two kernels.
-
-    A layer is read again only if its weights are no views of the module's parameters, which training changes in place.
-    """
+    """The attention layers of a model by module, read anew for every record; of latent attention a module has two."""
 
     def __init__(self, heads: Heads, model: nn.Module) -> None:
         self.heads, self.model, modules = heads, model, dict(model.named_modules())
-        own = formed(model) if isinstance(heads, FormedHeads) else [""] * len(heads)
-        self.kept: dict[str, list[Layer]] = {}
-        for index, name in enumerate(own):
-            layer = self._read(index, name)
-            self.kept.setdefault(module_name(layer, modules), []).append(layer)
+        self._formed = formed(model)
+        self.counts: dict[str, int] = {}  # of heads
+        self._indices: dict[str, list[int]] = {}
+        for index in range(len(heads)):
+            layer = self._read(index)
+            name = module_name(layer, modules)
+            self._indices.setdefault(name, []).append(index)
+            self.counts.setdefault(name, layer.heads)
 
-    def now(self, modules: Iterable[str]) -> dict[str, list[Layer]]:
-        """Layers with their current weights, by module, of those that are known."""
-        return {name: self.read(name) for name in modules if name in self.kept}
+    def now(self, modules: Collection[str]) -> dict[str, list[Layer]]:
+        """Layers with their current weights, by module, of those that are known, and whose weights are finite."""
+        layers = {}
+        for name in modules:
+            try:
+                if name in self._indices:
+                    layers[name] = [self._read(index) for index in self._indices[name]]
+            except ValueError:  # NaN: the logits of its heads say so
+                if all(whole(weight).isfinite().all() for weight in self.model.get_submodule(name).parameters()):
+                    raise
+        return layers
 
-    def read(self, name: str) -> list[Layer]:
-        """The layers of a module with their current weights."""
-        held = self._parameters(name)
-        if not all(_storage(weight) in held for layer in self.kept[name] for weight in _weights(layer)):
-            self.kept[name] = [self._read(layer.index, name) for layer in self.kept[name]]
-        return self.kept[name]
-
-    def _read(self, index: int, name: str) -> Layer:
-        module = self.model.get_submodule(name)
-        with gathered(module) if isinstance(self.heads, FormedHeads) else nullcontext():
+    def _read(self, index: int) -> Layer:
+        if not isinstance(self.heads, FormedHeads):
+            return self.heads[index]
+        with gathered(self.model.get_submodule(self._formed[index])):
             return self.heads[index]
 
     @torch.no_grad()
-    def gradient_norms(self) -> dict[str, Pair]:
+    def gradient_norms(self, modules: Collection[str]) -> dict[str, Pair]:
         """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head, by module; heads that share keys have the norm of the shared ones."""
         if all(weight.grad is None for weight in self.model.parameters()):
             return {}
-        pairs = {name: pair for name in self.kept if (pair := self._gradients(name)) is not None}
+        pairs = {name: self._gradients(name) for name in modules if name in self._indices}
         queries, keys = (together(_norms, {name: (pair[side],) for name, pair in pairs.items()}) for side in (0, 1))
         both = {name: torch.broadcast_tensors(queries[name], keys[name]) for name in pairs}
         return {name: (query.flatten(), key.flatten()) for name, (query, key) in both.items()}
 
-    def _gradients(self, name: str) -> Pair | None:
-        layer, held = self.kept[name][0], self._parameters(name)
-        weights = [held.get(_storage(weight)) for weight in (layer.weights.query, layer.weights.key)]
-        module: Any = self.model.get_submodule(name)
-        if all(weight is not None and _alike(weight) for weight in weights):
-            views = (layer.weights.query, layer.weights.key)
-            return tuple(map(_part_of_gradient, views, weights))  # type: ignore[return-value, arg-type]
-        if isinstance(self.heads, FormedHeads):
-            return _of_projections(module)
-        if isinstance(self.heads, MixedHeads):
-            return None
-        shown = copy.copy(self.heads)
-        shown.source = cast(Any, Gradients(self.heads.source, self.model))
-        read = shown[layer.index].weights
-        return read.query, read.key
-
-    def _parameters(self, name: str) -> dict[int, Tensor]:
-        """The parameters of a module by the address of their storage, but for those that processes share (FSDP2).
-
-        Nor those that share a storage, as flattened ones do: a view may be of either.
-        """
-        module = self.model.get_submodule(name)
-        weights = [weight for weight in module.parameters() if not hasattr(weight, "placements")]
-        count = Counter(map(_storage, weights))
-        return {_storage(weight): weight for weight in weights if count[_storage(weight)] == 1}
+    def _gradients(self, name: str) -> Pair:
+        if name in self._formed:
+            return _of_projections(self.model.get_submodule(name))
+        index = self._indices[name][0]
+        heads, index = self.heads._order[index] if isinstance(self.heads, MixedHeads) else (self.heads, index)
+        of_gradients = copy.copy(heads)
+        of_gradients.source = cast(Any, Gradients(heads.source, self.model))
+        weights = of_gradients[index].weights
+        return weights.query, weights.key
 
 
 def together(function: Callable[..., Tensor], tensors: Mapping[Any, tuple[Tensor, ...]]) -> dict[Any, Tensor]:
@@ -98,28 +83,6 @@ def together(function: Callable[..., Tensor], tensors: Mapping[Any, tuple[Tensor
             stacked = [torch.stack(side) for side in zip(*(tensors[name] for name in some), strict=True)]
             results |= zip(some, function(*stacked), strict=True)
     return results
-
-
-def _weights(layer: Layer) -> list[Tensor]:
-    norms = [norm for norm in (layer.query_norm, layer.key_norm) if norm is not None]
-    parts = [*vars(layer.weights).values(), *(part for norm in norms for part in (norm.gain, norm.shift))]
-    return [part for part in parts if part is not None]
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _alike(weight: Tensor) -> bool:
-    """Whether a parameter has a gradient of its own layout."""
-    return type(weight.grad) is Tensor and weight.grad.stride() == weight.stride()
-
-
-def _part_of_gradient(view: Tensor, weight: Tensor) -> Tensor:
-    """Of a parameter's gradient what a view shows of the parameter."""
-    gradient = cast(Tensor, weight.grad)
-    offset = gradient.storage_offset() + view.storage_offset() - weight.storage_offset()
-    return gradient.as_strided(view.shape, view.stride(), offset)
 
 
 def _norms(gradients: Tensor) -> Tensor:

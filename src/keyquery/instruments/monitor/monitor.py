@@ -10,11 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet, finalize, ref
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import get_world_size, is_available, is_initialized
+from torch.distributed import get_rank, get_world_size, is_available, is_initialized
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -23,9 +23,10 @@ from keyquery.checkpoints import read
 from keyquery.checkpoints.sources import bare
 from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.callbacks import lightning_callback, trainer_callback
+from keyquery.instruments.monitor.clip import clip_record
 from keyquery.instruments.monitor.layers import Layers
-from keyquery.instruments.monitor.observation import Observation
 from keyquery.instruments.monitor.records import Recorder, reading_of
+from keyquery.instruments.monitor.step import Step, everywhere
 from keyquery.listening.functions import looks_like_attention
 from keyquery.listening.hooks import around_calls, device_of, is_compiled, untouched
 from keyquery.support.checks import check_count, check_number
@@ -109,30 +110,33 @@ class Monitor:
             raise TypeError(f"on_alarm must be a function, got {type(on_alarm).__name__}")
         self.model, self._outer = bare(model), model
         self.every, self.structure, self.strict = every, structure, strict
-        self._warned: set[str] = set()
         self.count = 0  # optimiser steps so far
         self.layers, self.unread = _layers_of(self.model)
         self.name = name or type(self.model).__name__
         self._on_alarm = on_alarm or _print
-        self.recorder = Recorder(self.name, every, rules or Rules(), folder, board)
-        self.recorder.shared = _shared(model)
+        self._shared = _shared(model)
+        writes = not self._shared or get_rank() == 0
+        self.recorder = Recorder(self.name, every, rules or Rules(), folder, board, writes)
         self._check_folder()
+        self._step = Step()
+        self._losses: list[Tensor] = []  # since the last record
         self._ran = False  # whether a forward was seen in the current step
-        self._optimiser: Optimizer | None = None
-        self._others: WeakSet[Optimizer] = WeakSet()  # optimisers whose steps are not counted
+        self._warned: set[str] = set()
+        self._counts_steps = False  # whether an optimiser does
+        self._weights = {id(weight) for weight in self.model.parameters()}  # of the optimiser whose steps are counted
         self._hooks = ExitStack()
         finalize(self, self._hooks.close).atexit = False
         self._attach()
 
     def add_loss(self, loss: Tensor | float) -> None:
         """Give the loss of a step; its mean between records is recorded, and the rule `loss` warns when it rises."""
-        self._safely(self.recorder.add_loss, loss)
+        self._safely(self._add_loss, loss)
 
     def step(self) -> None:
         """Signal the end of an optimiser step; before gradients are zeroed, if their norms are to be recorded."""
-        if self._optimiser is not None:
+        if self._counts_steps:
             raise ValueError("inside `with monitor` steps are counted by the optimiser: omit monitor.step()")
-        self._safely(self._gradients)
+        self.gradients()
         self._stepped()
 
     def clip(self, tau: float = 100.0) -> list[dict[str, Any]]:
@@ -154,7 +158,7 @@ class Monitor:
             The clipped heads: step, head, name, largest logit and factor of its scores. Also logged.
         """
         self._check_clip(tau)
-        return self._safely(self.recorder.clip, self.model, self.layers, float(tau)) or []
+        return self._safely(self._clip, float(tau)) or []
 
     def callback(self, tau: float | None = None) -> Any:
         """A callback for the transformers Trainer (extra `hf`); with tau, heads are clipped after each record.
@@ -176,15 +180,16 @@ class Monitor:
 
     def gradients(self) -> None:
         """Record gradient norms, if the step is recorded; before the optimiser's step, if by hand."""
-        self._safely(self._gradients)
+        if self.due and self.layers is not None:
+            self._safely(self._step.read_gradients, self.layers)
 
     def reading(self) -> Any:
         """All records so far, as a Reading."""
-        return reading_of(self._recorded(), {"every": self.every, "unread": self.unread})
+        return reading_of(self.recorder.state(), {"every": self.every, "unread": self.unread})
 
     def summaries(self) -> list[dict[str, float]]:
-        """Extremes over heads, for a logger, of every record since the last call; a record is known a step later."""
-        return self._safely(self.recorder.summaries) or []
+        """Extremes over heads, for a logger, of every record since the last call."""
+        return self.recorder.summaries()
 
     def resume(self, step: int) -> None:
         """Continue at an optimiser step: later records, of a run that was interrupted, are dropped."""
@@ -194,7 +199,7 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """What to store in the run's checkpoint."""
-        return {"count": self.count, "records": self._recorded()}
+        return {"count": self.count, "records": self.recorder.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
@@ -205,11 +210,12 @@ class Monitor:
     def close(self) -> None:
         """Remove all hooks; the records stay."""
         self._hooks.close()
+        self._counts_steps = False
         self._safely(self.recorder.close)
-        self._report()
 
     def __enter__(self) -> Monitor:
         self._attach()
+        self._counts_steps = True
         self._hooks.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self._hooks.callback(register_optimizer_step_post_hook(self._after_step).remove)
         return self
@@ -217,7 +223,6 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._optimiser = None
         self.close()
 
     @property
@@ -246,22 +251,27 @@ class Monitor:
             out = call(*args, **kwargs)
             self._safely(self._replay, args, kwargs)
             return out
-        changes = ExitStack()
-        observation = self._safely(self._observe, changes)
+        changes, complete = ExitStack(), False
+        listening = self._safely(self._listen, changes)
         try:
             out = call(*args, **kwargs)
+            complete = True
         finally:
             self._safely(changes.close)
-        if observation is not None:
-            self._safely(self._read, observation)
+            self._step = self._step if complete else self._new_step()
+        if listening:
+            self._safely(self._read)
         return out
 
-    def _observe(self, changes: ExitStack) -> Observation:
+    def _new_step(self) -> Step:
+        return Step(len(self.recorder.records) % self.structure == 0)
+
+    def _listen(self, changes: ExitStack) -> bool:
         if isinstance(self._outer, nn.DataParallel) and len(self._outer.device_ids) > 1:
             raise ValueError("DataParallel runs copies of the model, which are not seen: use DistributedDataParallel")
-        observation = Observation(samples=self.recorder.count % self.structure == 0)
-        observation.attach(self.model, changes)
-        return observation
+        self._step = self._step if self._step.seen else self._new_step()
+        self._step.attach(self.model, changes)
+        return True
 
     def _replay(self, args: Any, kwargs: Any) -> None:
         """Run the batch of a compiled model once more, uncompiled."""
@@ -273,41 +283,34 @@ class Monitor:
             torch.compiler.set_stance("force_eager"),
             ExitStack() as changes,
         ):
-            observation = self._observe(changes)
+            self._listen(changes)
             self.model(*args, **kwargs)
-        self._read(observation)
+        self._read()
 
-    def _read(self, observation: Observation) -> None:
-        if observation.error is not None:
-            raise observation.error
-        if not observation.seen:
+    def _read(self) -> None:
+        if self._step.error is not None:
+            step, self._step = self._step, self._new_step()
+            raise step.error  # type: ignore[misc]
+        if not self._step.seen:
             raise ValueError(f"no attention call of {self.name} went through torch: nothing is recorded")
-        self.recorder.add(observation.seen, self.layers, observation.samples)
+        self._step.read(self.layers)
 
     # Steps
 
     def _before_step(self, optimiser: Optimizer, *arguments: Any) -> None:
         if self._counts(optimiser):
-            self._safely(self._gradients)
+            self.gradients()
+
+    def _after_step(self, optimiser: Optimizer, *arguments: Any) -> None:
+        if self._counts(optimiser):
+            self._stepped()
 
     def _counts(self, optimiser: Optimizer) -> bool:
         """Whether it is the model's first optimiser, or one that replaces it, not one of other weights."""
-        if optimiser is not self._optimiser and optimiser not in self._others:
-            before = self.model.parameters() if self._optimiser is None else _weights(self._optimiser)
-            known = {id(weight) for weight in before}
-            if any(id(weight) in known for weight in _weights(optimiser)):
-                self._optimiser = optimiser
-            else:
-                self._others.add(optimiser)
-        return optimiser is self._optimiser
-
-    def _after_step(self, optimiser: Optimizer, *arguments: Any) -> None:
-        if optimiser is self._optimiser:
-            self._stepped()
-
-    def _gradients(self) -> None:
-        if self.due and self.layers is not None:
-            self.recorder.add_gradients(self.layers.gradient_norms())
+        weights = {id(weight) for group in optimiser.param_groups for weight in group["params"]}
+        if counts := not weights.isdisjoint(self._weights):
+            self._weights = weights
+        return counts
 
     def _stepped(self) -> None:
         if self.due and not self._ran:
@@ -316,19 +319,31 @@ class Monitor:
                 " compiled or wrapped, make the monitor of what is called, after that"
             )
         self._ran = False
-        self._safely(*((self.recorder.finish, self.count) if self.due else (self.recorder.settle,)))
-        self._report()
+        if self.due:
+            for alarm in self._safely(self._record) or ():
+                self._safely(self._on_alarm, alarm)
         self.count += 1
 
-    def _report(self) -> None:
-        raised, self.recorder.raised = self.recorder.raised, []
-        for alarm in raised:
-            self._safely(self._on_alarm, alarm)
+    def _record(self) -> list[dict[str, Any]]:
+        """Close the record of a step; returns its alarms."""
+        step, self._step = self._step, Step()
+        complete = bool(step.seen)
+        if not (everywhere(complete) if self._shared else complete):
+            return []
+        loss = torch.stack(self._losses).mean() if self._losses else None
+        self._losses = []
+        dtype = str(next(reversed(step.seen.values())).dtype).removeprefix("torch.")
+        return self.recorder.add(self.count, step.heads(), step.columns(loss, self._shared), dtype)
 
-    def _recorded(self) -> dict[str, Any]:
-        state = self.recorder.state()
-        self._report()
-        return state
+    def _add_loss(self, loss: Tensor | float) -> None:
+        self._losses.append(torch.as_tensor(loss).detach().double().mean())  # the device is not waited for
+
+    def _clip(self, tau: float) -> list[dict[str, Any]]:
+        if self.layers is None or not self.recorder.records or "clips" in self.recorder.records[-1]:
+            return []
+        clips = clip_record(self.recorder.records[-1], self.recorder.heads, self.model, self.layers, tau)
+        self.recorder.add_clips(clips)
+        return clips
 
     def _safely(self, work: Callable[..., Any], *args: Any) -> Any:
         """Do some of the monitor's work; an exception becomes a warning, once, unless `strict`, and the result None."""
@@ -348,7 +363,7 @@ class Monitor:
     def _check_folder(self) -> None:
         """Refuse a folder with records of a model with other heads."""
         recorded = Counter(head["name"].rpartition(".")[0] for head in self.recorder.heads)
-        counts = {} if self.layers is None else {name: of[0].heads for name, of in self.layers.kept.items()}
+        counts = {} if self.layers is None else self.layers.counts
         if counts and any(counts.get(name) != count for name, count in recorded.items()):
             raise ValueError(f"{self.recorder.path} has records of another model, {self.recorder.heads[0]['name']} …")
 
@@ -358,10 +373,6 @@ class Monitor:
             raise ValueError(f"tau must be above 0, got {tau}")
         if self.layers is None:
             raise ValueError(f"{self.name} cannot be clipped, its weights are not read: {self.unread}")
-
-
-def _weights(optimiser: Optimizer) -> list[Any]:
-    return [weight for group in optimiser.param_groups for weight in group["params"]]
 
 
 def _layers_of(model: nn.Module) -> tuple[Layers | None, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer
@@ -17,14 +17,14 @@ from keyquery.forms.measures import entropy_rank
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.monitor.bound import product_core
 from keyquery.instruments.monitor.layers import together
-from keyquery.instruments.monitor.observation import Sample
-from keyquery.instruments.monitor.table import SHARES
+from keyquery.listening.call import Call
 from keyquery.listening.parts.means import PositionMeans
 from keyquery.listening.parts.on_data import SEQUENCES
 from keyquery.listening.parts.pairs import ScoredPairs, scored_pairs
 from keyquery.listening.parts.shares import jackknife
 from keyquery.listening.parts.variance import FOLDS, POSITION, ROLES, products_of, stacked_parts
 
+SHARES = ("symmetric", "skew", "popularity", "position")
 CELLS = 2**22  # scores of one part in memory at a time, about: a training run leaves little room
 
 
@@ -65,16 +65,11 @@ class Shares:
         self._sums: dict[str, LayerSums] = {}
 
     @torch.no_grad()
-    def add(self, heads: Heads, layers: Mapping[str, Sequence[Layer]], samples: Mapping[str, Sample]) -> None:
-        """Add the samples of a forward, by module."""
-        for name, sample in samples.items():
-            layer = layers[name][0] if name in layers else None
-            if layer is None or not layer.on_data or layer.axial is not None or layer.position in VECTORS:
-                continue
-            same = sample.inputs._version == sample.version
-            if same and sample.inputs.shape[-1] == layer.weights.query.shape[-1]:
-                pairs = scored_pairs(layer, sample.inputs.float(), sample.call)
-                _add(self._sums.setdefault(name, LayerSums()), heads, layer, pairs)
+    def add(self, name: str, heads: Heads, layer: Layer, tokens: Float[Tensor, "batch n d"], call: Call) -> None:
+        """Add the tokens that entered a module in a forward, and their call."""
+        fits = tokens.shape[-1] == layer.weights.query.shape[-1]
+        if fits and layer.on_data and layer.axial is None and layer.position not in VECTORS:
+            _add(self._sums.setdefault(name, LayerSums()), heads, layer, scored_pairs(layer, tokens.float(), call))
 
     def result(self) -> dict[str, dict[str, Tensor]]:
         """By module and part, one value per head."""
