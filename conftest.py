@@ -1,14 +1,8 @@
 """Every test runs with shapes checked, uninitialised memory poisoned, and one thread a process."""
 
-import gc
 import os
 import sys
 from collections import Counter
-from contextlib import suppress
-from importlib import import_module
-from pathlib import Path
-
-gc.disable()  # until all is imported: what is made meanwhile stays, and is not to be looked at again and again
 
 os.environ.setdefault("MPLBACKEND", "agg")
 # Some virtual machines report AMX and do not allow it: a bfloat16 product would end the process.
@@ -26,7 +20,6 @@ import torch
 
 import keyquery as kq
 
-ROOT = Path(__file__).parent
 # Pages whose examples train, resample, or analyse a model on text: more than a few seconds each.
 SLOW_PAGES = {
     *("ablate", "atlas", "attention", "choosing", "datapoints", "events", "primal", "rerank", "series", "survey"),
@@ -52,7 +45,7 @@ hypothesis.settings.load_profile("default")
 
 
 @pytest.fixture(autouse=True)
-def _house_rules(request):
+def _one_thread_and_checked_shapes(request):
     torch.set_num_threads(1)
     # Deterministic mode fills torch.empty with NaN, so that reading what was never written shows.
     torch.use_deterministic_algorithms(True)
@@ -68,21 +61,6 @@ def _house_rules(request):
 @pytest.fixture(autouse=True)
 def _names_of_examples(doctest_namespace):
     doctest_namespace.update(torch=torch, kq=kq)
-
-
-def pytest_collection():
-    """Import from the other end where two processes import the same: each finds half of it compiled by the other."""
-    if int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 2:
-        for file in sorted((ROOT / "tests").rglob("test_*.py"), reverse=True):
-            with suppress(Exception, pytest.skip.Exception):  # which are raised again where they are reported
-                import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
-
-
-def pytest_collection_finish():
-    """Leave what was imported out of every later collection of garbage."""
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)  # of few objects that are left, ten times as many before they are looked at
-    gc.enable()
 
 
 LONG_FILES = ("README.md", "tests/test_", "tests/studies/", "tests/survey/")  # of seconds per test
@@ -103,7 +81,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Tests of the page that could not be run are told aloud: a page that nobody opened is not tested."""
+    """Tests of the page that could not be run are reported: a page that nobody opened is not tested."""
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if "no chromium" in str(report.longrepr)]
     if skipped:
         words = f"{len(skipped)} tests of the page did NOT run: no chromium here; apt-get install chromium"

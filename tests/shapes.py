@@ -3,17 +3,14 @@
 import re
 import sys
 from collections.abc import Callable
-from functools import partial, wraps
-from importlib.machinery import SourceFileLoader
-from types import CodeType, FunctionType, NoneType
+from functools import wraps
+from types import FunctionType, NoneType
 from typing import Any
-from unittest.mock import patch
 
 import jaxtyping
 import numpy as np
 import torch
 from beartype import BeartypeConf, beartype
-from jaxtyping import _import_hook
 
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
@@ -24,7 +21,7 @@ def names_a_shape(item: Any) -> bool:
     words = re.findall(r"\w+", " ".join(map(str, getattr(item, "__annotations__", {}).values())))
     types = (scope.get(word) for word in words)
     shapes = (jaxtyping.AbstractArray, jaxtyping.AbstractDtype)
-    return any(isinstance(each, type) and issubclass(each, shapes) for each in types)
+    return any(isinstance(kind, type) and issubclass(kind, shapes) for kind in types)
 
 
 def facts(value: Any) -> Any:
@@ -36,7 +33,7 @@ def facts(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value), *map(facts, value)
     if isinstance(value, dict):
-        return type(value), *((key, facts(each)) for key, each in value.items())
+        return type(value), *((key, facts(part)) for key, part in value.items())
     return value if isinstance(value, (str, int, NoneType)) else type(value)
 
 
@@ -65,8 +62,8 @@ def once_for_each_shape(function: Callable[..., Any], jaxtyped: Callable[..., An
 def only_where_shapes_are(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
     """Jaxtyping's decorator, left out of functions and dataclasses that name no shape.
 
-    The import hook decorates every function, and each call of a decorated one binds its arguments: some tests would
-    spend most of their time on it.
+    The hook decorates every function, and each call of a decorated one binds its arguments: on tests of forms and
+    interventions, checking every call took 20 % more CPU time, and decorating everything 30 to 60 %.
     """
 
     def decorator_of(*, typechecker: Any) -> Callable[[Any], Any]:
@@ -81,23 +78,7 @@ def only_where_shapes_are(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
     return decorator_of
 
 
-class Loader(_import_hook._JaxtypingLoader):
-    """Jaxtyping's loader, which marks the files of bytecode that hold its checks while their module runs, too.
-
-    So each module of another package that is first imported there is compiled again, and a module that `runpy` runs
-    has its checks written into the bytecode of users. Here the mark is on the bytecode of this module alone.
-    """
-
-    def get_code(self, fullname: str) -> CodeType | None:
-        marked = partial(_import_hook._optimized_cache_from_source, self._typechecker.get_hash())
-        with patch("importlib._bootstrap_external.cache_from_source", marked):
-            return SourceFileLoader.get_code(self, fullname)
-
-    exec_module = SourceFileLoader.exec_module
-
-
 def install(packages: list[str]) -> None:
     """Check shapes in whatever is imported from these packages from now on."""
-    _import_hook._JaxtypingLoader = Loader
-    jaxtyping.jaxtyped = only_where_shapes_are(jaxtyping.jaxtyped)
+    jaxtyping.jaxtyped = only_where_shapes_are(jaxtyping.jaxtyped)  # the name that the hook decorates with
     jaxtyping.install_import_hook(packages, f"{__name__}.checked")

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import runpy
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
+from keyquery.__main__ import main as main_of_python_m
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.compare import Comparison
 
@@ -452,9 +452,8 @@ def test_what_is_said_of_a_model_needs_one():
 
 def test_python_dash_m(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["keyquery", "--version"])
-    monkeypatch.delitem(sys.modules, "keyquery.__main__", raising=False)
     with pytest.raises(SystemExit, match="0"):
-        runpy.run_module("keyquery", run_name="__main__")
+        main_of_python_m()
     assert capsys.readouterr().out == f"keyquery {kq.__version__}\n"
 
 
