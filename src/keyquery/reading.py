@@ -50,7 +50,6 @@ class Reading:
     schema: ClassVar[int] = 2
     units: ClassVar[Mapping[str, str]] = {}
     former: ClassVar[Mapping[str, str]] = {}  # names in files of former versions → present names
-    nullable: ClassVar[tuple[str, ...]] = ()  # fields that may be null in files, which the class replaces by a default
 
     provenance: Mapping[str, Any] = field(
         default_factory=dict

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and only where a file belongs."""
 
 import csv
+import errno
 import os
 import signal
 import stat
@@ -194,3 +195,20 @@ def test_a_mark_that_others_could_have_is_refused(mark, tmp_path):
     with pytest.raises(ValueError, match="marks must be 32 hexadecimal digits each"):
         files.remove_temporaries([mark], [tmp_path])
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_is_too_large_to_hold_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "rows"
+    path.write_text("old")
+
+    def fill(error):
+        with files.writing(path) as beside:
+            beside.write_text("half")
+            raise error
+
+    with pytest.raises(OSError, match="rows could not be written: No space left"):
+        fill(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with pytest.raises(KeyError):
+        fill(KeyError())
+    assert os.listdir(tmp_path) == ["rows"]
+    assert path.read_text() == "old"

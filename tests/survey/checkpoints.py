@@ -1,11 +1,18 @@
 """Small checkpoints for the tests of surveys."""
 
 import json
+import os
+import sys
 
 import torch
 from safetensors.torch import save_file
 
 WIDTH, HEADS = 16, 2
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    "OMP_NUM_THREADS": "1",
+}  # of processes
 
 
 def llama(folder, layers=2, width=WIDTH, seed=0, alike=0.0):

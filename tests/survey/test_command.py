@@ -1,7 +1,6 @@
 """`keyquery survey` as a user runs it, and how it tells how far it is."""
 
 import io
-import os
 import signal
 import subprocess
 import sys
@@ -12,9 +11,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from keyquery import cli, survey
+from keyquery import cli
 from keyquery.pages.progress_bar import paced
-from tests.survey.checkpoints import llama
+from tests.survey.checkpoints import ENVIRONMENT, llama
 
 pytest.importorskip("pyarrow")
 
@@ -84,11 +83,11 @@ def test_a_survey_that_is_terminated_takes_its_processes_with_it(number, tmp_pat
     for i in range(2):
         llama(tmp_path / "zoo" / f"m{i}", seed=i)
     command = [sys.executable, "-m", "keyquery", "survey", str(tmp_path / "zoo"), "--workers", "2", "--out"]
-    where = {**os.environ, "PYTHONPATH": str(Path(survey.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*command, tmp_path / "out"], env=where, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, tmp_path / "out"], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     while len(started := workers(process.pid)) < 2:  # which then import for seconds
         assert process.poll() is None
         time.sleep(0.01)
+    time.sleep(0.3)  # a process whose start is interrupted would print a traceback
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number

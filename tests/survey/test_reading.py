@@ -51,14 +51,6 @@ def test_two_sizes_are_no_trend_and_families_are_split_by_attention():
 
 
 @pytest.mark.unchecked
-def test_no_answers_are_empty_however_they_are_written():
-    nothing = Survey(models=None, runs=None, sizes=None, families=None, broken=None)
-    assert nothing == Survey(models=[])
-    loaded = kq.Reading.load('{"schema": 1, "kind": "survey", "models": null, "runs": null, "families": []}')
-    assert loaded.page() == Survey(models=[]).page()
-
-
-@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -72,13 +64,6 @@ def test_no_answers_are_empty_however_they_are_written():
 def test_answers_of_another_kind_are_refused(text, words):
     with pytest.raises(ValueError, match=f"not a reading of kind 'survey': .*{words}"):
         kq.Reading.load(f'{{"schema": 1, "kind": "survey", {text}}}')
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("given", ["x", [1], {}])
-def test_rows_that_are_none_are_refused_where_a_survey_is_made(given):
-    with pytest.raises(TypeError, match="broken of a survey must be a list of objects, got "):
-        Survey(models=[], broken=given)
 
 
 def test_a_model_without_its_figures_has_no_page():

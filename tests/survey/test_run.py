@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -17,12 +16,11 @@ import pytest
 import keyquery as kq
 from keyquery import survey
 from keyquery.instruments.lineage.index import among, index_files
-from keyquery.support.files import writing
 from keyquery.survey import executors as crews
 from keyquery.survey import worker as work
 from keyquery.survey.executors import Cores, gather
 from keyquery.survey.find_models import find_models
-from tests.survey.checkpoints import llama, results
+from tests.survey.checkpoints import ENVIRONMENT, llama, results
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -71,15 +69,11 @@ def test_rows_are_those_of_look(models, tmp_path):
         ("llama", "causal"),
         ("llama", "causal"),
     ]
+    assert reading.models[1]["parameters"] == 3 * (16 * 16 + 16 * 16 + 16)
     assert kq.Reading.load(tmp_path / "out" / "survey.json") == reading
 
 
-def test_parameters_are_those_of_the_file(models, tmp_path):
-    row = survey.run(models[:1], tmp_path / "out", workers=1).models[0]
-    assert row["parameters"] == 3 * (16 * 16 + 16 * 16 + 16)
-
-
-@pytest.mark.parametrize("when", [1, 3, 6])
+@pytest.mark.parametrize("when", [1, 6])
 def test_broken_off_it_goes_on_and_measures_nothing_twice(when, models, tmp_path, measured):
     survey.run(models, tmp_path / "whole", workers=1)
     measured.clear()
@@ -122,6 +116,9 @@ def test_a_record_that_a_crash_has_spoiled_is_made_again(models, tmp_path, measu
     record.write_text("")
     survey.run(models, tmp_path / "out", workers=1)
     survey.run(models, tmp_path / "whole", workers=1)
+    assert results(tmp_path / "out") == results(tmp_path / "whole")
+    shutil.rmtree(tmp_path / "out" / "records")  # without its records a survey starts again
+    survey.run(models, tmp_path / "out", workers=1)
     assert results(tmp_path / "out") == results(tmp_path / "whole")
 
 
@@ -183,54 +180,24 @@ def test_a_model_that_changes_meanwhile_is_told(models, tmp_path, measured):
     assert [row["name"] for row in reading.models] == ["m1"]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a full disk, and what makes room; without the right to mount one, files that may not grow."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", place], capture_output=True).returncode == 0
-    )
-    if mounted:
-        yield place, lambda: subprocess.run(["mount", "-o", "remount,size=16m", place], check=True)
-        subprocess.run(["umount", "-l", place], check=True)
-        return
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-    yield place, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+def test_a_full_disk_stops_the_survey_in_a_sentence_and_it_goes_on(models, tmp_path, monkeypatch, measured):
+    real, writes = work.write_all, []
 
+    def full(written, token):
+        writes.append(written)
+        if len(writes) == 3:
+            raise OSError(errno.ENOSPC, "could not be written: No space left on device")
+        real(written, token)
 
-def test_a_full_disk_stops_the_survey_in_a_sentence_and_it_goes_on(models, tmp_path, small_disk, measured):
-    place, make_room = small_disk
-    with pytest.raises(OSError, match=r"could not be written: (No space left on device|File too large)"):
-        survey.run(models, place / "out", workers=1)
+    monkeypatch.setattr(work, "write_all", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        survey.run(models, tmp_path / "out", workers=1)
     done = set(measured)
-    make_room()
     measured.clear()
-    survey.run(models, place / "out", workers=1)
-    recorded = done & set(measured)
-    assert len(recorded) <= 1  # what could not be recorded
+    survey.run(models, tmp_path / "out", workers=1)
+    assert len(done & set(measured)) == 1  # what could not be recorded
     survey.run(models, tmp_path / "whole", workers=1)
-    assert results(place / "out") == results(tmp_path / "whole")
-
-
-def test_what_is_too_large_to_hold_is_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "rows"
-    path.write_text("old")
-
-    def fill(error):
-        with writing(path) as beside:
-            beside.write_text("half")
-            raise error
-
-    with pytest.raises(OSError, match="rows could not be written: No space left"):
-        fill(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    with pytest.raises(KeyError):
-        fill(KeyError())
-    assert os.listdir(tmp_path) == ["rows"]
-    assert path.read_text() == "old"
+    assert results(tmp_path / "out") == results(tmp_path / "whole")
 
 
 def test_a_worker_that_sees_another_folder_or_has_other_versions_is_refused(models, tmp_path):
@@ -261,28 +228,20 @@ def test_out_that_is_a_file_and_the_extra_that_is_missing_are_told(models, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_a_config_that_is_a_pipe_is_refused_at_once(models, tmp_path):
-    os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ValueError, match="is a device or a pipe; expected a regular file"):
-        survey.run(models, tmp_path / "out", workers=1, config=tmp_path / "config.json")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on(tmp_path):
     models = [str(llama(tmp_path / "zoo" / f"m{i}", layers=12, width=256, seed=i)) for i in range(4)]
     command = [sys.executable, "-m", "keyquery", "survey", *models, "--workers", "2", "-q", "--out"]
-    where = {**os.environ, "PYTHONPATH": str(Path(kq.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, tmp_path / "whole"], check=True, env=where)
+    subprocess.run([*command, tmp_path / "whole"], check=True, env=ENVIRONMENT)
     records = tmp_path / "parts" / "records"
     for enough in (lambda: len(list(records.glob("*/layer-*"))) >= 3, lambda: list(records.glob("*/whole-*"))):
-        process = subprocess.Popen([*command, tmp_path / "parts"], env=where, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([*command, tmp_path / "parts"], env=ENVIRONMENT, stderr=subprocess.DEVNULL)
         while process.poll() is None and not enough():
             time.sleep(0.01)
         process.kill()
         assert process.wait() == -signal.SIGKILL
     joined = {file: file.stat().st_mtime_ns for file in records.glob("*/whole-*")}
-    subprocess.run([*command, tmp_path / "parts"], check=True, env=where)
+    subprocess.run([*command, tmp_path / "parts"], check=True, env=ENVIRONMENT)
     assert results(tmp_path / "parts") == results(tmp_path / "whole")
     assert {file: file.stat().st_mtime_ns for file in joined} == joined
     assert len(joined) < 4
@@ -292,21 +251,15 @@ def test_killed_at_any_moment_it_goes_on(tmp_path):
 def test_a_process_that_is_killed_is_replaced(tmp_path, monkeypatch):
     models = [llama(tmp_path / "zoo" / f"m{i}", layers=3, seed=i) for i in range(2)]
     survey.run(models, tmp_path / "alone", workers=1)
-    pools = []
-    real = Cores.open
-
-    def opened(self, replace=False):
-        pools.append(real(self, replace))
-        return pools[-1]
-
-    monkeypatch.setattr(Cores, "open", opened)
+    crew = Cores(2)
+    monkeypatch.setattr(sys.modules["keyquery.survey.run"], "Cores", lambda workers: crew)
     killed = []
 
     def watch(items, what, total):
         for item in items:
             yield item
             if what == "measuring layers" and not killed:
-                killed.extend(pools[-1]._processes)
+                killed.extend(crew._pool._processes)
                 os.kill(killed[0], signal.SIGKILL)
 
     survey.run(models, tmp_path / "out", workers=2, progress=watch)
@@ -363,14 +316,6 @@ def test_leftovers_of_a_killed_run_are_removed(models, tmp_path):
     assert not list(out.rglob(".*"))
 
 
-def test_without_its_records_a_survey_starts_again(models, tmp_path):
-    survey.run(models, tmp_path / "out", workers=1)
-    whole = results(tmp_path / "out")
-    shutil.rmtree(tmp_path / "out" / "records")
-    survey.run(models, tmp_path / "out", workers=1)
-    assert results(tmp_path / "out") == whole
-
-
 def test_no_file_of_the_user_is_deleted(tmp_path, monkeypatch):
     """`keyquery survey models --out .`, where the models' own folder is the one that results are written into."""
     llama(tmp_path / "models" / "m0")
@@ -393,7 +338,7 @@ def test_no_file_of_the_user_is_deleted(tmp_path, monkeypatch):
     assert len(list(record.glob("whole-*.json"))) == 1
 
 
-@pytest.mark.parametrize("name", ["index.html", "heads.parquet", "survey.json", "models/m1.json", "models/m0.html"])
+@pytest.mark.parametrize("name", ["index.html", "models/m1.json"])
 def test_results_replace_no_file_that_a_survey_did_not_write(name, models, tmp_path):
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)
@@ -406,7 +351,7 @@ def test_results_replace_no_file_that_a_survey_did_not_write(name, models, tmp_p
     assert [file for file in (tmp_path / "out").rglob("*") if file.is_file()] == [path]
 
 
-@pytest.mark.parametrize("text", ["", "*", "bak", "0" * 16])
+@pytest.mark.parametrize("text", ["", "bak"])
 def test_a_manifest_that_no_survey_wrote_is_refused(text, models, tmp_path):
     manifest = tmp_path / "out" / "records" / "here"
     manifest.parent.mkdir(parents=True)

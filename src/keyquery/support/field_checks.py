@@ -17,11 +17,11 @@ def check_fields(cls: type[Any], data: Mapping[str, Any]) -> None:
     known = {f.name: f for f in fields(cls)}
     if unknown := sorted(set(data) - set(known)):
         raise ValueError(f"unknown field {unknown[0]!r:.60}; its fields are {', '.join(known)}")
-    hints, nullable = get_type_hints(cls), getattr(cls, "nullable", ())
+    hints = get_type_hints(cls)
     for name, f in known.items():
         if name not in data and f.default is MISSING and f.default_factory is MISSING:
             raise ValueError(f"the field {name!r} is missing")
-        if name in data and not (data[name] is None and name in nullable):
+        if name in data:
             _check(data[name], hints[name], name)
     check_places(data, "")
 

@@ -13,11 +13,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import get_context, parent_process
 from queue import Empty, SimpleQueue
-from threading import Thread, current_thread, main_thread
-from typing import Any, Protocol, runtime_checkable
+from threading import Thread
+from typing import Any
 
 import torch
 
@@ -29,25 +29,7 @@ PAUSE = 5.0  # seconds without a result after which the backend is checked
 ANSWER = 10  # seconds within which a scheduler must answer
 PATIENCE = 120.0  # seconds to wait for a lost scheduler to come back
 DEATHS = 3  # worker deaths with only this job running, after which the job is given up
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """Workers behind an Executor, which is reopened when it is lost."""
-
-    ahead: int  # jobs that are submitted at a time
-    alone: bool  # whether one dead worker loses all jobs, so that suspects must be retried one at a time
-    lost: tuple[type[BaseException], ...]  # errors that mean that the executor is gone
-    fatal: tuple[type[BaseException], ...]  # errors that mean that the job has killed its workers
-
-    def open(self, replace: bool = False) -> Executor:
-        """The executor; with `replace`, a new one in place of one that was lost."""
-
-    def alive(self) -> bool:
-        """Whether submitted jobs are still held by the workers."""
-
-    def close(self, now: bool = False) -> None:
-        """Release the workers: pending jobs are cancelled and, with `now`, running jobs are killed."""
+Errors = tuple[type[BaseException], ...]
 
 
 class InlineExecutor(Executor):
@@ -66,16 +48,17 @@ class InlineExecutor(Executor):
 class Cores:
     """Local worker processes; with one worker, this process itself."""
 
+    alone = True  # one dead worker loses all jobs, so suspects must be retried one at a time
+    lost: Errors = (BrokenExecutor,)  # these mean that the executor is gone
+    fatal: Errors = ()  # these mean that a job has killed its workers
+
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.ahead = 2 * workers if workers > 1 else 1
-        self.alone = True
-        self.lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
-        self.fatal: tuple[type[BaseException], ...] = ()
+        self.ahead = 2 * workers if workers > 1 else 1  # jobs that are submitted at a time
         self._pool: Executor | None = None
 
     def open(self, replace: bool = False) -> Executor:
-        """A pool of processes."""
+        """The executor; with `replace`, a new one in place of one that was lost."""
         if self._pool is not None and not replace:
             return self._pool
         self.close()
@@ -108,8 +91,8 @@ class Cluster:
             optional("distributed.client", "a scheduler").ClosedClientError,
             optional("distributed.comm", "a scheduler").CommClosedError,
         )
-        self.lost: tuple[type[BaseException], ...] = (CancelledError, *closed)
-        self.fatal: tuple[type[BaseException], ...] = (self._distributed.KilledWorker,)
+        self.lost: Errors = (CancelledError, *closed)
+        self.fatal: Errors = (self._distributed.KilledWorker,)
         self._client: Any = None
         self._scheduler: str | None = None
         self._workers = 0
@@ -178,6 +161,9 @@ class Cluster:
         return str(facts["id"])
 
 
+Backend = Cores | Cluster
+
+
 def gather(backend: Backend, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:
     """Each job with its result, in the order in which they finish; `jobs` may grow meanwhile."""
     running: dict[Future[Any], Job] = {}
@@ -187,8 +173,7 @@ def gather(backend: Backend, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, 
     while jobs or running:
         try:
             while jobs and _may_submit(backend, jobs[0], running.values(), deaths):
-                with _signals_deferred():  # a worker whose start is interrupted prints a traceback
-                    future = executor.submit(perform, jobs[0])
+                future = executor.submit(perform, jobs[0])
                 running[future] = jobs.popleft()
                 future.add_done_callback(finished.put)
             done = _next(backend, finished)
@@ -206,24 +191,6 @@ def gather(backend: Backend, jobs: deque[Job]) -> Iterator[tuple[Job, dict[str, 
         else:
             if done is not None:
                 yield running.pop(done), outcome
-
-
-@contextmanager
-def _signals_deferred() -> Iterator[None]:
-    """Handle signals that arrive in the block after it; only the main thread gets them."""
-    waiting: list[int] = []
-    numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
-    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-    before = before if current_thread() is main_thread() else {}
-    for number in before:
-        signal.signal(number, lambda number, _: waiting.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number in waiting:
-        signal.raise_signal(number)
 
 
 def _may_submit(backend: Backend, job: Job, running: Collection[Job], deaths: Counter[Job]) -> bool:

@@ -38,8 +38,6 @@ class Survey(Reading, kind="survey"):
         "slope": "change of symmetry per tenfold increase in parameters, least squares",
     }
 
-    nullable: ClassVar[tuple[str, ...]] = ("models", *NUMBERS, "broken")
-
     models: Sequence[Mapping[str, Any]]  # one row per model
     runs: Sequence[Mapping[str, Any]] = field(default_factory=list)  # one row per training run
     sizes: Sequence[Mapping[str, Any]] = field(default_factory=list)  # one row per set of model sizes
@@ -48,12 +46,6 @@ class Survey(Reading, kind="survey"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.nullable:
-            rows = getattr(self, name)
-            if rows is None:  # other writers may use null for an empty list
-                object.__setattr__(self, name, [])
-            elif not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise TypeError(f"{name} of a survey must be a list of objects, got {_cut(rows)}")
         for name, needed in NUMBERS.items():
             for row in getattr(self, name):
                 if wrong := [key for key in needed if not isinstance(row.get(key), (int, float))]:

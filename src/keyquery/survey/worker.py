@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -160,14 +160,13 @@ def _join(job: Job) -> tuple[dict[str, Any], Files]:
     done = _done(job)
     if done is None:
         _check_stamp(job)
-        # Reopened, since the file that this worker has mapped may have been replaced.
-        heads, reread = _opened.__wrapped__(job.entry.source, job.read, job.stamp, job.token)
+        heads, _ = _opened(job.entry.source, job.read, job.stamp, job.token)
         layers, bad = _records(job, len(heads))
         if bad:
             return {"again": bad}, {}
         model = {**heads.model, "width": layers[0]["width"], "name": job.entry.name}
         tensors = {name: digest for layer in layers for name, digest in layer["tensors"].items()}
-        _check_same(job, layers, heads, reread)
+        _check_stamp(job)
         look = whole_look(model, ((layer["row"], layer["cells"]) for layer in layers), tensors)
         parameters = sum(math.prod(shape) for shape in heads.source.shapes.values())
     else:  # only the name of the model has changed, or a file is missing
@@ -197,18 +196,6 @@ def _check_stamp(job: Job) -> None:
         raise FileNotFoundError(f"{source} no longer exists")
     if _stamp(source, job.read, job.versions) != job.stamp:
         raise ValueError(CHANGED.format(source))
-
-
-def _check_same(job: Job, layers: Sequence[Mapping[str, Any]], heads: Heads, reread: Mapping[str, str]) -> None:
-    """Read the measured tensors again: a file replaced in the meantime may have the same size and modification time."""
-    for layer in heads:
-        first = torch.zeros(1, dtype=torch.long)  # tables of positions are read, if there are any
-        heads.pair_bias(layer, first, first), heads.relatives(layer, first, first)
-    if any(reread.get(name) != digest for layer in layers for name, digest in layer["tensors"].items()):
-        for index in range(len(layers)):
-            _record(job, index).unlink(missing_ok=True)
-        raise ValueError(CHANGED.format(job.entry.source))
-    _check_stamp(job)
 
 
 def _records(job: Job, count: int) -> tuple[list[dict[str, Any]], list[int]]:
