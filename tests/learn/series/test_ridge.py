@@ -11,10 +11,16 @@ from sklearn.model_selection import GridSearchCV
 
 import keyquery as kq
 from keyquery.learn.inputs.sequences import Padded
-from keyquery.learn.series import convolution
-from keyquery.learn.series.competing import Competing
-from keyquery.learn.series.convolution import KERNELS, Convolutions, convolved, weights, windows_inside
-from keyquery.learn.series.pooling import maximum
+from keyquery.learn.series import features as series_features
+from keyquery.learn.series.features import (
+    KERNELS,
+    Competing,
+    Convolutions,
+    convolved,
+    maximum,
+    weights,
+    windows_inside,
+)
 from keyquery.learn.series.ridge import fit_ridge
 from keyquery.learn.series.ridge_classifier import interpolated
 
@@ -181,8 +187,8 @@ def test_padding_and_the_batch_do_not_matter(monkeypatch):
         row[: len(one)] = one
     assert np.allclose(model.predict_proba(longer), expected, atol=1e-12)
     assert np.allclose(model.predict_proba(series[:1]), expected[:1], atol=1e-9)
-    monkeypatch.setattr(convolution, "TOGETHER", 1)
-    monkeypatch.setattr(convolution, "SERIES", 1)
+    monkeypatch.setattr(series_features, "TOGETHER", 1)
+    monkeypatch.setattr(series_features, "SERIES", 1)
     assert np.allclose(model.predict_proba(series), expected, atol=1e-9)
 
 

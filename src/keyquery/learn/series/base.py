@@ -1,25 +1,37 @@
-"""Base class of the classifiers of time series: validated input, prediction and importance."""
+"""Base class of the classifiers of time series: validated input, fitting, prediction, importance and files."""
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from jaxtyping import Float64, Shaped
 from torch import Tensor
 
-from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted
+from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted, seed_of
 from keyquery.learn.data.series import Series
-from keyquery.learn.inputs.sequences import Padded, axes_of, columns_of, padded, series_of
+from keyquery.learn.inputs.sequences import (
+    Padded,
+    axes_of,
+    columns_of,
+    padded,
+    restored_statistics,
+    series_of,
+    statistics,
+)
 from keyquery.learn.inputs.tables import target_of
-from keyquery.learn.inputs.targets import labels_of, weights_of
+from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of, weights_of
 from keyquery.learn.series.importance import Importance, occlude
+from keyquery.learn.series.training import Labelled
 from keyquery.reading import digests, provenance
-from keyquery.support.checks import check_count
+from keyquery.support.checks import check_count, check_number
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars, silent
+
+Fitted = TypeVar("Fitted", bound="SeriesEstimator")
 
 
 class SeriesEstimator(Classifier, SavedEstimator):
@@ -29,10 +41,41 @@ class SeriesEstimator(Classifier, SavedEstimator):
     mean_: Float64[np.ndarray, " dims"]
     scale_: Float64[np.ndarray, " dims"]
     columns_: list[str] | None  # names of the dimensions, if all series are data frames
+    temperature_: float  # by which logits are divided
     axis: int
     class_weight: Any
+    random_state: Any
     device: Any
     verbose: bool
+
+    def fit(self: Fitted, X: Any, y: Any = None, sample_weight: Any = None) -> Fitted:
+        """Fit to series X, labels y (n,) and weights (n,).
+
+        Parameters
+        ----------
+        X
+            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
+        y
+            Labels (n,). Default: those of X, if X is a `kq.data.Series`.
+        sample_weight
+            Weights (n,) of the loss; series of weight 0 are left out. Default: all 1.
+
+        Returns
+        -------
+        SeriesEstimator
+            The fitted estimator.
+        """
+        self._check()
+        device = pick_device(self.device)
+        series, labels, weights = self._samples(X, y, sample_weight)
+        classes, numbers = np.unique(labels, return_inverse=True)
+        mean, scale = statistics(series)
+        target, weight = (torch.from_numpy(part).to(device) for part in (numbers, weights))
+        samples = Labelled(padded(series, mean, scale, device), target, weight)
+        self._learn(samples, len(classes), seed_of(self.random_state))
+        self.classes_, self.mean_, self.scale_ = classes, mean, scale
+        self.columns_, self.params_ = columns_of(X), self._plain_params()
+        return self
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
         """Probabilities (n, classes), in the order of `classes_`."""
@@ -48,51 +91,51 @@ class SeriesEstimator(Classifier, SavedEstimator):
         class over the windows that cover it: positive if it supports the class.
         """
         check_count("stretch", stretch, least=1, optional=True)
-        data, series = self._padded(X), series_of(X, self.axis)
+        data, rows = self._padded(X), []
         with bars(self.verbose) as progress:
-            occluded = [
-                occlude(self._log_probabilities, Padded(*(part[i] for part in data)), stretch, progress)
-                for i in range(len(series))
-            ]
-        return Importance(
-            classes=[plain_label(label) for label in self.classes_],
-            series=[
-                {
-                    "values": [[None if value != value else value for value in row] for row in values.tolist()],
-                    "relevance": (relevance + [0.0] * len(values))[: len(values)],
-                    "stretch": width,
-                    "predicted": plain_label(self.classes_[number]),
-                    "probability": probability,
-                }
-                for values, (relevance, width, number, probability) in zip(series, occluded, strict=True)
-            ],
-            columns=self.columns_,
-            provenance=provenance(
-                tensors=digests(self.network_.state_dict()), estimator=repr(type(self)(**self.params_))
-            ),
-        )
+            for number, values in enumerate(series_of(X, self.axis)):
+                one = Padded(*(part[number] for part in data))
+                relevance, width, chosen, probability = occlude(self._log_probabilities, one, stretch, progress)
+                rows.append(
+                    {
+                        "values": [[None if value != value else value for value in row] for row in values.tolist()],
+                        "relevance": (relevance + [0.0] * len(values))[: len(values)],
+                        "stretch": width,
+                        "predicted": plain_label(self.classes_[chosen]),
+                        "probability": probability,
+                    }
+                )
+        estimator, tensors = repr(type(self)(**self.params_)), digests(self.network_.state_dict())
+        classes = [plain_label(label) for label in self.classes_]
+        source = provenance(tensors=tensors, estimator=estimator)
+        return Importance(classes=classes, series=rows, columns=self.columns_, provenance=source)
 
     def plot(self, x: Any, stretch: int | None = None) -> Any:
-        """Plot one series with its important segments.
-
-        Parameters
-        ----------
-        x
-            One series, (length, dims) or (length,).
-        stretch
-            Window length in time steps. Default: a sixteenth of the series.
-
-        Returns
-        -------
-        matplotlib.figure.Figure
-        """
+        """A figure of one series, (length, dims) or (length,), with its important segments; see `importance`."""
         if isinstance(x, Series) or axes_of(x) > 2:
             raise ValueError("plot takes one series, (length, dims) or (length,); select one, such as X[0]")
         return self.importance([x], stretch).plot()
 
     @abstractmethod
+    def _learn(self, samples: Labelled, classes: int, seed: int) -> None:
+        """Set the network and what else the classifier learns, if nothing fails."""
+
+    @abstractmethod
     def _log_probabilities(self, data: Padded, progress: Progress = silent) -> Float64[Tensor, "batch classes"]:
         """Log-probabilities of standardised series."""
+
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        facts = {"classes": label_facts(self.classes_), "columns": self.columns_, "temperature": self.temperature_}
+        return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
+
+    def _restore_common(self, facts: dict[str, Any], tensors: dict[str, Tensor], least: float, most: float) -> None:
+        """What both classifiers save; the temperature must be within bounds."""
+        self.classes_, self.columns_ = classes_of(facts["classes"]), facts.get("columns")
+        self.mean_, self.scale_ = restored_statistics(tensors, "dims")
+        check_number("temperature", temperature := facts.get("temperature", 1.0))
+        if not least <= temperature <= most:
+            raise ValueError(f"temperature must be from {least:g} to {most:g}, got {temperature}")
+        self.temperature_ = float(temperature)
 
     def _samples(self, X: Any, y: Any, sample_weight: Any) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """Validated series (length, dims), labels and weights; samples of weight 0 are left out."""
@@ -125,7 +168,7 @@ class SeriesEstimator(Classifier, SavedEstimator):
     def _warn_of_axis(self, X: Any, series: list[np.ndarray]) -> None:
         """Channels first, as in aeon, are easily taken for time steps."""
         length, dims = series[0].shape
-        if self.axis == 1 and not isinstance(X, Series) and length < dims and len({len(one) for one in series}) == 1:
+        if self.axis == 1 and not isinstance(X, Series) and length < dims and len(set(map(len, series))) == 1:
             warnings.warn(
                 f"X is read as series of {length} steps and {dims} dims; if it is (n, dims, length), set axis=2",
                 UserWarning,

@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from keyquery.learn.base import check_sizes, hold_out, seed_of, seeded
+from keyquery.learn.base import check_sizes, hold_out, seeded
 from keyquery.learn.fitting import fit_network, report
-from keyquery.learn.inputs.sequences import Padded, columns_of, padded, restored_statistics, statistics
-from keyquery.learn.inputs.targets import classes_of, label_facts
+from keyquery.learn.inputs.sequences import Padded
 from keyquery.learn.series.base import SeriesEstimator
 from keyquery.learn.series.network import KINDS, TOKENS, SeriesNetwork
 from keyquery.learn.series.training import (
@@ -29,8 +27,7 @@ from keyquery.learn.series.training import (
     temperature_of,
 )
 from keyquery.learn.training import Recipe
-from keyquery.support.checks import check_choice, check_count, check_number
-from keyquery.support.devices import pick_device
+from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, bars, silent
 
 RANK = 20  # of primal layers, if heads are at least this wide
@@ -100,7 +97,6 @@ class SeriesClassifier(SeriesEstimator):
 
     network_: SeriesNetwork
     history_: list[dict[str, float]]  # one row per epoch: training loss, error and loss on the validation split
-    temperature_: float  # by which logits are divided
 
     def __init__(
         self,
@@ -132,49 +128,8 @@ class SeriesClassifier(SeriesEstimator):
         self.class_weight, self.axis = class_weight, axis
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> SeriesClassifier:
-        """Fit to series X, labels y (n,) and weights (n,).
-
-        Parameters
-        ----------
-        X
-            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
-        y
-            Labels (n,). Default: those of X, if X is a `kq.data.Series`.
-        sample_weight
-            Weights (n,) of the loss; series of weight 0 are left out. Default: all 1.
-
-        Returns
-        -------
-        SeriesClassifier
-            The fitted estimator.
-        """
-        self._check()
-        device = pick_device(self.device)
-        series, labels, weights = self._samples(X, y, sample_weight)
-        classes, numbers = np.unique(labels, return_inverse=True)
-        seed = seed_of(self.random_state)
-        mean, scale = statistics(series)
-        target, weight = torch.from_numpy(numbers).to(device), torch.from_numpy(weights).float().to(device)
-        samples = Labelled(padded(series, mean, scale, device), target, weight)
-        with seeded(seed, device), bars(self.verbose) as progress:
-            network, history, temperature = self._trained(samples, len(classes), seed, progress)
-        self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
-        self.history_, self.columns_, self.params_ = history, columns_of(X), self._plain_params()
-        self.temperature_ = temperature
-        return self
-
-    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        facts = {"classes": label_facts(self.classes_), "columns": self.columns_, "temperature": self.temperature_}
-        return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
-
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], SeriesNetwork], int]:
-        self.classes_, self.columns_ = classes_of(facts["classes"]), facts.get("columns")
-        self.mean_, self.scale_ = restored_statistics(tensors, "dims")
-        check_number("temperature", temperature := facts.get("temperature", 1.0))
-        if not 1 <= temperature <= WARMEST:
-            raise ValueError(f"temperature must be from 1 to {WARMEST:g}, got {temperature}")
-        self.temperature_ = float(temperature)
+        self._restore_common(facts, tensors, 1, WARMEST)
         return lambda: self._network(len(self.mean_), len(self.classes_)), self.depth
 
     def _check(self) -> None:
@@ -192,22 +147,20 @@ class SeriesClassifier(SeriesEstimator):
         shape = (self.width, self.depth, self.heads)
         return SeriesNetwork(dims, classes, *shape, self.attention, rank, self.eta, self.dropout, tokens=self.tokens)
 
-    def _trained(
-        self, samples: Labelled, classes: int, seed: int, progress: Progress
-    ) -> tuple[SeriesNetwork, list[dict[str, float]], float]:
-        """The network, the history, and the temperature of the probabilities."""
+    def _learn(self, samples: Labelled, classes: int, seed: int) -> None:
+        samples = samples.weighted_as(torch.float32)
         learned, held = hold_out(samples.target.cpu().numpy(), self.validation_fraction, seed)
-        network = self._network(samples.data.values.shape[-1], classes).to(samples.target.device)
-        first = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-        if not len(held):
-            return network, self._train(network, samples, seed, progress)[0], 1.0
-        checked = samples.take(held)
-        history, best, stopped = self._train(network, samples.take(learned), seed, progress, checked)
-        temperature = temperature_of(network, checked, 4 * self.batch_size)
-        if self.refit and best and not stopped:
-            network.load_state_dict(first)
-            self._train(network, samples, seed, progress, epochs=best)
-        return network, history, temperature
+        with seeded(seed, str(samples.target.device)), bars(self.verbose) as progress:
+            network = self._network(samples.data.values.shape[-1], classes).to(samples.target.device)
+            first = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+            checked = samples.take(held) if len(held) else None
+            trained = samples.take(learned) if len(held) else samples
+            history, best, stopped = self._train(network, trained, seed, progress, checked)
+            temperature = 1.0 if checked is None else temperature_of(network, checked, 4 * self.batch_size)
+            if checked is not None and self.refit and best and not stopped:
+                network.load_state_dict(first)
+                self._train(network, samples, seed, progress, epochs=best)
+        self.network_, self.history_, self.temperature_ = network, history, temperature
 
     def _train(
         self,

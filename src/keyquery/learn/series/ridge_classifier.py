@@ -10,15 +10,13 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from keyquery.learn.base import check_sizes, seed_of
-from keyquery.learn.inputs.sequences import Padded, columns_of, padded, restored_statistics, statistics
-from keyquery.learn.inputs.targets import classes_of, label_facts
+from keyquery.learn.base import check_sizes
+from keyquery.learn.inputs.sequences import Padded
 from keyquery.learn.series.base import SeriesEstimator
-from keyquery.learn.series.competing import Competing
-from keyquery.learn.series.convolution import KERNELS, Convolutions
+from keyquery.learn.series.features import KERNELS, Competing, Convolutions
 from keyquery.learn.series.ridge import fit_ridge
+from keyquery.learn.series.training import Labelled
 from keyquery.support.checks import check_count, check_number
-from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars, silent
 
 
@@ -65,7 +63,6 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
     """
 
     network_: Linear
-    temperature_: float  # by which scores are divided
     penalty_: float  # of the ridge regression
     loss_: float | None  # leave-one-out cross-entropy of classes with two series or more, in nats
 
@@ -81,77 +78,43 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
         self.features, self.class_weight, self.axis = features, class_weight, axis
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ConvolutionRidgeClassifier:
-        """Fit to series X, labels y (n,) and weights (n,).
-
-        Parameters
-        ----------
-        X
-            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
-        y
-            Labels (n,). Default: those of X, if X is a `kq.data.Series`.
-        sample_weight
-            Weights (n,) of the loss; series of weight 0 are left out. Default: all 1.
-
-        Returns
-        -------
-        ConvolutionRidgeClassifier
-            The fitted estimator.
-        """
-        self._check()
-        device = pick_device(self.device)
-        series, labels, weights = self._samples(X, y, sample_weight)
-        classes, numbers = np.unique(labels, return_inverse=True)
-        mean, scale = statistics(series)
-        data = padded(series, mean, scale, device)
-        generator = np.random.default_rng(seed_of(self.random_state))
+    def _learn(self, samples: Labelled, classes: int, seed: int) -> None:
+        generator = np.random.default_rng(seed)
         per_kernel = max(round(self.features / (4 * len(KERNELS))), 1)  # of shares and means, of series and differences
-        convolutions = Convolutions.fitted(data, per_kernel, generator)
-        network = Linear(convolutions, Competing.fitted(data, generator), len(classes)).to(device)
+        convolutions = Convolutions.fitted(samples.data, per_kernel, generator)
+        network = Linear(convolutions, Competing.fitted(samples.data, generator), classes).to(samples.target.device)
         with bars(self.verbose) as progress:
-            features = network.features(data, progress)
-        ridge = fit_ridge(features, torch.from_numpy(numbers).to(device), torch.from_numpy(weights).to(device))
+            features = network.features(samples.data, progress)
+        assert samples.weight is not None
+        ridge = fit_ridge(features, samples.target, samples.weight)
         network.weight.data.copy_(ridge.weight)
         network.bias.data.copy_(ridge.bias)
-        self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
+        self.network_, self.history_ = network, []
         self.temperature_, self.penalty_ = ridge.temperature, ridge.penalty
         self.loss_ = ridge.loss if ridge.loss == ridge.loss else None
-        self.history_, self.columns_, self.params_ = [], columns_of(X), self._plain_params()
-        return self
 
     def _prepared(self, series: list[np.ndarray]) -> list[np.ndarray]:
         return [interpolated(values) for values in series]
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        facts: dict[str, Any] = {
-            "classes": label_facts(self.classes_),
-            "columns": self.columns_,
-            "temperature": self.temperature_,
-        }
+        facts, tensors = super()._saved()
         convolutions, competing = self.network_.convolutions, self.network_.competing
         facts |= {"penalty": self.penalty_, "loss": self.loss_, "plans": convolutions.plans}
-        facts |= {"levels": convolutions.levels, "dilations": competing.dilations}
-        return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
+        return facts | {"levels": convolutions.levels, "dilations": competing.dilations}, tensors
 
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], Linear], int]:
-        self.classes_, self.columns_ = classes_of(facts["classes"]), facts.get("columns")
-        self.mean_, self.scale_ = restored_statistics(tensors, "dims")
-        for name in ("temperature", "penalty"):
-            check_number(name, facts[name])
-            setattr(self, f"{name}_", float(facts[name]))
-        self.loss_ = facts["loss"]
-        if not self.temperature_ > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature_}")
+        self._restore_common(facts, tensors, 1e-9, 1e9)
+        check_number("penalty", facts["penalty"])
+        self.penalty_, self.loss_ = float(facts["penalty"]), facts["loss"]
         plans, levels, dilations = facts["plans"], facts["levels"], facts["dilations"]
         check_count("levels", levels, least=1, most=64)
-        if not 1 <= len(dilations) <= 64:
-            raise ValueError(f"there must be 1 to 64 dilations, got {len(dilations)}")
-        for dilation in dilations:
-            check_count("dilation", dilation, least=1, most=2**40)
+        check_count("number of dilations", len(dilations), least=1, most=64)
         if len(plans) != 2 or sum(map(len, plans)) > len(tensors):
             raise ValueError("the dilations do not match the tensors")
-        for dilation, count in (pair for plan in plans for pair in plan):
+        pairs = [(dilation, count) for plan in plans for dilation, count in plan]
+        for dilation in (*dilations, *(dilation for dilation, _ in pairs)):
             check_count("dilation", dilation, least=1, most=2**40)
+        for _, count in pairs:
             check_count("thresholds", count, least=1, most=2**20)
         dims, classes = len(self.mean_), len(self.classes_)
         return lambda: Linear(Convolutions(dims, plans, levels), Competing(dims, dilations), classes), 1

@@ -34,6 +34,10 @@ class Labelled(NamedTuple):
         weight = None if self.weight is None else self.weight[chosen]
         return Labelled(self.data.take(chosen), self.target[chosen], weight)
 
+    def weighted_as(self, dtype: torch.dtype) -> Labelled:
+        """With weights of another precision."""
+        return self._replace(weight=None if self.weight is None else self.weight.to(dtype))
+
 
 def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int, least: int = 1) -> tuple[Draw, int]:
     """A function that draws batches, shuffled in every pass over the samples, and the number of batches per epoch.

@@ -1,4 +1,4 @@
-"""Random convolution features of time series: dilated kernels of nine values, pooled over time."""
+"""Random features of time series: pooled convolutions with fixed kernels, and which of competing kernels win."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from itertools import combinations
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from keyquery.learn.inputs.sequences import Padded
-from keyquery.learn.series.pooling import OUTSIDE, pooled, sustained
 from keyquery.support.progress import Progress, silent
 
-LENGTH, TWOS = 9, 3
+LENGTH, TWOS = 9, 3  # weights of a kernel, and how many of them are 2
 KERNELS = torch.full((84, LENGTH), -1.0)  # six values of −1, three of 2: their sum is 0
 for _row, _places in zip(KERNELS, combinations(range(LENGTH), TWOS), strict=True):
     _row[list(_places)] = 2.0
@@ -23,6 +22,11 @@ DILATIONS = 16  # at most, on an exponential scale
 GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 are evenly spread
 TOGETHER = 2**19  # values of a convolution per batch: more do not fit into the caches of a CPU
 SERIES = 8  # per batch, at least: reductions over time are faster if several lie side by side
+GROUP = 8  # kernels that compete
+GROUPS = 32  # per dilation, for series and again for their differences
+CHUNK = 8  # groups at a time: more do not fit into the caches of a CPU
+TIE = 1e-5  # convolutions that differ by less are equal: where a series is constant, all kernels win
+OUTSIDE = torch.finfo(torch.float32).min  # below every value, and finite, so that it vanishes if multiplied by 0
 
 
 class Convolutions(nn.Module):
@@ -177,3 +181,108 @@ def differences(series: Padded) -> Padded:
     inside[:, 0] |= ~inside.any(1)
     steps = values.diff(dim=1).where(real[:, 1:, None], 0.0)
     return Padded(steps, inside)
+
+
+def pooled(
+    values: Float[Tensor, "kernels n batch"], count: Int[Tensor, " batch"], thresholds: Float[Tensor, "kernels count"]
+) -> list[Float[Tensor, "kernels batch"]]:
+    """For each threshold, the share of the `count` values of each series that are above it, and the mean of these.
+
+    Values outside a series are `OUTSIDE`. Without values above, the mean is 0.
+    """
+    features, above = list[Tensor](), torch.empty_like(values)
+    share = 1 / count.clamp(min=1).to(values)
+    for threshold in thresholds.T[..., None, None]:
+        number = torch.gt(values, threshold, out=above).sum(1)
+        total = above.mul_(values).sum(1)
+        features += [number * share, total / number.clamp(min=1)]
+    return features
+
+
+def sustained(values: Float[Tensor, "kernels n batch"], levels: int) -> list[Float[Tensor, "kernels batch"]]:
+    """The largest value that is sustained for 1, 4, 16 … steps: the maximum over windows of their minimum.
+
+    A series is above t for 4 consecutive steps if and only if the second exceeds t. A window longer than the series
+    counts as the next shorter one.
+    """
+    features, size = [maximum(values)], 1
+    for _level in range(1, levels):
+        if values.shape[1] <= 3 * size:
+            features.append(features[-1])
+            continue
+        for step in (size, 2 * size):
+            values = torch.minimum(values[:, step:], values[:, :-step])
+        size *= 4
+        largest = maximum(values)
+        features.append(torch.where(largest > OUTSIDE, largest, features[-1]))
+    return features
+
+
+def maximum(values: Float[Tensor, "kernels n batch"]) -> Float[Tensor, "kernels batch"]:
+    """The maximum over time, by halves: several times as fast as `amax` on a CPU."""
+    while (n := values.shape[1]) > 1:
+        values = torch.maximum(values[:, : (n + 1) // 2], values[:, n // 2 :])
+    return values[:, 0]
+
+
+class Competing(nn.Module):
+    """Features of series (batch, n, dims): how often, and how strongly, each kernel wins against those of its group.
+
+    After Hydra (Dempster, Schmidt and Webb, 2023): random normal kernels of nine weights whose sum is 0, in groups of
+    eight, with dilations 1, 2, 4 … At each time step the kernel of the largest convolution scores that value, and the
+    kernel of the smallest one scores 1. Features are the square roots of the mean scores. Half of them are those of
+    first differences. The kernels of a group read the same random subset of the dims.
+    """
+
+    def __init__(self, dims: int, dilations: Sequence[int]) -> None:
+        super().__init__()
+        self.dilations = dilations
+        shape = (2 * len(dilations), GROUP, GROUPS, LENGTH * dims)
+        self.weight = nn.Parameter(torch.zeros(shape), requires_grad=False)
+
+    @classmethod
+    def fitted(cls, series: Padded, generator: np.random.Generator) -> Competing:
+        """Random kernels, for series of this length."""
+        most = max((int(series.real.sum(1).max()) - 1) / (LENGTH - 1), 1.0)
+        dims = series.values.shape[-1]
+        module = cls(dims, [2**power for power in range(int(np.log2(most)) + 1)])
+        for weight in module.weight.data:
+            kernels = generator.normal(size=(GROUP * GROUPS, LENGTH, 1))
+            kernels -= kernels.mean(1, keepdims=True)
+            kernels /= np.abs(kernels).sum(1, keepdims=True)
+            chosen = np.tile(subsets(GROUPS, dims, generator), (GROUP, 1))[:, None]
+            weight.copy_(torch.from_numpy((kernels * chosen).reshape(weight.shape)))
+        return module.to(series.values.device)
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return 4 * len(self.dilations) * GROUP * GROUPS
+
+    @torch.no_grad()
+    def forward(self, series: Padded, progress: Progress = silent) -> Float[Tensor, "batch features"]:
+        """The features of all series, in batches."""
+        return batched(self._features, series, GROUP * CHUNK, "competing kernels", progress)
+
+    def _features(self, series: Padded) -> Float[Tensor, "batch features"]:
+        features, number = list[Tensor](), 0
+        for view in (series, differences(series)):
+            for dilation in self.dilations:
+                for weight in self.weight[number].split(CHUNK, 1):
+                    features += scores(convolved(view.values, weight.flatten(0, 1), dilation), view)
+                number += 1
+        return torch.cat(features).clamp(min=0).sqrt().T
+
+
+def scores(values: Float[Tensor, "kernels n batch"], view: Padded) -> list[Float[Tensor, "kernels batch"]]:
+    """Mean scores of the kernels k · groups + g of each group g: values of the largest, and counts of the smallest."""
+    real, size = view.real.T, (1 / view.real.sum(1)).to(values)
+    each = values.unflatten(0, (GROUP, -1))
+    largest, smallest = each.amax(0) - TIE, each.amin(0) + TIE
+    if not real.all():
+        largest.masked_fill_(~real, torch.inf)
+        smallest.masked_fill_(~real, -torch.inf)
+    wins = torch.lt(each, smallest, out=torch.empty_like(each))
+    counts = wins.sum(2)
+    strength = torch.gt(each, largest, out=wins).mul_(each).sum(2)
+    return [(score * size).flatten(0, 1) for score in (strength, counts)]
