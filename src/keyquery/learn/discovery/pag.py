@@ -43,9 +43,17 @@ class Pag:
 
     A tail at x on the edge x – y: x is an ancestor of y (or of a selection variable). An arrowhead: it is not. A
     circle: undetermined. `adjacent`, `arrows` and `tails` hold a bit mask of neighbours per node: all of them,
-    those whose edge has an arrowhead at the node, those whose edge has a tail at it. Edges are (i, j, mark at i, mark
-    at j).
+    those whose edge has an arrowhead at the node, those whose edge has a tail at it.
 
+    Parameters
+    ----------
+    count
+        Number of nodes.
+    edges
+        Edges (i, j, mark at i, mark at j). Default: none.
+
+    Examples
+    --------
     >>> graph = Pag(3, [(0, 2, "circle", "arrow"), (1, 2, "circle", "arrow")])
     >>> graph.edges(), graph.mark(0, 2), graph.mark(2, 0)
     ([(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow')], 'circle', 'arrow')

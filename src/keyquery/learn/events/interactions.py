@@ -64,9 +64,19 @@ class Interactions(Reading, kind="interactions"):
         ]
 
     def strongest(self, count: int = 6) -> list[dict[str, Any]]:
-        """The `count` pairs with the largest increase, each at its best lag, largest first.
+        """The pairs with the largest increase, each at its best lag, largest first.
 
         Two standard errors are subtracted. Increases only: if one type becomes more probable, others become less.
+
+        Parameters
+        ----------
+        count
+            How many pairs.
+
+        Returns
+        -------
+        list of dict
+            Rows with the pair, its lag and its change.
         """
 
         def lower_bound(row: Mapping[str, Any]) -> float:

@@ -43,6 +43,8 @@ CACHE: WeakKeyDictionary[InContextClassifier, Cached] = WeakKeyDictionary()  # o
 class InContextClassifier(Classifier, SavedEstimator):
     """Tabular classifier without training: a pretrained network attends from each row to the labelled rows (TabPFN v1).
 
+    Recommended: accuracy .790 on 13 small tables, .006 above a forest (not resolved), at 27 times its CPU time.
+
     `fit` only keeps the training rows; `predict` passes them with the new rows through the network, whose published
     weights are given as a file. X is a data frame, a `kq.data.Table`, an array or a list of rows. Categories are passed
     as numbers, their index in sorted order; a missing value is replaced by the mean of its column. Several views of the

@@ -179,6 +179,8 @@ def dots(asked: Asked, lists: Int64[Tensor, "q top"], chosen: Int64[Tensor, " so
 class AffinityReranker(ListReranker):
     """Training-free re-ranking by the cosine between the affinity vectors of candidate and query.
 
+    From a paper: mAP below the first ranking on three datasets (.419, .155, .151; .440, .167, .202).
+
     The affinity vector holds the dot products with the query and its first `anchors` − 1 neighbours; it is the input
     of `kq.Reranker`.
 

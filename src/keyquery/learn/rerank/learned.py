@@ -54,6 +54,8 @@ class Plan:
 class Reranker(ListReranker, SavedEstimator):
     """Contextual similarity aggregation: the nearest neighbours of a query, re-ranked by a small transformer.
 
+    From a paper: mAP −.034, −.003 and +.020 over the first ranking on three datasets; at the published size no gain.
+
     The input token of a candidate is its affinity vector, the dot products with L = `anchors` vectors: the query and
     its first L − 1 neighbours. The model therefore does not depend on the descriptor, and is invariant to rotations of
     it. Query and candidates pass through a linear map and `depth` blocks without positional encoding; a candidate's

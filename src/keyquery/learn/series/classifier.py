@@ -36,6 +36,8 @@ RANK = 20  # of primal layers, if heads are at least this wide
 class SeriesClassifier(SeriesEstimator):
     """Time-series classifier: a small transformer with the scikit-learn estimator interface.
 
+    From papers: accuracy .808 against .870 of `ConvolutionRidgeClassifier` on 32 sets, at 41 times its CPU time.
+
     Series are a list of arrays (length, dims), one array (n, length, dims) or (n, length) padded with NaN, or the
     result of `kq.data.load_ts`. Time steps at which every dimension is NaN are masked. Other missing values are
     imputed by the mean of their dimension over the training data. Probabilities are softened by a temperature, if the

@@ -43,6 +43,8 @@ CHUNK = 2**16  # points per forward pass
 class TransportClassifier(Classifier, SavedEstimator):
     """Classifier by optimal transport: an MLP maps each class to its own Gaussian.
 
+    From a paper: its optimal matching differs on no dataset from random partners of the same class.
+
     Class c has the target N(μ_c, I). The standardised points of a class are paired with as many samples of its target
     by optimal transport, and an MLP f is trained on the pairs (squared error, Adam):
 
