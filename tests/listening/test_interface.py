@@ -195,7 +195,7 @@ def by_width(module, query, key, value, attention_mask, scaling=None, dropout=0.
 
 
 def test_an_implementation_of_ones_own():
-    """Its table stays in use; wider queries are refused where it scales by their width."""
+    """Its table stays in use; what replaces queries is refused, since only the implementation knows what it computes."""
     AttentionInterface.register("by_width", by_width)
     AttentionMaskInterface.register("by_width", sdpa_mask)
     model, *_ = made("llama", "by_width")
@@ -204,12 +204,12 @@ def test_an_implementation_of_ones_own():
         plain = model(**inputs)[0]
         with kq.listen(model) as calls:
             assert torch.equal(model(**inputs)[0], plain)
-        with kq.listen(model, lambda call: {"query": call.query}):
+        with kq.listen(model, lambda call: {"output": call.output()}):
             torch.testing.assert_close(model(**inputs)[0], plain)
         before = state(model)
         with (
-            pytest.raises(ValueError, match="changes with the width") as error,
-            kq.listen(model, REPLACEMENTS["wider"]),
+            pytest.raises(ValueError, match="'by_width', which is not one of transformers") as error,
+            kq.listen(model, REPLACEMENTS["query"]),
         ):
             model(**inputs)
     assert_one_sentence(error)

@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from keyquery.layers.fused import as_wide
+
 EVERY = slice(None)
 ROUNDING = 1e-5  # of scores: what differs by less is no bias
 REPLACEABLE = ("query", "key", "value", "bias", "scores", "output")
@@ -261,14 +263,34 @@ class Call:
         if "output" in new:
             return new["output"]
         call = self.replaced(new)
+        value = call.values()
         if call.given_scores is not None or self.softcap is not None or self.sinks is not None:
-            weights, values = call.weights(), call.values()
-            return nn.functional.dropout(weights, dropout).to(values.dtype) @ values
-        mask = call.mask
-        if call.bias is not None:
-            mask = call.bias if mask is None else torch.where(mask, call.bias, -torch.inf)
-            mask = mask.to(call.query.dtype)
-        return scaled_dot_product_attention(call.query, call.keys(), call.values(), mask, dropout, scale=call.scale)
+            return nn.functional.dropout(call.weights(), dropout).to(value.dtype) @ value
+        width, narrow = call.query.shape[-1], value.shape[-1]
+        mask, is_causal = call._fused_mask()
+        out = scaled_dot_product_attention(
+            call.query,
+            call.keys(),
+            as_wide(value, width) if width > narrow else value,
+            mask,
+            dropout,
+            is_causal=is_causal,
+            scale=call.scale,
+        )
+        return out[..., :narrow]
+
+    def _fused_mask(self) -> tuple[Tensor | None, bool]:
+        """The mask and bias as torch's fused attention takes them; kernels are fastest without."""
+        if self.position_bias is None and self.attn_mask is None:
+            square = self.causal == 0 and self.query.shape[-2] == self.key.shape[-2]
+            return (None, True) if square else (self.mask, False)
+        if self.position_bias is None and self.causal is None and self.attn_mask is not None:
+            boolean = self.attn_mask.dtype == torch.bool
+            return self.attn_mask if boolean else self.attn_mask.to(self.query.dtype), False
+        if self.bias is None:
+            return self.mask, False
+        mask = self.bias if self.mask is None else torch.where(self.mask, self.bias, -torch.inf)
+        return mask.to(self.query.dtype), False
 
     def check(self, new: Any) -> Mapping[str, Tensor]:
         """What `on_call` returned, if it fits; raises in one sentence."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.layers import Attention
-from keyquery.layers.fused import as_wide, attend
 from keyquery.listening.attachment import Facts, emit
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import hold
@@ -39,16 +38,7 @@ def _attend(
     with emit(module, partial(_facts, module, query, key, value, real, visible, is_causal)) as (call, new):
         if not new:
             return module.attend(query, key, value, real, visible, is_causal)
-        if {"output", "scores", "bias"} & set(new):
-            return _shown(call, call.attend(new), real)
-        wide = call.replaced(new)
-        replaced = wide.value if wide.value is not None else value
-        shared = wide.key.shape[1] == replaced.shape[1]
-        padded = as_wide(replaced if shared else wide.values(), wide.query.shape[-1])
-        dropout = module.dropout if module.training else 0.0
-        key = wide.key if shared else wide.keys()
-        out, seen = attend(wide.query, key, padded, module.scale, real, visible, is_causal, (), dropout)
-        return out[..., : value.shape[-1]], seen
+        return _shown(call, call.attend(new, module.dropout if module.training else 0.0), real)
 
 
 def _shown(call: Call, out: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -74,7 +64,8 @@ def _facts(
         query = torch.cat((query, torch.ones_like(query[..., :1])), -1)
         key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
     mask = visible
-    if real is not None:
+    if real is not None:  # NaN in padding must not reach the output
+        key, value = (x.where(real[:, None, :, None], 0.0) for x in (key, value))
         mask = real[:, None, None] if visible is None else visible & real[:, None, None]
     offset = key.shape[-2] - query.shape[-2] if is_causal else None
     return Facts(query, key, value, module.scale, mask, offset, real=real, cross=False)

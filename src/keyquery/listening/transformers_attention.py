@@ -29,18 +29,6 @@ def _undecorated(function: Any) -> Any:
     return function
 
 
-class Ungrouped:
-    """A module proxy for attention functions whose keys are already repeated (no GQA groups)."""
-
-    num_key_value_groups = 1
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
 def configs_of(model: nn.Module) -> list[Any]:
     """Every config in a model that names an attention implementation, each once; submodels have their own."""
     queue = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
