@@ -35,7 +35,7 @@ from keyquery.instruments.ablation.measure import Measurement, Trial
 from keyquery.instruments.ablation.named import Made, names_of
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
-from keyquery.listening.hooks import watch
+from keyquery.listening.hooks import running
 from keyquery.listening.inputs.batches import read_lines, text_batches
 from keyquery.listening.inputs.load import load_model
 from keyquery.reading import provenance, short
@@ -128,7 +128,7 @@ class Cells:
                     for head, value in enumerate(ratio.tolist()):
                         sums.setdefault((site.index, head, change.name), []).append(value)
 
-        with watch(self.model, {}) as run, kq.listen(self.model, add):
+        with running(self.model) as run, kq.listen(self.model, add):
             for batch in batches:
                 run(batch)
         return {key: sum(values) / len(values) for key, values in sums.items()}

@@ -213,6 +213,16 @@ def formula(call, new):
     return torch.einsum("bhnm,bhmv->bhnv", weights, value)
 
 
+def entered(model, batch, name):
+    """What enters a module in one run, for the tokens that are no padding."""
+    inputs, real = [], batch.get("attention_mask")
+    hook = model.get_submodule(name).register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    with torch.no_grad():
+        model.eval()(**batch)
+    hook.remove()
+    return inputs[0].flatten(0, 1) if real is None else inputs[0][real.bool()]
+
+
 def noise(x, *shape):
     source = torch.Generator().manual_seed(5)
     return torch.randn(shape or x.shape, generator=source, dtype=torch.float64).to(x)

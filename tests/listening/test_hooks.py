@@ -9,15 +9,14 @@ from torch import nn
 import keyquery as kq
 from keyquery.listening import (
     Moments,
-    activations,
-    attention_maps,
     joint_moments,
     queries_and_keys,
+    running,
     text_batches,
     typical_length,
-    watch,
 )
 from keyquery.listening.inputs.batches import read_lines
+from tests.listening.models import entered
 
 
 @given(
@@ -64,13 +63,6 @@ def batch():
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def test_activations_leave_padding_out():
-    model, data = Encoder(), batch()
-    seen = activations(model, [data, data], ["layers.0.self_attn"])["layers.0.self_attn"]
-    expected = model.embed(data["input_ids"]).detach()[data["attention_mask"].bool()]
-    torch.testing.assert_close(seen, torch.cat((expected, expected)))
-
-
 def test_noise_in_padding_changes_nothing():
     model, data = Encoder(), batch()
     noisy = {**data, "input_ids": torch.where(data["attention_mask"].bool(), data["input_ids"], 7)}
@@ -95,24 +87,12 @@ def test_the_covariance_of_queries_and_keys_is_the_gram_of_the_form_on_data():
     model, data = Encoder(), batch()
     heads = kq.read(model)
     moments = joint_moments(model, [data], heads)[1]
-    x = activations(model, [data], ["layers.1.self_attn"])["layers.1.self_attn"]
+    x = entered(model, data, "layers.1.self_attn")
     on = heads[1].form.on(torch.cov(x.mT, correction=0))
     torch.testing.assert_close(moments.covariance, on.gram(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
         kq.Form.from_gram(moments.covariance).symmetric_eigenvalues(), on.symmetric_eigenvalues(), rtol=1e-4, atol=1e-4
     )
-
-
-def test_the_model_is_left_as_it_was():
-    model = Encoder()
-    model.layers[1].eval()
-    fast = torch.backends.mha.get_fastpath_enabled()
-    before = [module.training for module in model.modules()]
-    with pytest.raises(ZeroDivisionError), watch(model, {"layers.0.self_attn": lambda _: 1 / 0}) as run:
-        run(batch())
-    assert [module.training for module in model.modules()] == before
-    assert torch.backends.mha.get_fastpath_enabled() == fast
-    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_a_module_that_is_not_called_is_named():
@@ -125,28 +105,11 @@ def test_a_module_that_is_not_called_is_named():
 
 
 def test_sequence_first_attention_is_turned_round():
-    model = nn.MultiheadAttention(8, 2)
-    x = torch.randn(5, 3, 8)
-    seen = []
-    with watch(model, {"": seen.append}) as run:
-        run({"query": x, "key": x, "value": x})
-    torch.testing.assert_close(seen[0], x.transpose(0, 1).reshape(-1, 8))
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_attention_maps_switch_eager_on_and_back(name):
-    pytest.importorskip("transformers")
-    from keyquery.proof.families import tiny_model
-
-    model = tiny_model(name)
-    model.set_attn_implementation("sdpa")
-    model.train()
-    ids = torch.randint(3, 60, (2, 5))
-    maps = attention_maps(model, {"input_ids": ids})
-    assert len(maps) == 2
-    torch.testing.assert_close(maps[0].sum(-1), torch.ones(2, 4, 5))
-    assert model.config._attn_implementation == "sdpa"
-    assert model.training
+    model, x = nn.MultiheadAttention(8, 2), torch.randn(5, 3, 8)
+    heads = kq.read(model)
+    query, _ = queries_and_keys(model, {"query": x, "key": x, "value": x}, heads)[0]
+    expected = heads[0].project(x.transpose(0, 1))[0].flatten(1, 2).transpose(0, 1).flatten(1, 2)
+    torch.testing.assert_close(query, expected)
 
 
 # Text
@@ -201,12 +164,12 @@ def test_a_batch_that_a_model_cannot_take_is_named():
 
     model = tiny_model("bert", max_position_embeddings=8)
     with (
-        watch(model, {}) as run,
+        running(model) as run,
         pytest.raises(ValueError, match=r"does not run on input_ids \(1, 9\): .*context is 8 tokens: use a smaller"),
     ):
         run({"input_ids": torch.ones(1, 9, dtype=torch.long)})
     with (
-        watch(tiny_model("clip"), {}) as run,
+        running(tiny_model("clip")) as run,
         pytest.raises(ValueError, match=r"CLIPModel does not run on input_ids \(1, 5\)"),
     ):
         run({"input_ids": torch.ones(1, 5, dtype=torch.long)})

@@ -195,7 +195,7 @@ def by_width(module, query, key, value, attention_mask, scaling=None, dropout=0.
 
 
 def test_an_implementation_of_ones_own():
-    """Its table stays in use; what replaces queries is refused, since only the implementation knows what it computes."""
+    """Its table stays in use; its queries are not replaced: only it knows what it computes."""
     AttentionInterface.register("by_width", by_width)
     AttentionMaskInterface.register("by_width", sdpa_mask)
     model, *_ = made("llama", "by_width")

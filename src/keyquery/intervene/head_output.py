@@ -15,7 +15,7 @@ from keyquery.listening import Batch, batches_of
 from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import Changes
-from keyquery.listening.hooks import watch
+from keyquery.listening.hooks import running
 from keyquery.listening.listen import listen
 from keyquery.support.checks import check_choice
 
@@ -115,7 +115,7 @@ def mean_outputs(
             count = out.shape[0] * out.shape[2] if call.real_queries is None else int(call.real_queries.sum())
             counts[index] = counts.get(index, 0) + count
 
-    with watch(model, {}) as run, listen(model, add):
+    with running(model) as run, listen(model, add):
         for batch in batches_of(data):
             run(batch)
     silent = [site.name for index, site in sites.items() if index not in sums]

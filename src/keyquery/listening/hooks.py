@@ -1,21 +1,19 @@
-"""Activations of the modules of a running model: padding is dropped, the model is left unchanged."""
+"""Runs of a live model, its hooks and replaced methods: the model is left unchanged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints import Layer
 from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import Change, hold, temporarily
-from keyquery.listening.tokens import Bound, context_of, mask_for, masks_of
+from keyquery.listening.tokens import Bound, context_of
 from keyquery.listening.tokens import has_two_sides as has_two_sides
 from keyquery.support.printable import first_line
 
@@ -23,65 +21,19 @@ Batch = Mapping[str, Tensor]
 
 
 @contextmanager
-def watch(model: nn.Module, listeners: Mapping[str, Callable[[Tensor], None]]) -> Iterator[Callable[[Batch], Any]]:
-    """Context whose function runs a batch; each listener gets the inputs of its module.
-
-    A listener gets the non-padding tokens of the batch, (n, width). The model runs in eval mode without gradients, and
-    is restored afterwards, also after an exception.
-
-    Parameters
-    ----------
-    model
-        The live model.
-    listeners
-        Functions by the name of the module whose inputs they get.
-
-    Returns
-    -------
-    context manager
-        Its value is a function that runs a batch.
-
-    Examples
-    --------
-    >>> linear, heard = torch.nn.Linear(3, 2), []
-    >>> with watch(linear, {"": heard.append}) as run:
-    ...     _ = run({"input": torch.ones(2, 4, 3)})
-    >>> heard[0].shape
-    torch.Size([8, 3])
-    """
-    model, masks = bare(model), dict[str, Tensor]()
-    paired = has_two_sides(model)
-
-    thread = get_ident()
-
-    def hook(name: str, listen: Callable[[Tensor], None]) -> Callable[..., None]:
-        def hear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if get_ident() != thread:  # another thread's run of the same model
-                return
-            entered = args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
-            if getattr(module, "batch_first", True) is False and entered.ndim == 3:
-                entered = entered.transpose(0, 1)
-            real = mask_for(masks, entered.shape[:2], name, paired)
-            listen(entered.detach()[real.to(entered.device)] if real is not None else entered.detach().flatten(0, -2))
-
-        return hear
+def running(model: nn.Module) -> Iterator[Callable[[Batch], Any]]:
+    """Context whose function runs a batch, in eval mode without gradients; the model is restored afterwards."""
+    model = bare(model)
 
     def run(batch: Batch) -> Any:
         device = next((weight.device for weight in model.parameters()), None)
         batch = {name: tensor.to(device) if isinstance(tensor, Tensor) else tensor for name, tensor in batch.items()}
-        masks.clear()
-        masks.update(masks_of(batch))
         try:
             return model(**batch)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(_refusal(model, batch, error)) from error
 
-    def listening(stack: ExitStack) -> None:
-        for name, listen in listeners.items():
-            handle = model.get_submodule(name).register_forward_pre_hook(hook(name, listen), with_kwargs=True)
-            stack.callback(handle.remove)
-
-    with temporarily(model, listening, _evaluation(model)), torch.no_grad():
+    with evaluating(model):
         yield run
 
 
@@ -166,67 +118,14 @@ def entry(layer: Layer, side: str = "query") -> str:
     return next(layer.modules[role] for role in roles if role in layer.modules)
 
 
-def activations(model: nn.Module, batches: Iterable[Batch], modules: Sequence[str]) -> dict[str, Float[Tensor, "n d"]]:
-    """Inputs of each module on the non-padding tokens of all batches, on the CPU.
-
-    Parameters
-    ----------
-    model
-        The live model.
-    batches
-        Its inputs by name.
-    modules
-        Names of modules, as in `model.named_modules()`.
-
-    Returns
-    -------
-    dict
-        Inputs (tokens, width) by module name.
-
-    Examples
-    --------
-    >>> activations(torch.nn.Linear(3, 2), [{"input": torch.ones(1, 4, 3)}], [""])[""].shape
-    torch.Size([4, 3])
-    """
-    kept: dict[str, list[Tensor]] = {name: [] for name in modules}
-    listeners = {name: _keeper(kept[name]) for name in modules}
-    with watch(model, listeners) as run:
-        for batch in batches:
-            run(batch)
-    silent = [name for name, tensors in kept.items() if not tensors]
-    if silent:
-        raise ValueError(f"{silent[0]} was never called: these inputs give no activations there")
-    return {name: torch.cat(tensors) for name, tensors in kept.items()}
-
-
-def queries_and_keys(model: nn.Module, batch: Batch, heads: Heads) -> dict[int, tuple[Tensor, Tensor]]:
-    """Queries (heads, n, r) and keys of every self-attention layer before RoPE, for non-padding tokens.
-
-    Parameters
-    ----------
-    model
-        The live model.
-    batch
-        Its inputs by name.
-    heads
-        The heads of that model, from `kq.read`.
-
-    Returns
-    -------
-    dict
-        Queries and keys by the index of the layer.
-    """
-    layers = [layer for layer in heads if layer.on_data]
-    entered = activations(model, [batch], sorted({entry(layer) for layer in layers}))
-    out = {}
-    for layer in layers:
-        query, key = layer.project(entered[entry(layer)].float())
-        out[layer.index] = (query.flatten(0, 1), key.expand_as(query).flatten(0, 1))
-    return out
-
-
-def _keeper(kept: list[Tensor]) -> Callable[[Tensor], None]:
-    return lambda tokens: kept.append(tokens.cpu())
+def batches_of(data: Iterable[Batch]) -> Iterator[Batch]:
+    """Iterate over batches, each a mapping of tensors; raises on anything else."""
+    if isinstance(data, (Mapping, Tensor, str)):
+        raise TypeError(f"data must be an iterable of batches (mappings of tensors), got {type(data).__name__}")
+    for batch in data:
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"data must contain mappings of tensors, got {type(batch).__name__}")
+        yield batch
 
 
 def on_forward(model: nn.Module, changes: ExitStack, after: Callable[[], None]) -> None:

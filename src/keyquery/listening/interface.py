@@ -22,7 +22,6 @@ from keyquery.listening.transformers_attention import TABLE, unwrapped
 from keyquery.support.extras import optional
 
 
-
 def attach(module: nn.Module, changes: ExitStack) -> None:
     """Make a module's lookup of its attention function return ours, which calls the original."""
     names = unwrapped(module).__globals__

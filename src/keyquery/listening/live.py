@@ -28,7 +28,7 @@ from keyquery.forms import Rope
 from keyquery.forms.rope import fitted_ropes
 from keyquery.listening.attachment import add_listener, no_attention, warn_unseen
 from keyquery.listening.call import Call
-from keyquery.listening.hooks import Batch, watch
+from keyquery.listening.hooks import Batch, running
 from keyquery.reading import digests
 from keyquery.support.printable import first_line
 
@@ -174,7 +174,7 @@ def observe(model: nn.Module, batch: Batch) -> list[Observation]:
         maps.before = []
         maps.after = seen[-1].after
 
-    with watch(model, {}) as run, ExitStack() as changes, maps:
+    with running(model) as run, ExitStack() as changes, maps:
         attachment = add_listener(model, note, changes)
         run(batch)
     if not seen:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from keyquery.checkpoints.sources import bare
 from keyquery.listening.attachment import add_listener, no_attention, warn_unseen
 from keyquery.listening.call import Call
-from keyquery.listening.hooks import Batch, watch
+from keyquery.listening.hooks import Batch, running
 from keyquery.listening.tokens import has_two_sides
 
 Maps = tuple[Float[Tensor, "batch heads n m"], ...]
@@ -88,7 +88,7 @@ def run_with(model: nn.Module, batch: Batch, on_call: Callable[[Call, int], None
 def listening(model: nn.Module, on_call: Callable[[Call], None]) -> Iterator[Callable[[Batch], Any]]:
     """Context whose function runs a batch, in eval mode without gradients, and shows each attention call."""
     model = bare(model)
-    with watch(model, {}) as run, ExitStack() as changes:
+    with running(model) as run, ExitStack() as changes:
         attachment = add_listener(model, on_call, changes)
         yield run
     if attachment.layers:

@@ -183,14 +183,14 @@ def test_a_model_without_its_pooler_is_run(tmp_path):
 def test_on_data_equals_the_form_on_the_activations(encoder):
     from transformers import AutoModel, AutoTokenizer
 
-    from keyquery.listening import activations
+    from tests.listening.models import entered
 
     path, text = encoder
     model, tokenizer = AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     batch = dict(tokenizer(text.read_text().splitlines(), return_tensors="pt", padding=True))
     batch.pop("token_type_ids", None)
     name = "encoder.layer.1.attention.self.query"
-    x = activations(model, [batch], [name])[name].double()
+    x = entered(model, batch, name).double()
     layer = kq.read(path)[1]
     bias = layer.weights.query_bias.squeeze(1)
     expected = layer.form.shares(torch.cov(x.mT, correction=0), x.mean(0), bias)

@@ -11,10 +11,10 @@ import keyquery as kq
 from keyquery.intervene.dial.directions import basis_of
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
-from keyquery.listening import activations
 from keyquery.listening.hooks import entry
 from keyquery.proof.families import tiny_inputs, tiny_model
 from tests.intervene.tiny import assert_as_it_was, snapshot
+from tests.listening.models import entered
 
 KINDS = ("singular", "symmetric", "skew")
 MODELS = ["gpt2", "llama", "gpt_neox", "gptj"]  # learned positions, RoPE with GQA, partial, interleaved
@@ -73,7 +73,7 @@ def dense_change(layer, head, x, kind, number):
 def test_a_direction_of_the_weights_by_dense_algebra(name, kind):
     model, batch = wide(name)
     layer = kq.read(model)[1]
-    x = activations(model, [batch], [entry(layer)])[entry(layer)].reshape(2, 6, -1)
+    x = entered(model, batch, entry(layer)).reshape(2, 6, -1)
     before, plain, gain = snapshot(model), output(model, batch), 0.25
     head, number = 1, 1
     with kq.dial(model, directions={(1, head): [number]}, gain=1), scores_of(model, 1) as heard:
@@ -161,7 +161,7 @@ def test_directions_on_data_are_those_of_the_weighted_form(kind):
     """Σ^½MΣ^½ with the d×d covariance of the inputs, against the 2r×2r covariance of [q; k]."""
     model, batch = wide("gpt2")
     layer = kq.read(model)[0]
-    x = activations(model, [batch], [entry(layer)])[entry(layer)].double()
+    x = entered(model, batch, entry(layer)).double()
     form = layer.head(1).to(torch.float64).on(torch.cov(x.mT, correction=0))
     measured = Means(model, [batch], "global")
     basis = basis_of(kind, measured.covariance(sites_of(model)[0])[1], None)

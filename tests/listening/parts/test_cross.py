@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.listening.parts.cross import CrossMeans, CrossVariance
+from keyquery.listening.parts.means import PositionMeans
 from keyquery.listening.parts.on_data import score_variances
-from keyquery.listening.parts.pairs import CrossPairs, watch_pairs
+from keyquery.listening.parts.pairs import ScoredPairs, watch_pairs
 from keyquery.listening.parts.shares import score_shares
+from keyquery.listening.parts.variance import ScoreVariance
 from keyquery.proof.families import tiny_inputs, tiny_model
 
 MODELS = ["t5", "bart", "whisper"]
@@ -29,7 +30,12 @@ def inputs(name, model, rows):
 
 def observed(model, heads, batch):
     pairs = {}
-    with watch_pairs(model, heads, lambda *_: None, lambda layer, pair: pairs.setdefault(layer.index, pair)) as run:
+
+    def keep(layer, pair):
+        if layer.kind == "cross":
+            pairs.setdefault(layer.index, pair)
+
+    with watch_pairs(model, heads, keep, cross=True) as run:
         out = run({**batch, "output_attentions": True})
     return pairs, out
 
@@ -52,8 +58,9 @@ def test_torchs_own_decoder_layers_are_heard():
     model = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=False), 1).eval()
     heads, pairs = kq.read(model), []
     x, y = torch.randn(4, 3, 16), torch.randn(7, 3, 16)  # (tokens, batch, width)
-    with watch_pairs(model, heads, lambda *_: None, lambda layer, pair: pairs.append(pair)) as run:
+    with watch_pairs(model, heads, lambda layer, pair: pairs.append(pair), cross=True) as run:
         run({"tgt": x, "memory": y})
+    pairs = pairs[1:]
     assert pairs[0].query.shape == (3, 2, 4, 8)
     assert pairs[0].key.shape == (3, 2, 7, 8)
     expected = (y.transpose(0, 1) @ model.layers[0].multihead_attn.in_proj_weight[16:32].T).reshape(3, 7, 2, 8)
@@ -85,7 +92,7 @@ def test_parts_with_means_over_all_positions_by_brute_force(name):
     pairs, _ = observed(model, heads, batch)
     sums = score_variances(model, [batch], heads, lambda batches: batches)
     for index, own in pairs.items():
-        assert isinstance(sums[index], CrossVariance)
+        assert sums[index].is_cross
         assert not sums[index].by_position
         real = own.real_key[:, None, :, None]
         mean_query = own.query.double().mean((0, 2))
@@ -104,7 +111,6 @@ def simulated(sequences, rank=3, n=4, m=6):
     mean_query, mean_key = torch.randn(1, n, rank, generator=generator), torch.randn(1, m, rank, generator=generator)
     query = mean_query + 0.8 * torch.randn(sequences, 1, n, rank, generator=generator)
     key = mean_key + 0.5 * torch.randn(sequences, 1, m, rank, generator=generator)
-    real = [torch.ones(sequences, size, dtype=torch.bool) for size in (n, m)]
     spread = mean_key[0] - mean_key[0].mean(0)  # keys centred per query
     expected = {
         "symmetric": 0.64 * 0.25 * rank * n * (m - 1),  # kept for pairwise
@@ -113,21 +119,23 @@ def simulated(sequences, rank=3, n=4, m=6):
         "position": float((mean_query[0] @ spread.T).square().sum()),
     }
     total = sum(expected.values())
-    return CrossPairs(query, key, *real), {name: value / total for name, value in expected.items()}
+    return (query, key), {name: value / total for name, value in expected.items()}
 
 
 @pytest.mark.slow
 def test_means_by_position_give_the_known_shares_without_bias():
-    pairs, expected = simulated(800)
-    half = 400
-    means = CrossMeans(4)
-    first = CrossPairs(*(t[:half] for t in vars(pairs).values()))
-    means.add(first, torch.arange(half) % 4)
-    sums = CrossVariance(means)
-    rest = CrossPairs(*(t[half:] for t in vars(pairs).values()))
-    for start in range(0, half, 100):
-        part = CrossPairs(*(t[start : start + 100] for t in vars(rest).values()))
-        sums.add_pairs(part, list(range(start, start + 100)))
+    (query, key), expected = simulated(800)
+    half, n, m = 400, query.shape[2], key.shape[2]
+    means, key_means = PositionMeans(4), PositionMeans(4)
+    for of_side, x in ((means, query), (key_means, key)):
+        at, real = torch.arange(x.shape[2]).expand(half, -1), torch.ones(half, x.shape[2], dtype=torch.bool)
+        of_side.add(x[:half], x[:half], at, real, torch.arange(half) % 4)
+    sums = ScoreVariance(means, key_means=key_means)
+    for start in range(half, 2 * half, 100):
+        real = [torch.ones(100, size, dtype=torch.bool) for size in (n, m)]
+        places, seen = [torch.arange(size)[None] for size in (n, m)], torch.ones(1, 1, n, m, dtype=torch.bool)
+        part = ScoredPairs(query[start : start + 100], key[start : start + 100], *places, seen, *real)
+        sums.add(part, list(range(start, start + 100)))
     shares = score_shares(sums)
     for name, share in expected.items():
         value, error, _ = shares.estimates[name]

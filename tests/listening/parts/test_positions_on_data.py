@@ -36,8 +36,8 @@ def test_parts_add_up_to_the_scores_of_the_model(name, batch):
         query, key, at = heard[layer.index].query[0], heard[layer.index].key[0], heard[layer.index].positions[0]
         bias = partial(heads.pair_bias, layer)
         sums = ScoreVariance(means[layer.index], rotation(layer, [batch]), bias, score_terms(heads, layer))
-        (mean_query, mean_key), _ = sums._means_at(at, query, (0, 0, 0, 0))
-        parts, _ = sums._parts(query, key, mean_query, mean_key, at, slice(0, layer.heads))
+        (mean_query, mean_key), _ = sums._means_at((at, at), query, key, (0, 0, 0, 0))
+        parts, _ = sums._parts(query, key, mean_query, mean_key, (at, at), slice(0, layer.heads))
         total = parts[:, 0] + parts[:, 2:].sum(1)  # swapped pairs are no part of the score
         theirs = event.scores.reshape(-1, *total.shape)[0]
         torch.testing.assert_close(total, theirs.float(), atol=2e-4, rtol=1e-4)

@@ -9,8 +9,14 @@ import keyquery as kq
 from keyquery.forms.parts import PARTS, score_parts
 from keyquery.instruments.look.on_data import interval
 from keyquery.listening.parts.means import PositionMeans
+from keyquery.listening.parts.pairs import ScoredPairs
 from keyquery.listening.parts.shares import score_shares
 from keyquery.listening.parts.variance import FOLDS, ScoreVariance
+
+
+def pairs_of(query, key, at, seen):
+    real = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool)
+    return ScoredPairs(query, key, at, at, seen, real, real)
 
 
 def visible(n, causal=True, window=None):
@@ -30,7 +36,7 @@ def shares_of(query, key, rope=None, bias=None, pairs=None):
     for start in range(half, count, 8):
         some = slice(start, min(start + 8, count))
         numbers = list(range(start, some.stop))
-        sums.add(query[some], key[some], at, visible(n) if pairs is None else pairs, numbers)
+        sums.add(pairs_of(query[some], key[some], at, visible(n) if pairs is None else pairs), numbers)
     return score_shares(sums).estimates
 
 
@@ -187,7 +193,7 @@ def test_windows_and_two_sides():
         at, real = torch.arange(N)[None].expand(32, -1), torch.ones(32, N, dtype=torch.bool)
         means.add(query[:32], key[:32], at, real, torch.arange(32) % FOLDS)
         sums = ScoreVariance(means)
-        sums.add(query[32:], key[32:], torch.arange(N)[None], pairs, list(range(32)))
+        sums.add(pairs_of(query[32:], key[32:], torch.arange(N)[None], pairs), list(range(32)))
         total = sum(product[0].sum() for product in sums.products.values())
         assert float(total) == pytest.approx(float(centred.square().sum()), rel=1e-9)
 
@@ -198,7 +204,7 @@ def test_too_few_sequences_have_no_interval():
     real, at = torch.ones(40, N, dtype=torch.bool), torch.arange(N)[None]
     means.add(query, key, at.expand(40, -1), real, torch.zeros(40, dtype=torch.long))
     sums = ScoreVariance(means)
-    sums.add(query[:2], key[:2], at, visible(N), [0, 1])
+    sums.add(pairs_of(query[:2], key[:2], at, visible(N)), [0, 1])
     assert not sums.by_position
     assert math.isnan(float(score_shares(sums).estimates["skew"].error[0]))
 
@@ -211,5 +217,5 @@ def test_positions_that_few_sequences_reach_are_left_out():
     means.add(query[:32], key[:32], torch.arange(N)[None].expand(32, -1), real, torch.arange(32) % FOLDS)
     assert means.known.tolist() == [True] * 6 + [False] * 2
     sums = ScoreVariance(means)
-    sums.add(query[32:], key[32:], torch.arange(N)[None], visible(N), list(range(32)))
+    sums.add(pairs_of(query[32:], key[32:], torch.arange(N)[None], visible(N)), list(range(32)))
     assert (sums.pairs, sums.left_out) == (32 * 21, 32 * (36 - 21))

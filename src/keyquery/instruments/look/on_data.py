@@ -15,7 +15,6 @@ from keyquery.forms.parts import PARTS
 from keyquery.forms.shares import Visible, part_ranks, shares
 from keyquery.instruments.look.sample import Sample
 from keyquery.listening import Batch, Moments, joint_moments, typical_length
-from keyquery.listening.parts.cross import CrossVariance
 from keyquery.listening.parts.on_data import SEQUENCES, rows_of, score_variances
 from keyquery.listening.parts.shares import Estimate, score_shares
 from keyquery.listening.parts.variance import ScoreVariance
@@ -67,7 +66,7 @@ class OnData:
         """Metrics of each head of a layer; None without data, and for cross-attention in closed form."""
         if layer.index in self.sums:
             sums = self.sums[layer.index]
-            return _crossed(sums) if isinstance(sums, CrossVariance) else _measured(sums)
+            return _crossed(sums) if sums.is_cross else _measured(sums)
         if layer.index in self.moments:
             return _closed_form(layer, heads, self.moments[layer.index], (self.facts or {})["length"])
         return [None] * layer.heads
@@ -114,7 +113,7 @@ def _measured(sums: ScoreVariance) -> list[dict[str, Any] | None]:
     return rows
 
 
-def _crossed(sums: CrossVariance) -> list[dict[str, Any] | None]:
+def _crossed(sums: ScoreVariance) -> list[dict[str, Any] | None]:
     """As `_measured`, with pairwise in place of symmetric and skew, which two sequences do not have."""
     shares = score_shares(sums)
     names = {"pairwise": "symmetric", **{name: name for name in CROSS if name != "pairwise"}}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import temporarily
-from keyquery.listening.hooks import Batch, watch
+from keyquery.listening.hooks import Batch, running
 from keyquery.listening.inputs.batches import LENGTH, TOKENS, read_lines, text_batches, with_decoder_ids
 from keyquery.listening.inputs.load import has_lm_head, load_model
 from keyquery.listening.tokens import has_two_sides
@@ -150,7 +150,7 @@ def embedded_tokens(model: nn.Module) -> int | None:
             if isinstance(module, nn.Embedding):
                 stack.callback(module.register_forward_pre_hook(note).remove)
 
-    with temporarily(model, attach), watch(model, {}) as run:
+    with temporarily(model, attach), running(model) as run:
         try:
             run({token_argument(model): ids})
         except Exception:  # it takes something else, and may raise anything

@@ -57,6 +57,11 @@ class PositionMeans:
         counts, _ = self._filled()
         return (counts >= LEAST).all(0)
 
+    def reaches(self, positions: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Which of these positions are known."""
+        known = self.known.to(positions.device)
+        return (positions < len(known)) & known[positions.clamp(max=len(known) - 1)]
+
     @property
     def counts(self) -> Float[Tensor, "folds positions"]:
         """Number of sequences per fold that reach each position."""

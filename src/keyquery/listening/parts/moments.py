@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.listening.hooks import Batch, entry, watch
+from keyquery.listening.call import Call
+from keyquery.listening.hooks import Batch
+from keyquery.listening.parts.pairs import Inputs, projected, require_called, watch_layers
 
 
 class Moments:
@@ -62,70 +64,20 @@ class Moments:
         return self._scatter / self.count
 
 
-def batches_of(data: Iterable[Batch]) -> Iterator[Batch]:
-    """Iterate over batches, each a mapping of tensors; raises on anything else.
-
-    Parameters
-    ----------
-    data
-        Mappings of tensors.
-
-    Returns
-    -------
-    iterator of dict
-        The batches.
-
-    Examples
-    --------
-    >>> list(batches_of([{"x": torch.tensor([1])}]))
-    [{'x': tensor([1])}]
-    """
-    if isinstance(data, (Mapping, Tensor, str)):
-        raise TypeError(f"data must be an iterable of batches (mappings of tensors), got {type(data).__name__}")
-    for batch in data:
-        if not isinstance(batch, Mapping):
-            raise TypeError(f"data must contain mappings of tensors, got {type(batch).__name__}")
-        yield batch
-
-
 def joint_moments(model: nn.Module, batches: Iterable[Batch], heads: Heads) -> dict[int, Moments]:
     """Moments of [q; k] of every head, (heads, 2r), by the index of each self-attention layer, over all tokens.
 
     Statistics of scores depend on these only, such as QΣKᵀ, without the d×d covariance Σ.
-
-    Parameters
-    ----------
-    model
-        The live model.
-    batches
-        Its inputs by name.
-    heads
-        The heads of that model, from `kq.read`.
-
-    Returns
-    -------
-    dict
-        Moments by the index of the layer.
     """
-    moments_of = {layer.index: Moments() for layer in heads if layer.on_data and layer.by_offset}
-    by_entry: dict[str, list[Layer]] = {}
-    for layer in heads:
-        if layer.index in moments_of:
-            by_entry.setdefault(entry(layer), []).append(layer)
+    layers = [layer for layer in heads if layer.on_data and layer.by_offset]
+    moments: dict[int, Moments] = {}
 
-    def listener(layers: list[Layer]) -> object:
-        def hear(tokens: Tensor) -> None:
-            for layer in layers:
-                query, key = layer.project(tokens.float())
-                joint = torch.cat((query, key.expand_as(query)), dim=-1)
-                moments_of[layer.index].update(joint.flatten(0, 1))
+    def note(layer: Layer, inputs: Inputs, call: Call | None) -> None:
+        joint = torch.cat(projected(layer, inputs["query"], call), -1)
+        moments.setdefault(layer.index, Moments()).update(joint)
 
-        return hear
-
-    with watch(model, {name: listener(layers) for name, layers in by_entry.items()}) as run:  # type: ignore[misc]
+    with watch_layers(model, layers, note) as run:
         for batch in batches:
             run(batch)
-    silent = [heads[index].name for index, moments in moments_of.items() if moments.count == 0]
-    if silent:
-        raise ValueError(f"{silent[0]} was never called: these inputs give no activations there")
-    return moments_of
+    require_called(layers, moments)
+    return {layer.index: moments[layer.index] for layer in layers}

@@ -13,46 +13,54 @@ from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.sources import OTHER_TOWERS
 from keyquery.forms import Rope
 from keyquery.listening.hooks import Batch
-from keyquery.listening.parts.cross import CrossMeans, CrossVariance
 from keyquery.listening.parts.means import LEAST, PositionMeans
-from keyquery.listening.parts.pairs import CrossPairs, ScoredPairs, watch_pairs
+from keyquery.listening.parts.pairs import ScoredPairs, require_called, watch_pairs
 from keyquery.listening.parts.variance import FOLDS, ScoreVariance, Terms
 
 SEQUENCES = 2 * FOLDS * LEAST  # needed for means by position: half of them for the means, in folds
 
 
 def position_means(
-    model: nn.Module, batches: Iterable[Batch], heads: Heads, folds: int = 1, cross: dict[int, CrossMeans] | None = None
+    model: nn.Module,
+    batches: Iterable[Batch],
+    heads: Heads,
+    folds: int = 1,
+    key_means: dict[int, PositionMeans] | None = None,
 ) -> dict[int, PositionMeans]:
-    """Mean (scaled) queries and keys by position of every self-attention layer, by layer index; also of `cross`."""
+    """Mean (scaled) queries and keys by position of every self-attention layer, by layer index.
+
+    With `key_means` also of cross-attention, whose keys have means of their own.
+    """
     means: dict[int, PositionMeans] = {}
     count = 0
 
-    def fold_of(rows: int) -> Tensor:
-        return (torch.arange(rows) + count) % folds
-
     def add(layer: Layer, pairs: ScoredPairs) -> None:
-        positions = pairs.positions.expand(len(pairs.query), -1)
-        means.setdefault(layer.index, PositionMeans(folds)).add(
-            pairs.query, pairs.key, positions, pairs.real, fold_of(len(pairs.query))
-        )
+        size = len(pairs.query)
+        fold = (torch.arange(size) + count) % folds
+        positions, key_positions = (side.expand(size, -1) for side in (pairs.positions, pairs.key_positions))
+        of_layer = means.setdefault(layer.index, PositionMeans(folds))
+        if layer.kind == "self" or key_means is None:
+            of_layer.add(pairs.query, pairs.key, positions, pairs.real, fold)
+            return
+        of_layer.add(pairs.query, pairs.query, positions, pairs.real, fold)
+        of_keys = key_means.setdefault(layer.index, PositionMeans(folds))
+        of_keys.add(pairs.key, pairs.key, key_positions, pairs.real_key, fold)
 
-    def add_cross(layer: Layer, pairs: CrossPairs) -> None:
-        if cross is not None:
-            cross.setdefault(layer.index, CrossMeans(folds)).add(pairs, fold_of(len(pairs.query)))
-
-    with watch_pairs(model, heads, add, add_cross if cross is not None else None) as run:
+    with watch_pairs(model, heads, add, cross=key_means is not None) as run:
         for batch in batches:
             run(batch)
             count += rows_of(batch)
-    _require_called(heads, means)
+    silent = [layer for layer in heads if layer.on_data and layer.index not in means]
+    if means:  # a model that also sees or hears may be run on text alone
+        silent = [layer for layer in silent if not any(word in layer.name for word in OTHER_TOWERS)]
+    require_called(silent, means)
     return means
 
 
 def score_variances(
     model: nn.Module, batches: Sequence[Batch], heads: Heads, watching: Callable[[Sequence[Batch]], Iterable[Batch]]
 ) -> dict[int, ScoreVariance]:
-    """Second moments of the score parts of every attention layer that is called, by layer index.
+    """Second moments of the score parts of every attention layer that is called, by layer index; self-attention first.
 
     Every other sequence is used for the means, the rest for the parts, however they are batched. With fewer than
     `SEQUENCES` sequences all are used for both, and means are over all positions.
@@ -62,29 +70,27 @@ def score_variances(
     order = [*first, *second] if by_position else [*batches, *batches]
     turns = iter(watching(order))
     first_turns = (next(turns) for _ in range(len(first) if by_position else len(batches)))
-    cross: dict[int, CrossMeans] = {}
-    means = position_means(model, first_turns, heads, FOLDS if by_position else 1, cross)
-    sums: dict[int, ScoreVariance] = {
+    key_means: dict[int, PositionMeans] = {}
+    means = position_means(model, first_turns, heads, FOLDS if by_position else 1, key_means)
+    sums = {
         layer.index: ScoreVariance(means[layer.index], rope, partial(heads.pair_bias, layer), score_terms(heads, layer))
         for layer in heads
-        if layer.index in means and ((rope := rotation(layer, batches)) is not None or layer.axial is None)
+        if layer.index in means.keys() - key_means.keys()
+        and ((rope := rotation(layer, batches)) is not None or layer.axial is None)
     }
-    crossed = {index: CrossVariance(its_means, heads[index].rope) for index, its_means in cross.items()}
+    for index in key_means:
+        sums[index] = ScoreVariance(means[index], heads[index].rope, key_means=key_means[index])
     count = 0
 
     def add(layer: Layer, pairs: ScoredPairs) -> None:
         if layer.index in sums:
-            numbers = [count + row for row in range(len(pairs.query))]
-            sums[layer.index].add(pairs.query, pairs.key, pairs.positions, pairs.visible, numbers)
+            sums[layer.index].add(pairs, [count + row for row in range(len(pairs.query))])
 
-    def add_cross(layer: Layer, pairs: CrossPairs) -> None:
-        crossed[layer.index].add_pairs(pairs, [count + row for row in range(len(pairs.query))])
-
-    with watch_pairs(model, heads, add, add_cross if crossed else None) as run:
+    with watch_pairs(model, heads, add, cross=bool(key_means)) as run:
         for batch in turns:
             run(batch)
             count += rows_of(batch)
-    return {**sums, **crossed}
+    return sums
 
 
 def rotation(layer: Layer, batches: Sequence[Batch]) -> Rope | None:
@@ -124,11 +130,3 @@ def halves(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
 def rows_of(batch: Batch) -> int:
     """Number of sequences in a batch."""
     return next((len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim), 0)
-
-
-def _require_called(heads: Heads, means: dict[int, PositionMeans]) -> None:
-    silent = [layer.name for layer in heads if layer.on_data and layer.index not in means]
-    if means:  # a model that also sees or hears may be run on text alone
-        silent = [name for name in silent if not any(word in name for word in OTHER_TOWERS)]
-    if silent:
-        raise ValueError(f"{silent[0]} was never called: these inputs give no activations there")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,66 +13,112 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from keyquery.checkpoints import Layer
+from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.sources import bare
 from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
-from keyquery.listening.hooks import Batch, entry, on_forward, on_input, watch
+from keyquery.listening.hooks import Batch, entry, on_forward, on_input, running
 
 SPARSE = 4  # positions beyond so many lengths are too sparse for means by position
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredPairs:
-    """One call of a self-attention layer: (scaled) queries and keys before RoPE, and which pairs are scored."""
+    """One call of an attention layer: (scaled) queries and keys before RoPE, and which pairs are scored.
 
-    query: Float[Tensor, "batch heads n r"]
-    key: Float[Tensor, "batch heads n r"]
-    positions: Int[Tensor, "#batch n"]
-    visible: Bool[Tensor, "#batch any n n"]
-    real: Bool[Tensor, "batch n"]
-
-
-@dataclass(frozen=True, eq=False)
-class CrossPairs:
-    """One call of a cross-attention layer: (scaled) queries and keys before RoPE, and which of them are no padding."""
+    In self-attention queries and keys are of the same tokens.
+    """
 
     query: Float[Tensor, "batch heads n r"]
     key: Float[Tensor, "batch heads m r"]
-    real_query: Bool[Tensor, "batch n"]
+    positions: Int[Tensor, "#batch n"]
+    key_positions: Int[Tensor, "#batch m"]
+    visible: Bool[Tensor, "#batch any n m"]
+    real: Bool[Tensor, "batch n"]
     real_key: Bool[Tensor, "batch m"]
 
 
-OnPairs = Callable[[Layer, ScoredPairs], None]
-OnCrossPairs = Callable[[Layer, CrossPairs], None]
+Inputs = Mapping[str, Tensor]  # what entered the projections of a layer, (batch, n, d), by side
+OnLayer = Callable[[Layer, Inputs, Call | None], None]
 
 
 @contextmanager
 def watch_pairs(
-    model: nn.Module, heads: Iterable[Layer], on_pairs: OnPairs, on_cross: OnCrossPairs | None = None
+    model: nn.Module, heads: Iterable[Layer], on_pairs: Callable[[Layer, ScoredPairs], None], cross: bool = False
 ) -> Iterator[Callable[[Batch], Any]]:
-    """Context whose function runs a batch; `on_pairs` gets every call of every self-attention layer.
+    """Context whose function runs a batch; `on_pairs` gets every call of every self-attention layer; `cross`: of all.
 
     Queries and keys are computed from what enters a layer; which pairs are visible, where tokens stand and which are
     padding is what its call says.
     """
-    model = bare(model)
-    layers = [layer for layer in heads if layer.on_data or (layer.kind == "cross" and on_cross is not None)]
-    watcher = _Watcher(layers, dict(model.named_modules()), on_pairs, on_cross)
 
-    with temporarily(model, partial(watcher.attach, model)), watch(model, {}) as run:
+    def note(layer: Layer, inputs: Inputs, call: Call | None) -> None:
+        if layer.kind == "self":
+            on_pairs(layer, scored_pairs(layer, inputs["query"], call))
+        elif "key" in inputs:
+            on_pairs(layer, _cross_pairs(layer, inputs["query"], inputs["key"], call))
+
+    layers = [layer for layer in heads if layer.on_data or (layer.kind == "cross" and cross)]
+    with watch_layers(model, layers, note) as run:
         yield run
+
+
+@contextmanager
+def watch_layers(model: nn.Module, layers: Sequence[Layer], on_layer: OnLayer) -> Iterator[Callable[[Batch], Any]]:
+    """Context whose function runs a batch; `on_layer` gets what entered each layer, with its call if torch shows it."""
+    model = bare(model)
+    watcher = _Watcher(layers, dict(model.named_modules()), on_layer)
+    with temporarily(model, partial(watcher.attach, model)), running(model) as run:
+        yield run
+
+
+def queries_and_keys(model: nn.Module, batch: Batch, heads: Heads) -> dict[int, tuple[Tensor, Tensor]]:
+    """Queries and keys (heads, tokens, r) before RoPE, unscaled, of all self-attention layers by index; no padding."""
+    parts: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def note(layer: Layer, inputs: Inputs, call: Call | None) -> None:
+        parts.setdefault(layer.index, []).append(projected(layer, inputs["query"], call))
+
+    layers = [layer for layer in heads if layer.on_data]
+    with watch_layers(model, layers, note) as run:
+        run(batch)
+    require_called(layers, parts)
+    return {index: (torch.cat(queries, 1), torch.cat(keys, 1)) for index, (queries, keys) in _by_side(parts)}
+
+
+def _by_side(parts: Mapping[int, Sequence[tuple[Tensor, Tensor]]]) -> Iterator[tuple[int, Any]]:
+    for index, pairs in sorted(parts.items()):
+        yield index, zip(*pairs, strict=True)
+
+
+def projected(layer: Layer, tokens: Float[Tensor, "batch n d"], call: Call | None) -> tuple[Tensor, Tensor]:
+    """Queries and keys (heads, tokens, r) of a self-attention layer, for the tokens that are no padding."""
+    query, key = layer.project(tokens)
+    real = real_tokens(tokens, None if call is None else call.real)
+    query, key = (x.flatten(1, 2).transpose(0, 1)[:, real] for x in (query, key.expand_as(query)))
+    return query, key
+
+
+def real_tokens(tokens: Float[Tensor, "batch n d"], mask: Tensor | None) -> Bool[Tensor, "batch n"]:
+    """Which tokens are no padding, by the mask of a call if that is of these tokens."""
+    if mask is not None and mask.shape == tokens.shape[:2]:
+        return mask
+    return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+
+
+def require_called(layers: Iterable[Layer], called: Container[int]) -> None:
+    """Raise if a layer was not called."""
+    silent = next((layer.name for layer in layers if layer.index not in called), None)
+    if silent is not None:
+        raise ValueError(f"{silent} was never called: these inputs give no activations there")
 
 
 class _Watcher:
     """Pairs what entered the projections of layers with the call that follows."""
 
-    def __init__(
-        self, layers: list[Layer], modules: dict[str, nn.Module], on_pairs: OnPairs, on_cross: OnCrossPairs | None
-    ) -> None:
-        self._layers, self._modules = layers, modules
-        self._on_pairs, self._on_cross = on_pairs, on_cross
+    def __init__(self, layers: Sequence[Layer], modules: dict[str, nn.Module], on_layer: OnLayer) -> None:
+        self._layers, self._modules, self._on_layer = layers, modules, on_layer
         self._names = {layer.index: module_name(layer, modules) for layer in layers}
         self._inputs: dict[int, dict[str, Tensor]] = {}  # by layer and side, until its call
         self._by_call: dict[str, list[Layer]] = {}
@@ -101,7 +147,7 @@ class _Watcher:
         for layer in self._by_call[call.name]:
             inputs = self._inputs.pop(layer.index, None)
             if inputs is not None:
-                self._emit(layer, inputs, call)
+                self._on_layer(layer, inputs, call)
 
     def _of_module(self, name: str) -> list[Layer]:
         """The layers of a module: of its name, or else one that holds it or is held by it."""
@@ -119,13 +165,7 @@ class _Watcher:
         for layer in self._layers:
             inputs = self._inputs.pop(layer.index, None)
             if inputs is not None:
-                self._emit(layer, inputs, None)
-
-    def _emit(self, layer: Layer, inputs: Mapping[str, Tensor], call: Call | None) -> None:
-        if layer.kind == "self":
-            self._on_pairs(layer, scored_pairs(layer, inputs["query"], call))
-        elif "key" in inputs and self._on_cross is not None:
-            self._on_cross(layer, _cross_pairs(layer, inputs["query"], inputs["key"], call))
+                self._on_layer(layer, inputs, None)
 
 
 def module_name(layer: Layer, modules: Mapping[str, nn.Module]) -> str:
@@ -146,22 +186,28 @@ def _rows(module: nn.Module, tensor: Tensor, layer: Layer) -> Float[Tensor, "bat
 def scored_pairs(layer: Layer, tokens: Float[Tensor, "batch n d"], call: Call | None) -> ScoredPairs:
     """Queries and keys of tokens that entered a layer, with what its call says of the pairs; None: not seen."""
     batch, n = tokens.shape[:2]
-    query, key = _projected(layer, tokens, tokens)
-    fits = call is not None and call.query.shape[-2] == call.key.shape[-2] == n and len(call.query) == batch
-    visible = _from_call(call) if fits else None  # type: ignore[arg-type]
-    visible = _from_facts(layer, n, tokens.device) if visible is None else visible
-    real = call.real if fits else None  # type: ignore[union-attr]
-    if real is None:
-        real = torch.ones(batch, n, dtype=torch.bool, device=tokens.device)
-    else:
+    query, key = _scaled(layer, tokens, tokens)
+    if call is not None and not (call.query.shape[-2] == call.key.shape[-2] == n and len(call.query) == batch):
+        call = None
+    visible = _from_facts(layer, n, tokens.device) if call is None else _from_call(call)
+    real = real_tokens(tokens, None if call is None else call.real)
+    if call is not None and call.real is not None:
         visible = visible & real[:, None, None, :] & real[:, None, :, None]
     positions = torch.arange(n, device=tokens.device)[None]
-    if fits and not call.positions.is_floating_point() and int(call.positions.max()) < SPARSE * n:  # type: ignore[union-attr]
-        positions = call.positions  # type: ignore[union-attr]
-    return ScoredPairs(query, key, positions, visible, real)
+    if call is not None and not call.positions.is_floating_point() and int(call.positions.max()) < SPARSE * n:
+        positions = call.positions
+    return ScoredPairs(query, key, positions, positions, visible, real, real)
 
 
-def _projected(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _cross_pairs(layer: Layer, x: Tensor, y: Tensor, call: Call | None) -> ScoredPairs:
+    masks = (None, None) if call is None else (call.real_queries, call.real)
+    real, real_key = (real_tokens(tokens, mask) for tokens, mask in zip((x, y), masks, strict=True))
+    rows, columns = (torch.arange(tokens.shape[1], device=tokens.device)[None] for tokens in (x, y))
+    visible = real[:, None, :, None] & real_key[:, None, None]
+    return ScoredPairs(*_scaled(layer, x, y), rows, columns, visible, real, real_key)
+
+
+def _scaled(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Scaled queries of tokens x and keys of tokens y, with one key per query head."""
     query, key = layer.project(x, y)
     query = (query * layer.scale).flatten(1, 2)
@@ -184,17 +230,3 @@ def _from_facts(layer: Layer, n: int, device: torch.device) -> Bool[Tensor, "1 1
     if layer.causal:
         pairs = pairs & (offsets <= 0)
     return pairs if layer.window is None else pairs & (offsets.abs() < layer.window)
-
-
-def _cross_pairs(layer: Layer, x: Tensor, y: Tensor, call: Call | None) -> CrossPairs:
-    query, key = _projected(layer, x, y)
-    ones = (torch.ones(t.shape[:2], dtype=torch.bool, device=t.device) for t in (x, y))
-    masks = (None, None) if call is None else (call.real_queries, call.real)
-    return CrossPairs(
-        query,
-        key,
-        *(
-            every if mask is None or mask.shape != every.shape else mask
-            for every, mask in zip(ones, masks, strict=True)
-        ),
-    )

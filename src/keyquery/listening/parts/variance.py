@@ -6,14 +6,15 @@ twice, with
 
     the mean query of fold 0 and the mean key of fold 1,      the mean query of fold 2 and the mean key of fold 3.
 
-These four are independent, so that the product of the two versions is an unbiased estimate of the part's square,
-however few sequences the means are of. The folds exchange roles from sequence to sequence, in all twelve ways, so that
-the remaining noise averages out.
+In cross-attention queries and keys have means of their own, each by position in its sequence; pairwise has no
+symmetric and skew part. The four folds are independent, so that the product of the two versions is an unbiased estimate
+of the part's square, however few sequences the means are of. The folds exchange roles from sequence to sequence, in all
+twelve ways, so that the remaining noise averages out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import permutations
 
 import torch
@@ -24,6 +25,7 @@ from keyquery.checkpoints.positions.relative import Relative
 from keyquery.forms.parts import PARTS, Rotated
 from keyquery.forms.rope import Rope
 from keyquery.listening.parts.means import PositionMeans
+from keyquery.listening.parts.pairs import ScoredPairs
 
 CELLS = {"cpu": 2**18}  # scores of one part in memory at a time: fits the cache
 MANY_CELLS = 2**26  # the same of a GPU, where few large kernels are faster
@@ -38,6 +40,7 @@ POPULARITY, QUERY_ONLY, POSITION = (PARTS.index(part) for part in ("popularity",
 Positions = Int[Tensor, " n"]
 Bias = Callable[[Positions, Positions], Float[Tensor, "heads n n"] | None]
 Terms = Callable[[Positions, Positions], list[Relative]]
+Both = Sequence[Tensor]  # positions of queries, and of keys
 Means = list[tuple[Float[Tensor, "heads n r"], Float[Tensor, "heads n r"]]]
 
 
@@ -45,97 +48,106 @@ class ScoreVariance:
     """Second moments of the score parts of every head, per sequence.
 
     `means` has four folds, or one: then parts are separated by the mean over all positions, with its noise. `bias` and
-    `terms` give what positions add to the scaled scores: biases, and vectors that meet queries or keys.
+    `terms` give what positions add to the scaled scores: biases, and vectors that meet queries or keys. In
+    cross-attention keys are of another sequence, with `key_means` of its own. Contents of two spaces cannot be swapped:
+    their pairwise part is kept as symmetric, and skew is 0.
     """
 
     def __init__(
-        self, means: PositionMeans, rope: Rope | None = None, bias: Bias | None = None, terms: Terms | None = None
+        self,
+        means: PositionMeans,
+        rope: Rope | None = None,
+        bias: Bias | None = None,
+        terms: Terms | None = None,
+        key_means: PositionMeans | None = None,
     ) -> None:
-        self.means = means
-        self._rope = rope
-        self._bias, self._terms = bias, terms
+        self.means, self.is_cross = means, key_means is not None
+        self._sides = (means, means if key_means is None else key_means)
+        self._rope, self._bias, self._terms = rope, bias, terms
         self.by_position = means.folds == FOLDS
         # By sequence: products of parts (2, heads, parts, parts) of whole and half window; squares due to the first
         # key (heads,); influence of the sequence on popularity and query-only through the means (2, heads).
         self.products: dict[int, Tensor] = {}
         self.sinks: dict[int, Tensor] = {}
         self.moves: dict[int, Tensor] = {}
-        # Derivatives of popularity's and query-only's squares by the means, summed over sequences.
-        self._slopes: Float[Tensor, "positions two heads r"] | None = None
+        # Derivatives of popularity's and query-only's squares by mean queries and mean keys, summed over sequences.
+        self._slopes: list[Float[Tensor, "positions heads r"]] = []
         self._followed = 0
         self.contents: Float64[Tensor, "groups heads two_r two_r"] | None = None
         self.tokens = torch.zeros(GROUPS, dtype=torch.float64)
         self.pairs = self.left_out = 0  # visible pairs counted, and excluded for positions that too few sequences reach
         self.longest = 0  # tokens of the longest sequence
 
-    def add(
-        self,
-        query: Float[Tensor, "batch heads n r"],
-        key: Float[Tensor, "batch heads n r"],
-        positions: Int[Tensor, "#batch n"],
-        visible: Bool[Tensor, "#batch any n n"],
-        sequences: list[int],
-    ) -> None:
-        """Add sequences by number; queries are scaled, and queries and keys are before RoPE.
-
-        A repeated number (a block shared by several layers) adds to its sums.
-        """
+    def add(self, pairs: ScoredPairs, sequences: list[int]) -> None:
+        """Add sequences by number; a repeated one (a block shared by several layers) adds to its sums."""
         for row, sequence in enumerate(sequences):
-            slopes = None if self._slopes is None else self._slopes / self._followed
-            at, seen = positions[row % len(positions)], visible[row % len(visible)]
-            real = seen.any(0).any(0) | seen.any(0).any(-1)
-            self.longest = max(self.longest, int(real.sum()))
-            kept = real & self._known(at) if self.by_position else real
-            count, seen = int(seen.sum()), seen[:, kept][:, :, kept]
-            self.pairs += int(seen.sum()) // len(seen)
-            self.left_out += (count - int(seen.sum())) // len(seen)
-            if int(kept.sum()) > 1:
-                self._add(query[row][:, kept], key[row][:, kept], at[kept], seen, sequence, slopes)
+            earlier = [slopes / self._followed for slopes in self._slopes]
+            positions = [side[row % len(side)] for side in (pairs.positions, pairs.key_positions)]
+            visible = pairs.visible[row % len(pairs.visible)]
+            real = [visible.any(0).any(-1), visible.any(0).any(0)]
+            if not self.is_cross:
+                real = [real[0] | real[1]] * 2
+            self.longest = max(self.longest, int(real[0].sum()))
+            if self.by_position:
+                real = [
+                    tokens & means.reaches(at) for tokens, means, at in zip(real, self._sides, positions, strict=True)
+                ]
+            count = int(visible.sum())
+            visible = visible[:, real[0]][:, :, real[1]]
+            self.pairs += int(visible.sum()) // len(visible)
+            self.left_out += (count - int(visible.sum())) // len(visible)
+            if bool(real[0].any()) and int(real[1].sum()) > 1:
+                query, key = (x[row][:, tokens] for x, tokens in zip((pairs.query, pairs.key), real, strict=True))
+                kept = [at[tokens] for at, tokens in zip(positions, real, strict=True)]
+                self._add(query, key, kept, visible, sequence, earlier)
 
-    def _known(self, at: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        known = self.means.known
-        return (at < len(known)) & known[at.clamp(max=len(known) - 1)]
-
-    def _add(self, query: Tensor, key: Tensor, at: Tensor, seen: Tensor, sequence: int, slopes: Tensor | None) -> None:
+    def _add(
+        self, query: Tensor, key: Tensor, positions: Both, visible: Tensor, sequence: int, earlier: Sequence[Tensor]
+    ) -> None:
         """Add one sequence, some heads at a time."""
-        heads, n, rank = query.shape
-        means = self._means_at(at, query, ROLES[sequence % len(ROLES)])
-        products = []
-        sinks = []
-        moves = []
+        heads, n, m = len(query), query.shape[1], key.shape[1]
+        means = self._means_at(positions, query, key, ROLES[sequence % len(ROLES)])
+        products, sinks, moves = [], [], []
         if self.by_position:
-            self._reserve(int(at.max()) + 1, heads, rank, query)
-        for numbers in torch.arange(heads).split(at_once(n * n, query)):
+            self._reserve(positions, query)
+        for numbers in torch.arange(heads).split(at_once(n * m, query)):
             chosen = slice(int(numbers[0]), int(numbers[-1]) + 1)
-            own = seen if len(seen) == 1 else seen[chosen]
-            versions = [
-                self._parts(query[chosen], key[chosen], mean_query[chosen], mean_key[chosen], at, chosen)
+            seen = visible if len(visible) == 1 else visible[chosen]
+            (first, vectors), *others = [
+                self._parts(query[chosen], key[chosen], mean_query[chosen], mean_key[chosen], positions, chosen)
                 for mean_query, mean_key in (means if self.by_position else means[:1])
             ]
-            (first, vectors), second = versions[0], versions[1][0] if self.by_position else versions[0][0].clone()
-            products.append(products_of(first, second, own))  # first and second are centred in place
-            sinks.append(sink_of(first[:, POSITION], second[:, POSITION], at, own))
+            second = others[0][0] if others else first.clone()
+            products.append(products_of(first, second, seen))  # first and second are centred in place
+            sinks.append(sink_of(first[:, POSITION], second[:, POSITION], positions[1], seen))
             if self.by_position:
-                moves.append(self._follow(first, vectors, at, chosen, slopes))
+                moves.append(self._follow(first, vectors, positions, chosen, earlier))
         increase(self.products, sequence, torch.cat(products, 1))
         increase(self.sinks, sequence, torch.cat(sinks))
-        if slopes is not None:
+        if earlier:
             increase(self.moves, sequence, torch.cat(moves, 1))
         self._followed += 1
-        self._add_contents(query, key, means, sequence % GROUPS)
+        self.tokens[sequence % GROUPS] += n
+        if not self.is_cross:
+            self._add_contents(query, key, means, sequence % GROUPS)
 
-    def _means_at(self, at: Int[Tensor, " n"], like: Tensor, folds: tuple[int, ...]) -> Means:
+    def _means_at(self, positions: Both, query: Tensor, key: Tensor, folds: tuple[int, ...]) -> Means:
         """Mean queries and keys at each token, for the two versions of a part."""
-        if not self.by_position:
-            query, key = (mean[:, None].to(like).expand(-1, len(at), -1) for mean in self.means.everywhere())
-            return [(query, key)] * 2
-        queries, keys = zip(*(self.means.at(at[None], fold) for fold in range(FOLDS)), strict=True)
-        return [(queries[i][0].to(like), keys[j][0].to(like)) for i, j in (folds[:2], folds[2:])]
+
+        def mean(side: int, like: Tensor, fold: int) -> Tensor:
+            if not self.by_position:
+                return self._sides[side].everywhere()[side][:, None].to(like).expand_as(like)
+            return self._sides[side].at(positions[side][None], fold)[side][0].to(like)
+
+        return [(mean(0, query, i), mean(1, key, j)) for i, j in (folds[:2], folds[2:])]
 
     def _parts(
-        self, query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor, at: Tensor, chosen: slice
-    ) -> tuple[Float[Tensor, "heads parts n n"], Rotated]:
+        self, query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor, positions: Both, chosen: slice
+    ) -> tuple[Float[Tensor, "heads parts n m"], Rotated]:
         """Pairs, swapped pairs, popularity, query-only and position."""
+        if self.is_cross:
+            return _cross_parts(query, key, mean_query, mean_key, positions, self._rope)
+        at, _ = positions
         out, vectors = stacked_parts(query, key, mean_query, mean_key, at, self._rope)
         bias = None if self._bias is None else self._bias(at, at)
         if bias is not None:
@@ -145,34 +157,36 @@ class ScoreVariance:
             add_term(parts, term.of_heads(chosen), query, key, mean_query, mean_key)
         return out, vectors
 
-    def _reserve(self, length: int, heads: int, rank: int, like: Tensor) -> None:
-        """Allocate slopes for positions up to `length`."""
-        had = 0 if self._slopes is None else len(self._slopes)
-        if had < length:
-            longer = like.new_zeros(length, 2, heads, rank)
-            if self._slopes is not None:
-                longer[:had] = self._slopes
-            self._slopes = longer
+    def _reserve(self, positions: Both, query: Tensor) -> None:
+        """Allocate slopes for positions up to the last ones."""
+        heads, _, rank = query.shape
+        before = self._slopes or [query.new_zeros(0, heads, rank)] * 2
+        lengths = [max(int(at.max()) + 1, len(slopes)) for at, slopes in zip(positions, before, strict=True)]
+        self._slopes = [
+            torch.cat((slopes, slopes.new_zeros(length - len(slopes), heads, rank)))
+            for slopes, length in zip(before, lengths, strict=True)
+        ]
 
     def _follow(
-        self, parts: Tensor, vectors: Rotated, at: Tensor, chosen: slice, slopes: Tensor | None
+        self, parts: Tensor, vectors: Rotated, positions: Both, chosen: slice, earlier: Sequence[Tensor]
     ) -> Float64[Tensor, "2 heads"]:
         """Accumulate the derivatives of popularity by the mean query and of query-only by the mean key.
 
         Returns the influence of this sequence on the two if it were used for the means: 2·q′·slope, with the mean slope
         of the sequences before it.
         """
-        assert self._slopes is not None
-        self._slopes[at, 0, chosen] += (parts[:, POPULARITY] @ vectors.key).transpose(0, 1)
-        self._slopes[at, 1, chosen] += (parts[:, QUERY_ONLY].mT @ vectors.query).transpose(0, 1)
-        if slopes is None:
-            return torch.zeros(2, len(parts), dtype=torch.float64, device=parts.device)
-        inside = at < len(slopes)
-        # At positions that few sequences reach, each has more influence on the mean.
-        weight = self.means.sequences.sum() / self.means.counts.sum(0)[at[inside]]
-        own = slopes[at[inside]][:, :, chosen].permute(1, 2, 0, 3) * weight[:, None].to(slopes)
-        contents = torch.stack((vectors.query, vectors.key))[:, :, inside]
-        return 2 * (contents * own).sum((-2, -1)).double()
+        moves = []
+        slopes = (parts[:, POPULARITY] @ vectors.key, parts[:, QUERY_ONLY].mT @ vectors.query)
+        for side, content in enumerate((vectors.query, vectors.key)):
+            at, means = positions[side], self._sides[side]
+            self._slopes[side][at, chosen] += slopes[side].transpose(0, 1)
+            if earlier:
+                inside = at < len(earlier[side])
+                # At positions that few sequences reach, each has more influence on the mean.
+                weight = (means.sequences.sum() / means.counts.sum(0)[at[inside]])[:, None]
+                slope = earlier[side][at[inside]][:, chosen].transpose(0, 1) * weight.to(content)
+                moves.append(2 * (content[:, inside] * slope).sum((-2, -1)).double())
+        return torch.stack(moves) if moves else torch.zeros(2, len(parts), dtype=torch.float64, device=parts.device)
 
     def _add_contents(self, query: Tensor, key: Tensor, means: Means, group: int) -> None:
         """Second moments of the contents [q′; k′], for the ranks of symmetric and skew part."""
@@ -182,22 +196,41 @@ class ScoreVariance:
         if self.contents is None:
             self.contents = moment.new_zeros(GROUPS, *moment.shape)
         self.contents[group] += moment
-        self.tokens[group] += query.shape[1]
 
 
 def stacked_parts(
     query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor, at: Tensor, rope: Rope | None
 ) -> tuple[Float[Tensor, "heads parts n n"], Rotated]:
-    """The same without what positions add to scores."""
+    """Pairs, swapped pairs, popularity, query-only and position, without what positions add to scores."""
     vectors = Rotated.of(query, key, mean_query, mean_key, at, rope)
-    heads, n = query.shape[:2]
-    out = query.new_empty(heads, len(PARTS), n, n)
-    out[:, 0] = vectors.query @ vectors.key.mT
+    out = _products_of_vectors(vectors)
     out[:, 1] = out[:, 0].mT if rope is None else vectors.swapped()
+    return out, vectors
+
+
+def _cross_parts(
+    query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor, positions: Both, rope: Rope | None
+) -> tuple[Float[Tensor, "heads parts n m"], Rotated]:
+    """As `stacked_parts`, with keys of another sequence; pairs stand for swapped pairs."""
+    sides = [torch.stack((x - mean, mean)) for x, mean in ((query, mean_query), (key, mean_key))]
+    if rope is not None:
+        sides = [rope.rotate(side, at) for side, at in zip(sides, positions, strict=True)]
+    (query, mean_query), (key, mean_key) = sides
+    vectors = Rotated(query, key, mean_query, mean_key, query, key)
+    out = _products_of_vectors(vectors)
+    out[:, 1] = out[:, 0]
+    return out, vectors
+
+
+def _products_of_vectors(vectors: Rotated) -> Float[Tensor, "heads parts n m"]:
+    """The parts but for swapped pairs, whose place is left empty."""
+    heads, n, m = len(vectors.query), vectors.query.shape[1], vectors.key.shape[1]
+    out = vectors.query.new_empty(heads, len(PARTS), n, m)
+    out[:, 0] = vectors.query @ vectors.key.mT
     out[:, POPULARITY] = vectors.query_mean @ vectors.key.mT
     out[:, QUERY_ONLY] = vectors.query @ vectors.key_mean.mT
     out[:, POSITION] = vectors.query_mean @ vectors.key_mean.mT
-    return out, vectors
+    return out
 
 
 def add_term(
