@@ -378,7 +378,7 @@ def test_what_does_not_fit_is_told_as_such_where_scores_are_a_product_in_python(
     model, x = own("mingpt")[0], double(1, 5, 16)
     before = state(model)
     with (
-        pytest.raises(TypeError, match="on_call must return None or a dict"),
+        pytest.raises(RuntimeError, match="on_call must return None or a dict"),
         kq.listen(model, lambda call: call.query),
     ):
         model(x)

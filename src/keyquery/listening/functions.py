@@ -42,15 +42,17 @@ def attach(attachment: Attachment, modules: dict[str, nn.Module], covered: bool,
     if covered and not _uncovered(modules):
         return
     model, mode = attachment.model, Functions(attachment, modules)
-    for name, module in modules.items():
-        if next(module.children(), None) is not None or not type(module).__module__.startswith("torch.nn.modules"):
-            enter, leave = Bound(partial(mode.enter, name)), Bound(partial(mode.leave, name))
-            changes.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
-            changes.callback(module.register_forward_hook(leave, always_call=True).remove)
+    mode.follow([(name, module) for name, module in modules.items() if not _is_leaf(module)], changes)
+    for module in modules.values():
         if module is model or hasattr(type(module), "main_input_name"):
             hold(("forward", id(module)), partial(_wrap, module), changes)
             _MODES.setdefault(id(module), []).append(mode)
             changes.callback(_MODES[id(module)].remove, mode)
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    """Whether a module is one of torch's own that holds no other."""
+    return type(module).__module__.startswith("torch.nn.modules") and next(module.children(), None) is None
 
 
 _MODES: dict[int, list[Functions]] = {}  # modes to enter while a model's forward runs
@@ -66,13 +68,7 @@ def _wrap(module: nn.Module) -> Any:
             for mode in _MODES.get(id(module), ()):
                 if not mode.on:
                     stack.enter_context(mode.running())
-            try:
-                out = forward(*args, **kwargs)
-            except TypeError:  # torch turns those that are raised in an operator into one about its operands
-                for mode in _MODES.get(id(module), ()):
-                    if mode.error is not None:
-                        raise mode.error from None
-                raise
+            out = forward(*args, **kwargs)
             for mode in _MODES.get(id(module), ()):
                 if mode.attachment.model is module:
                     mode.finish("")  # while its forward is running
@@ -108,10 +104,8 @@ class Functions(Products):
     def __init__(self, attachment: Attachment, modules: dict[str, nn.Module]) -> None:
         super().__init__()
         self.attachment, self.modules = attachment, modules
-        self.stack: list[str] = []
         self.pending: list[Softmax] = []
         self.on = False
-        self.error: TypeError | None = None  # of a listener
         self.again = ExitStack()  # in which it is on while a module is computed again, in a backward pass
 
     def running(self) -> ExitStack:
@@ -119,7 +113,6 @@ class Functions(Products):
         stack = ExitStack()
         self.on = True
         stack.callback(setattr, self, "on", False)
-        stack.callback(setattr, self, "error", None)
         self.stack.clear()
         self.pending.clear()
         stack.enter_context(self)
@@ -129,10 +122,6 @@ class Functions(Products):
         """Inside of attention that another adapter, or this one, has seen."""
         return self.attachment.inside > 0
 
-    def owner(self) -> str:
-        """The innermost module that runs."""
-        return self.stack[-1] if self.stack else ""
-
     def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module is called, in the model's forward or, by activation checkpointing, in the backward pass."""
         if name and not self.on and not self.attachment.run.frames and self.attachment.changes_calls:
@@ -140,15 +129,14 @@ class Functions(Products):
                 self.again = self.running()
             elif looks_like_attention(module):
                 raise RuntimeError(f"{name} was called outside of the model's forward: call the model itself")
-        self.stack.append(name)
+        super().enter(name, module, args, kwargs)
         self.attachment.run._note(module, args, kwargs)
         if looks_like_attention(module):
             self.attachment.ran.add(name)
 
-    def leave(self, name: str, *_: Any) -> None:
+    def leave(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
         """A module returns."""
-        while self.stack and self.stack.pop() != name:
-            pass
+        super().leave(name, module, args, out)
         self.finish(name)
         if not self.attachment.run.frames:
             self.attachment.run.arguments.pop(self.modules[name], None)
@@ -234,9 +222,8 @@ class Functions(Products):
     def _show(self, name: str, facts: Callable[[], Facts | None]) -> tuple[Call, dict[str, Tensor]]:
         try:
             return self._inside(self.attachment.show, self.modules[name], name, facts)
-        except TypeError as error:
-            self.error = error
-            raise
+        except TypeError as error:  # torch turns those that are raised in an operator into one about its operands
+            raise RuntimeError(str(error)) from error
 
     def _inside(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function whose torch functions are not followed."""

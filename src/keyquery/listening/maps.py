@@ -18,7 +18,6 @@ from keyquery.listening.call import Call
 from keyquery.listening.hooks import Batch, running
 from keyquery.listening.tokens import has_two_sides
 
-Maps = tuple[Float[Tensor, "batch heads n m"], ...]
 ROW_SUM_TOLERANCE = 1e-4  # the machine epsilon in half precision
 TOWERS = "has separate text and image towers without attention between them"
 
@@ -32,27 +31,13 @@ class SelfAttention:
     tokens: int
 
 
-def attention_maps(model: nn.Module, batch: Batch) -> Maps:
-    """The attention maps of a model on a batch, one tensor per layer.
+def attention_maps(model: nn.Module, batch: Batch) -> tuple[Float[Tensor, "batch heads n m"], ...]:
+    """The attention maps (batch, heads, queries, keys) of a model on a batch, per layer; 0 where a query sees no key.
 
     The layers are those of an encoder-decoder's encoder, of a vision-language model those over all of its tokens, and
     of any other model its self-attention, in the order of calls. The model runs in eval mode without gradients, with
     its own attention implementation.
 
-    Parameters
-    ----------
-    model
-        Any live model that `kq.listen` sees.
-    batch
-        Its inputs by name.
-
-    Returns
-    -------
-    Maps
-        A tensor (batch, heads, queries, keys) per layer; 0 where a query sees no key.
-
-    Examples
-    --------
     >>> attention_maps(kq.Attention(8, 2), {"x": torch.randn(1, 5, 8)})[0].shape
     torch.Size([1, 2, 5, 5])
     """

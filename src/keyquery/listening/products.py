@@ -6,13 +6,17 @@ with them: products of two activations, and the factor on each since then; the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from keyquery.listening.tokens import Bound
 
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum", "mm"}
 FUSED = {"scaled_dot_product_attention", "multi_head_attention_forward"}
@@ -74,16 +78,38 @@ class Softmax:
         return [scaled.product.kept for scaled in self.products if scaled.product.kept is not None]
 
 
-class Products(TorchFunctionMode):
-    """Follows attention through torch functions; subclasses say what to do with it. `keep` copies products."""
+class ModuleMode(TorchFunctionMode):
+    """A function mode that knows which module runs, by hooks."""
 
-    def __init__(self, keep: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.keep = keep
+        self.stack: list[str] = []
+
+    def follow(self, modules: Iterable[tuple[str, nn.Module]], changes: ExitStack) -> None:
+        """Add the hooks."""
+        for name, module in modules:
+            enter, leave = Bound(partial(self.enter, name)), Bound(partial(self.leave, name))
+            changes.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+            changes.callback(module.register_forward_hook(leave, always_call=True).remove)
 
     def owner(self) -> str:
-        """The module that is running."""
-        raise NotImplementedError
+        """The innermost module that runs."""
+        return self.stack[-1] if self.stack else ""
+
+    def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A module is called."""
+        self.stack.append(name)
+
+    def leave(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
+        """A module returns."""
+        while self.stack and self.stack.pop() != name:
+            pass
+
+
+class Products(ModuleMode):
+    """Follows attention through torch functions; subclasses say what to do with it. `keep` copies products."""
+
+    keep = False
 
     def softmax(self, event: Softmax) -> None:
         """A softmax over products of activations."""

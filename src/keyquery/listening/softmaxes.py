@@ -7,8 +7,8 @@ them, of any softmax over products of activations, with the inputs of the projec
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,16 +33,18 @@ class ModuleCall:
     out: Tensor | None = None
 
 
-@dataclass(eq=False)
-class Capture:
-    """All softmaxes of one run, and what entered every module that has parameters."""
+class Capture(Products):
+    """All softmaxes of one run, with copies of their products, and what entered every module that has parameters."""
 
-    events: list[Softmax] = field(default_factory=list)
-    calls: dict[str, list[ModuleCall]] = field(default_factory=dict)
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-    stack: list[str] = field(default_factory=list)
-    ran: set[str] = field(default_factory=set)  # names of all modules that ran
-    time: int = 0
+    keep = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Softmax] = []
+        self.calls: dict[str, list[ModuleCall]] = {}
+        self.inputs: Mapping[str, Any] = {}
+        self.ran: set[str] = set()  # names of all modules that ran
+        self.time = 0
 
     def tick(self) -> int:
         """The next point in time."""
@@ -59,7 +61,7 @@ class Capture:
 
     def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module is called."""
-        self.stack.append(name)
+        super().enter(name, module, args, kwargs)
         self.ran.add(name)
         if _has_weights(module):
             named = {key: value.detach().clone() for key, value in kwargs.items() if _is_dense(value)}
@@ -70,51 +72,20 @@ class Capture:
 
     def leave(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
         """A module returns."""
-        while self.stack and self.stack.pop() != name:
-            pass
+        super().leave(name, module, args, out)
         first = next(tensors([out]), None)
         if _has_weights(module) and first is not None:
             self.calls[name][-1].out = first.detach().clone()
-
-
-@contextmanager
-def captured(model: nn.Module) -> Iterator[Capture]:
-    """Record the softmaxes of what runs inside."""
-    capture = Capture()
-
-    def listening(stack: ExitStack) -> None:
-        slow_path(stack)
-        for name, module in model.named_modules():
-            if not isinstance(module, (nn.Softmax, nn.Dropout, nn.Identity)):
-                enter, leave = partial(capture.enter, name), partial(capture.leave, name)
-                stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(leave).remove)
-
-    with temporarily(model, listening), torch.no_grad(), Softmaxes(capture):
-        yield capture
-    capture.events = [event for event in capture.events if event.used]  # some models compute one for nothing
-
-
-class Softmaxes(Products):
-    """The function mode that records softmaxes, with copies of the products that they came from."""
-
-    def __init__(self, capture: Capture) -> None:
-        super().__init__(keep=True)
-        self.capture = capture
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "relu" and (products := getattr(args[0], "_kq_products", ())):
             self.softmax(Softmax(self.owner(), args[0], products, used=True))  # scores of an indexer
         return super().__torch_function__(func, types, args, kwargs)
 
-    def owner(self) -> str:
-        """The innermost module that runs."""
-        return self.capture.stack[-1] if self.capture.stack else ""
-
     def softmax(self, event: Softmax) -> None:
         """Keep a softmax, with its scores as they are now."""
-        event.scores, event.time = event.scores.detach().clone(), self.capture.tick()
-        self.capture.events.append(event)
+        event.scores, event.time = event.scores.detach().clone(), self.tick()
+        self.events.append(event)
 
     def fused(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Torch's own attention, with the scores inside."""
@@ -130,21 +101,22 @@ class Softmaxes(Products):
         return func(*args, **kwargs)
 
 
+@contextmanager
+def captured(model: nn.Module) -> Iterator[Capture]:
+    """Record the softmaxes of what runs inside."""
+    capture = Capture()
+    plain = (nn.Softmax, nn.Dropout, nn.Identity)
+    modules = [(name, module) for name, module in model.named_modules() if not isinstance(module, plain)]
+    with temporarily(model, slow_path, partial(capture.follow, modules)), torch.no_grad(), capture:
+        yield capture
+    capture.events = [event for event in capture.events if event.used]  # some models compute one for nothing
+
+
 def _scores(facts: Facts) -> tuple[Tensor, Tensor]:
     """The scores of a call without and with its mask."""
     nowhere = torch.zeros(1, 0, dtype=torch.long)
-    call = Call(
-        nn.Identity(),
-        "",
-        0,
-        facts.query,
-        facts.key,
-        None,
-        facts.scale,
-        Tokens(nowhere, nowhere),
-        facts.attn_mask,
-        facts.causal,
-    )
+    query, key, scale = facts.query, facts.key, facts.scale
+    call = Call(nn.Identity(), "", 0, query, key, None, scale, Tokens(nowhere, nowhere), facts.attn_mask, facts.causal)
     return replace(call, attn_mask=None, causal=None).scores(), call.scores()
 
 

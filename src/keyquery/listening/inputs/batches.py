@@ -35,27 +35,9 @@ def read_lines(path: str | Path) -> list[str]:
 def text_batches(
     lines: list[str], tokenizer: Any, length: int = LENGTH, tokens: int = TOKENS, size: int = SIZE
 ) -> Iterator[Batch]:
-    """Padded batches of token ids: each line is a sequence, long ones are split into windows of `length`.
+    """Padded batches of token ids and their mask: each line is a sequence, long ones are cut into windows of `length`.
 
-    Lines of more than 100,000 characters are tokenised in parts.
-
-    Parameters
-    ----------
-    lines
-        The text, one sequence per line.
-    tokenizer
-        A tokenizer of transformers.
-    length
-        Window length in tokens.
-    tokens
-        Maximum number of tokens in total: the last window is truncated.
-    size
-        Windows per batch.
-
-    Returns
-    -------
-    iterator of dict
-        `input_ids` and `attention_mask`.
+    Lines of more than 100,000 characters are tokenised in parts; the last window is cut to `tokens` in total.
     """
     added = getattr(tokenizer, "num_special_tokens_to_add", int)()
     if length <= added:
@@ -112,22 +94,8 @@ def with_decoder_ids(batches: list[Batch]) -> list[Batch]:
 
 
 def typical_length(batches: Iterable[Batch]) -> int | None:
-    """Token-weighted mean sequence length: Σn²/Σn, rounded.
+    """Token-weighted mean sequence length: Σn²/Σn, rounded; None if batches have no tokens.
 
-    Lengths come from attention masks, or from the batch shape; None if batches have no tokens.
-
-    Parameters
-    ----------
-    batches
-        Mappings of tensors.
-
-    Returns
-    -------
-    int or None
-        Tokens.
-
-    Examples
-    --------
     >>> typical_length([{"attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}])
     2
     """

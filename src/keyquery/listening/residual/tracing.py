@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from keyquery.checkpoints import Layer
 from keyquery.checkpoints.heads import EMBEDDINGS
@@ -25,6 +24,7 @@ from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import entry
+from keyquery.listening.products import ModuleMode
 from keyquery.listening.residual import operations as ops
 from keyquery.listening.residual.terms import BIAS, HeadWrites, Term, Write, added
 
@@ -58,7 +58,7 @@ class Entered:
     calls: int = 1
 
 
-class Trace(TorchFunctionMode):
+class Trace(ModuleMode):
     """Watches torch functions; `layers` are the attention layers of the model, whose heads are told apart."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -73,7 +73,7 @@ class Trace(TorchFunctionMode):
 
     def clear(self) -> None:
         """Forget a run."""
-        self.stack: list[str] = []
+        self.stack.clear()
         self.attended: dict[str, Attended] = {}
         self.entered: dict[str, Entered] = {}
         self._writers: dict[str, str] = {}
@@ -210,7 +210,7 @@ class Trace(TorchFunctionMode):
         """A module is called."""
         if get_ident() != self._thread:
             return
-        self.stack.append(name)
+        super().enter(name, module, args, kwargs)
         tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         x = next((value for value in tensors if value.is_floating_point()), None)
         if x is None:
@@ -228,8 +228,7 @@ class Trace(TorchFunctionMode):
         """A module returns."""
         if get_ident() != self._thread:
             return
-        while self.stack and self.stack.pop() != name:
-            pass
+        super().leave(name, module, args, out)
         for value in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(value, Tensor):
                 tag(value, MODULE, name)
@@ -243,11 +242,8 @@ def traced(model: nn.Module, layers: Sequence[Layer], patterns: bool = False) ->
     def listening(stack: ExitStack) -> None:
         if patterns:
             add_listener(model, trace.attend, stack)
-        for name, module in model.named_modules():
-            if isinstance(module, (nn.Softmax, nn.Identity)):
-                continue
-            stack.callback(module.register_forward_pre_hook(partial(trace.enter, name), with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(partial(trace.leave, name)).remove)
+        plain = (nn.Softmax, nn.Identity)
+        trace.follow([(name, module) for name, module in model.named_modules() if not isinstance(module, plain)], stack)
 
     with temporarily(model, listening), trace:
         yield trace
