@@ -10,92 +10,8 @@ import keyquery as kq
 
 pytest.importorskip("transformers", reason="the models need the extra hf")
 
-from keyquery.proof.families import _recorded, _spied, tiny_model
-
-TEXT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 60,
-}
-SIGHT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-PIXELS = {"image_size": 16, "patch_size": 8}
-ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 333.0}}
-WRAPPERS = {
-    "llava": (
-        "LlavaModel",
-        "llama",
-        {
-            "text_config": {"model_type": "llama", **TEXT, **ROPE},
-            "vision_config": {"model_type": "clip_vision_model", **SIGHT, **PIXELS},
-        },
-    ),
-    "mistral3": (
-        "Mistral3Model",
-        "mistral",
-        {
-            "text_config": {"model_type": "mistral", "head_dim": 8, **TEXT, **ROPE},
-            "vision_config": {"model_type": "pixtral", "head_dim": 8, **SIGHT, **PIXELS},
-        },
-    ),
-    "gemma3": (
-        "Gemma3Model",
-        "gemma3",
-        {
-            "text_config": {"head_dim": 16, "query_pre_attn_scalar": 20, **TEXT},
-            "vision_config": {"model_type": "siglip_vision_model", **SIGHT, **PIXELS},
-        },
-    ),
-    "qwen2_vl": (
-        "Qwen2VLModel",
-        "qwen2",
-        {
-            "text_config": {**TEXT, "rope_parameters": {**ROPE["rope_parameters"], "mrope_section": [2, 1, 1]}},
-            "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 8},
-        },
-    ),
-}
-
-
-def wrapped(name):
-    import transformers
-
-    cls, _, config = WRAPPERS[name]
-    cls = getattr(transformers, cls)
-    model = cls(cls.config_class(**config, attn_implementation="eager")).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3)
-    return model
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_all_towers_of_a_model_that_sees_are_read(name, tmp_path):
-    """The model's own scores on text, by a spy, are those of the language tower, from disk and in memory."""
-    model = wrapped(name)
-    model.save_pretrained(tmp_path)
-    live = kq.read(model)
-    entries = [layer.modules["query"] for layer in live if layer.causal]
-    with _spied(model, name) as calls, _recorded(model, entries) as seen, torch.no_grad():
-        model(input_ids=torch.randint(3, 50, (1, 6)))
-    for heads in (live, kq.read(tmp_path)):
-        assert len([layer for layer in heads if not layer.causal]) in (2, 3)  # the vision tower, and its pooling head
-        for layer, entry in zip([layer for layer in heads if layer.causal], entries, strict=True):
-            assert layer.notes == ()
-            query, key = (layer.rope.rotate(t, torch.arange(6)) for t in layer.project(seen[entry][0]))
-            expected = calls[entry.removesuffix(".q_proj")]
-            torch.testing.assert_close(layer.scale * (query @ key.mT).flatten(0, 1), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_tower_can_be_run_on_data():
-    batch = {"input_ids": torch.randint(3, 50, (2, 7))}
-    reading = kq.look(wrapped("llava"), inputs=[batch])
-    expected = {"tokens": 14, "length": 7, "longest": 128, "from": "inputs"}
-    assert expected.items() <= reading.provenance["data"].items()
-    assert len(reading.heads) == 16
-    assert len([head for head in reading.heads if head.get("on_data")]) == 8  # the vision tower was given nothing
+from keyquery.proof.families import tiny_model
+from keyquery.proof.models import build, tiny_configs
 
 
 def test_a_known_type_keeps_all_its_towers():
@@ -286,3 +202,13 @@ def test_layers_that_are_numbered_otherwise_are_refused(number, tmp_path):
         save_file({name: torch.randn(8, 8) for name in names}, tmp_path / "model.safetensors")
         with pytest.raises(ValueError, match=r"is a tensor of layer '.*': expected a number such as 0 or 12"):
             kq.read(tmp_path / "model.safetensors", heads=2)
+
+
+def test_a_tower_can_be_run_on_data():
+    config = {"model_type": "llava", "text_config": {"model_type": "llama"}}
+    model = build(next(tiny_configs(config)))
+    reading = kq.look(model, inputs=[{"input_ids": torch.randint(3, 50, (2, 7))}])
+    expected = {"tokens": 14, "length": 7, "from": "inputs"}
+    assert expected.items() <= reading.provenance["data"].items()
+    with_data = {head["layer"] for head in reading.heads if head.get("on_data")}
+    assert [layer.causal for layer in kq.read(model)] == [layer.index in with_data for layer in kq.read(model)]

@@ -20,7 +20,9 @@ from keyquery.proof.proof import _verdict, prove
 from keyquery.proof.sizes import shrink
 
 
-@pytest.mark.parametrize("name", ["bert", "qwen3", "gpt2", "t5", "cohere2", "qwen3_next", "marian"])
+@pytest.mark.parametrize(
+    "name", ["bert", "qwen3", "gpt2", "t5", "cohere2", "qwen3_next", "marian", "llava", "qwen2_vl"]
+)
 def test_a_sample_is_exact(name):
     proof = prove(name)
     assert proof.status == "exact", str(proof)
@@ -32,6 +34,8 @@ def test_a_sample_is_exact(name):
 @pytest.mark.parametrize(
     ("name", "modules"),
     [
+        ("gemma3", 7),  # towers of text and of images
+        pytest.param("mistral3", 4, marks=pytest.mark.slow),
         ("qwen2_5_vl_vision", 2),  # rows and columns, in windows
         pytest.param("pixtral", 2, marks=pytest.mark.slow),
         pytest.param("dinov3_vit", 2, marks=pytest.mark.slow),  # tokens without a place

@@ -10,7 +10,7 @@ from typing import Any
 
 from keyquery.listening.products import Softmax
 from keyquery.listening.softmaxes import Capture
-from keyquery.proof.sizes import HEADS
+from keyquery.proof.sizes import is_kind
 
 QUERY_WORDS = {"q", "query", "queries", "wq", "toq", "query1"}
 KEY_WORDS = {"k", "key", "keys", "wk", "tok"}
@@ -175,7 +175,7 @@ def head_keys(config: Mapping[Any, Any], owner: str) -> list[tuple[str, list[int
     for key, value in config.items():
         counts = value if isinstance(value, list) else [value]
         numbers = all(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in counts)
-        if numbers and HEADS.fullmatch(key) and "key_value" not in key and "kv" not in key:
+        if numbers and is_kind("heads", key) and "key_value" not in key and "kv" not in key:
             keys.append((key, counts))
     usual = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 

@@ -6,15 +6,15 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints.sources import read_tensors
 from keyquery.forms.rope import PlacedRope
 from keyquery.listening.products import Softmax
 from keyquery.listening.softmaxes import Capture
@@ -46,16 +46,14 @@ def memory_names(model: nn.Module, folder: Path) -> dict[str, str]:
     state = model.state_dict()
     for name, tensor in state.items():
         owners.setdefault(_digest(tensor), name.rpartition(".")[0])
-    names, rows = {}, None
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118
-                tensor = opened.get_tensor(name)
-                owner = owners.get(_digest(tensor))
-                if owner is None and tensor.ndim == 2:  # split or fused: by its first row
-                    rows = _rows(state) if rows is None else rows
-                    owner = rows.get(_digest(tensor[0]))
-                names[name] = name.rpartition(".")[0] if owner is None else owner
+    names: dict[str, str] = {}
+    rows: dict[str, str] = {}
+    for name, tensor in (item for file in folder.glob("*.safetensors") for item in read_tensors(file).items()):
+        owner = owners.get(_digest(tensor))
+        if owner is None and tensor.ndim == 2:  # split or fused: by its first row
+            rows = rows or _rows(state)
+            owner = rows.get(_digest(tensor[0]))
+        names[name] = name.rpartition(".")[0] if owner is None else owner
     return names
 
 
@@ -85,18 +83,18 @@ def _digest(tensor: Tensor) -> str:
 class Comparison:
     """The layers of a checkpoint, grouped where their scores add up, and where the model keeps their projections."""
 
-    def __init__(self, heads: Heads, names: dict[str, str], tied: dict[str, list[str]]) -> None:
-        """`names` are modules of tensors on disk, and `tied` other modules of the same weights, by the first."""
-        self.heads, self._tied = heads, tied
+    def __init__(self, heads: Heads, model: nn.Module, folder: Path) -> None:
+        """`folder` is where the model is saved that `heads` were read from."""
+        self.heads, self.names, self._tied = heads, memory_names(model, folder), tied_modules(model)
         self.groups: dict[str, list[Layer]] = {}
         self.seen: set[str] = set()
         for layer in heads:
             self.groups.setdefault(layer.name.removesuffix(" (nope)").removesuffix(" (rope)"), []).append(layer)
-        self.modules = {name: self._projections(layers[0], names) for name, layers in self.groups.items()}
+        self.modules = {name: self._projections(layers[0]) for name, layers in self.groups.items()}
 
-    def _projections(self, layer: Layer, names: dict[str, str]) -> tuple[str, str]:
+    def _projections(self, layer: Layer) -> tuple[str, str]:
         """The modules in memory that make queries and keys."""
-        both = []
+        both, names = [], self.names
         for roles in (QUERY, KEY):
             role = next(role for role in roles if role in layer.modules)
             stem = layer.modules[role]
@@ -287,11 +285,14 @@ def at_zero(positions: Tensor | None) -> bool:
 
 def fitted(ours: Tensor, theirs: Tensor) -> float:
     """The factor of our scores that comes nearest to theirs, up to a constant per query, at visible pairs."""
-    seen = theirs > HIDDEN
-    count = seen.sum(-1, keepdim=True).clamp(min=1)
-    a, b = (torch.where(seen, t.double(), 0.0) for t in (ours, theirs))
-    a, b = (torch.where(seen, t - t.sum(-1, keepdim=True) / count, 0.0) for t in (a, b))
-    return float((a * b).sum() / a.square().sum().clamp(min=1e-12))
+    mine, other = (_centred(scores, theirs > HIDDEN) for scores in (ours, theirs))
+    return float((mine * other).sum() / mine.square().sum().clamp(min=1e-12))
+
+
+def _centred(scores: Tensor, seen: Tensor) -> Tensor:
+    """Scores minus the mean of their query, at visible pairs; 0 elsewhere."""
+    visible = torch.where(seen, scores.double(), 0.0)
+    return torch.where(seen, visible - visible.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1), 0.0)
 
 
 def informative(scores: Tensor) -> bool:
@@ -306,12 +307,11 @@ def informative(scores: Tensor) -> bool:
 def errors(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
     """Largest difference at visible pairs relative to the largest score: up to a constant per query, and as it is."""
     seen = theirs > HIDDEN
-    ours, theirs = (torch.where(seen, t.double(), 0.0) for t in (ours, theirs))
-    count = seen.sum(-1, keepdim=True).clamp(min=1)
+    ours, theirs = (torch.where(seen, scores.double(), 0.0) for scores in (ours, theirs))
     difference = ours - theirs
-    centred = torch.where(seen, difference - difference.sum(-1, keepdim=True) / count, 0.0)
-    size = torch.where(seen, theirs - theirs.sum(-1, keepdim=True) / count, 0.0).abs().max().clamp(min=1e-9)
-    return float(centred.abs().max() / size), float(difference.abs().max() / theirs.abs().max().clamp(min=1e-9))
+    pairs = ((_centred(difference, seen), _centred(theirs, seen)), (difference, theirs))
+    centred, strict = (float(wrong.abs().max() / right.abs().max().clamp(min=1e-9)) for wrong, right in pairs)
+    return centred, strict
 
 
 def _rest(name: str, stem: str) -> bool:
@@ -320,10 +320,7 @@ def _rest(name: str, stem: str) -> bool:
     return "." not in rest[1:] and (not rest or not rest[0].isalnum())
 
 
-def _common(a: str, b: str) -> int:
-    count = 0
-    for left, right in zip(a.split("."), b.split("."), strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
+def _common(first: str, second: str) -> int:
+    """How many modules two names have in common, from the outermost on."""
+    alike = (one == other for one, other in zip(first.split("."), second.split("."), strict=False))
+    return sum(1 for _ in takewhile(bool, alike))

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import pad
 
-from keyquery.checkpoints import Heads, Layer, read
+from keyquery.checkpoints import Layer, read
 from keyquery.checkpoints.family import families
-from keyquery.listening.call import Call
-from keyquery.listening.hooks import on_input
-from keyquery.listening.listen import listen
+from keyquery.checkpoints.layer import Norm
+from keyquery.listening.softmaxes import Capture, captured
+from keyquery.proof.compare import Comparison
+from keyquery.proof.proof import TOLERANCE, save
+from keyquery.proof.tokens import entered
 from keyquery.support.extras import optional
-
-# Architectures that do not use the attention interface of transformers: their attention maps are compared instead.
-BYPASS = ("bloom", "deberta_v2", "falcon", "gpt_neo", "gptj")
-TOLERANCE = 1e-5
 
 
 def check_family(name: str, **changes: Any) -> None:
@@ -47,12 +45,12 @@ def check_family(name: str, **changes: Any) -> None:
     """
     model = tiny_model(name, **changes)
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        on_disk = read(folder)
-        assert on_disk.family.name == name, f"{name} is read as {on_disk.family.name}"
-        _compare(model, on_disk, at_zero=False)
-        if on_disk[-1].rope is not None and name not in BYPASS:
-            _compare(model, on_disk, at_zero=True)
+        save(model, folder)
+        heads = read(folder)
+        assert heads.family.name == name, f"{name} is read as {heads.family.name}"
+        compared = Comparison(heads, model, Path(folder))
+        for at_zero in (False, True) if heads[-1].rope is not None else (False,):
+            _compare(model, compared, at_zero)
 
 
 def tiny_model(name: str, **changes: Any) -> Any:
@@ -90,32 +88,33 @@ def tiny_inputs(name: str, model: Any) -> dict[str, Tensor]:
             return ids
 
 
-def _compare(model: Any, on_disk: Heads, at_zero: bool) -> None:
-    name, in_memory = on_disk.family.name, read(model)
-    inputs = tiny_inputs(name, model)
+def _compare(model: Any, compared: Comparison, at_zero: bool) -> None:
+    """Every softmax of a run against the scores read, and the forms and norms of every layer on its tokens."""
+    inputs = tiny_inputs(compared.heads.family.name, model)
     if at_zero:
         inputs["position_ids"] = torch.zeros_like(inputs["input_ids"])
-    hidden = {layer.modules.get("fused") for layer in in_memory if "module" in layer.modules}  # parameters, no modules
-    watched = sorted({name for layer in in_memory for name in layer.modules.values()} - hidden)
-    with _spied(model, name) as calls, _recorded(model, watched) as seen, torch.no_grad():
-        out = model(**inputs, **({"output_attentions": True} if name in BYPASS else {}))
-    assert calls or name in BYPASS, f"{name} shows no attention call"
-    kernels = list(zip(on_disk, in_memory, strict=True))
-    maps = iter(out.attentions) if name in BYPASS else None
-    while kernels:
-        # The scores of the two kernels of an MLA head add up.
-        together = [kernels.pop(0) for _ in range(2 if "(nope)" in kernels[0][0].name else 1)]
-        layer, live = together[0]
-        x, y = _entering(live, seen)
-        scores = torch.stack([_scores(disk, x, y, at_zero) for disk, _ in together]).sum(0)
-        if maps is not None:
-            _close(layer.name, _softmax(scores, layer, on_disk), next(maps)[0])
-        elif (call := calls.get(_owner(live))) is not None:
-            _close(layer.name, scores, call)
-        for disk, _ in together:
-            if disk.query_norm is None or disk.query_norm.shift is None:
-                _check_forms(disk, x, y, at_zero)
-        _check_feeding_norm(layer, live, x, y, seen)
+    with captured(model) as capture:
+        capture.inputs = inputs
+        model(**inputs)
+    for match in compared.matches(capture, inputs["position_ids"][0] if at_zero else None):
+        error = f"the model's scores differ by {match.error:.2g} {match.why}"
+        assert match.error <= TOLERANCE and not match.why, f"{match.owner}: {error}"  # noqa: PT018
+    unseen = compared.groups.keys() - compared.seen
+    assert not unseen, f"{compared.heads.family.name} shows no attention of {sorted(unseen)}"
+    for name, layers in compared.groups.items():
+        x, y = (_entering(capture, module, which) for which, module in enumerate(compared.modules[name]))
+        for layer in layers:
+            if layer.query_norm is None or layer.query_norm.shift is None:
+                _check_forms(layer, x, y, at_zero)
+        _check_feeding_norm(layers[0], x, y, capture, compared.names)
+
+
+def _entering(capture: Capture, module: str, which: int) -> Tensor:
+    """The tokens that entered a projection first: later calls may be on other ones, such as distances."""
+    call = capture.after(module, -1)
+    tokens = None if call is None else entered(capture, module, call.time + 1, which)
+    assert tokens is not None, f"{module} takes no tokens"
+    return tokens.flatten(0, -2)
 
 
 def _scores(layer: Layer, x: Tensor, y: Tensor, at_zero: bool) -> Tensor:
@@ -141,7 +140,7 @@ def _check_forms(layer: Layer, x: Tensor, y: Tensor, at_zero: bool) -> None:
     expected = expected * (sizes[0].unsqueeze(-1) * sizes[1].unsqueeze(-2)).flatten(0, 1)
     for view, (a, b) in (("biased", (x, y)), ("folded", _before_norm(layer, x, y))):
         form = getattr(layer, view)
-        a, b = (torch.nn.functional.pad(t, (0, form.dim - t.shape[-1]), value=1.0) for t in (a, b))
+        a, b = (pad(t, (0, form.dim - t.shape[-1]), value=1.0) for t in (a, b))
         offsets = range(1 - len(a), len(b))
         by_offset = {d: form if layer.rope is None else form.at(0 if at_zero else d, layer.rope) for d in offsets}
         given = torch.stack([by_offset[j - i].scores(a[i], b[j]) for i in range(len(a)) for j in range(len(b))], dim=-1)
@@ -154,7 +153,7 @@ def _check_forms(layer: Layer, x: Tensor, y: Tensor, at_zero: bool) -> None:
 def _before_norm(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The input of the layer, with shift and gain of the preceding norm removed."""
 
-    def undo(t: Tensor, norm: Any) -> Tensor:
+    def undo(t: Tensor, norm: Norm | None) -> Tensor:
         if norm is None:
             return t
         return (t if norm.shift is None else t - norm.shift) / norm.gain
@@ -162,67 +161,16 @@ def _before_norm(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return undo(x, layer.norm), undo(y, layer.memory_norm if layer.kind == "cross" else layer.norm)
 
 
-def _check_feeding_norm(
-    layer: Layer, live: Layer, x: Tensor, y: Tensor, seen: dict[str, tuple[Tensor, Tensor]]
-) -> None:
+def _check_feeding_norm(layer: Layer, x: Tensor, y: Tensor, capture: Capture, names: Mapping[str, str]) -> None:
     """Check that the folded norm reproduces the input of the layer: kind, gain, shift and epsilon."""
-    feeding = live.modules.get("norm", live.modules.get("first_norm"))
-    for norm, module, entered in ((layer.norm, feeding, x), (layer.memory_norm, live.modules.get("memory_norm"), y)):
-        if norm is not None and module in seen and not layer.notes:
-            _close(f"what {module} gives to {layer.name}", norm(seen[module][0]), entered)
-
-
-def _entering(live: Layer, seen: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The tokens that entered the query and the key projection."""
-    names = live.modules
-    query = next(names[role] for role in ("query", "query_down", "module", "fused") if role in names)
-    key = next(names[role] for role in ("key", "key_down", "module", "fused") if role in names)
-    return seen[query][0], seen[key][1]
-
-
-def _owner(live: Layer) -> str:
-    return live.name.removesuffix(" (nope)").removesuffix(" (rope)")
-
-
-def _softmax(scores: Tensor, layer: Layer, heads: Heads) -> Tensor:
-    n = scores.shape[-1]
-    offsets = torch.arange(n) - torch.arange(n)[:, None]
-    bias = heads.position_bias(layer, offsets.flatten())
-    scores = scores if bias is None else scores + bias.reshape(-1, n, n).to(scores.dtype)
-    return (scores.masked_fill(offsets > 0, -torch.inf) if layer.causal else scores).softmax(-1)
+    feeding = layer.modules.get("norm", layer.modules.get("first_norm"))
+    for norm, module, tokens in ((layer.norm, feeding, x), (layer.memory_norm, layer.modules.get("memory_norm"), y)):
+        call = capture.after(names.get(f"{module}.weight", ""), -1)
+        if norm is not None and call is not None and not layer.notes:
+            _close(f"what {module} gives to {layer.name}", norm(call.inputs[0].flatten(0, -2)), tokens)
 
 
 def _close(name: str, given: Tensor, expected: Tensor) -> None:
     assert given.shape == expected.shape, f"{name}: shape {tuple(given.shape)}, not {tuple(expected.shape)}"
     error = float((given - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
     assert error <= TOLERANCE, f"{name}: the model's scores differ by {error:.2g}"
-
-
-@contextmanager
-def _spied(model: Any, name: str) -> Iterator[dict[str, Tensor]]:
-    """Record scaled q·k of every attention module, by its name."""
-    calls: dict[str, Tensor] = {}
-
-    def note(call: Call) -> None:
-        if call.scale is not None:
-            calls.setdefault(call.name, call.scale * (call.query @ call.keys().mT)[0])
-
-    with ExitStack() if name in BYPASS else listen(model, note):
-        yield calls
-
-
-@contextmanager
-def _recorded(model: Any, modules: list[str]) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """What enters modules, of the first and only sequence, by name; of attention, tokens of queries and of keys."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def record(label: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        entered = [*args, *kwargs.values()]
-        both = entered[:2] if isinstance(module, nn.MultiheadAttention) else [entered[0], entered[0]]
-        query, key = (tokens.reshape(-1, tokens.shape[-1]) for tokens in both)
-        seen.setdefault(label, (query, key))
-
-    with ExitStack() as stack:
-        for label in modules:
-            on_input(model.get_submodule(label), partial(record, label), stack)
-        yield seen

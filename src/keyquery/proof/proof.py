@@ -6,11 +6,12 @@ import inspect
 import math
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from torch import nn
 from keyquery.checkpoints.reader import open_path, read_recognised
 from keyquery.checkpoints.sources import read_json
 from keyquery.listening.softmaxes import Capture, captured
-from keyquery.proof.compare import CONTENT, Comparison, Match, memory_names, tied_modules
+from keyquery.proof.compare import CONTENT, Comparison, Match
 from keyquery.proof.inputs import inputs_for
 from keyquery.proof.models import CannotBuildError, brief, build, overrides, sparse, tiny_configs
 from keyquery.support.extras import optional
@@ -27,9 +28,8 @@ TOLERANCE = 1e-5
 STATUSES = ("exact", "wrong", "missing layers", "refused", "no softmax attention", "cannot be built")
 DECAYS = ("A_log", "slope_rate", "decay")  # of states, in modules without a softmax
 RUNS = ((8, 1, 0), (9, 0, 0), (13, 2, 1))  # tokens; positions shift + spread·i
-
-
 PLACED = ("position", "rotary", "rope", "freqs", "cos", "cache")  # in arguments that a part needs from outside
+T = TypeVar("T")
 Run = tuple[Capture, torch.Tensor | None]  # what was captured, and the positions of the tokens
 
 
@@ -97,27 +97,48 @@ def prove(source: str | Path | Mapping[str, Any]) -> Proof:
 
 def tiny_run(source: str | Mapping[str, Any]) -> tuple[Any, list[Run]]:
     """The smallest model of a type that runs, and its runs; the one in which most attention modules run."""
-    reasons: list[str] = []
-    best: tuple[int, Any, list[Run]] | None = None
+
+    def attempts() -> Iterator[Callable[[], tuple[int, tuple[Any, list[Run]]]]]:
+        try:
+            yield from (partial(_quietly, config) for config in tiny_configs(source))
+        except CannotBuildError as error:
+            yield partial(_fail, error)
+
     try:
-        for config in tiny_configs(source):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                try:
-                    model, runs = run(config)
-                except Exception as error:
-                    reasons.append(brief(error))
-                    continue
-            idle = len(_idle(model, runs))
-            if best is None or idle < best[0]:
-                best = (idle, model, runs)
-            if not idle:
-                break
-    except CannotBuildError as error:
-        reasons.append(str(error))
+        return _best(attempts())
+    except Exception as error:
+        reason = str(error) if isinstance(error, CannotBuildError) else brief(error)
+        raise CannotBuildError(reason) from error
+
+
+def _quietly(config: Any) -> tuple[int, tuple[Any, list[Run]]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, runs = run(config)
+    return len(_idle(model, runs)), (model, runs)
+
+
+def _fail(error: Exception) -> Any:
+    raise error
+
+
+def _best(attempts: Iterable[Callable[[], tuple[int, T]]]) -> T:
+    """The result of the attempt that leaves fewest modules idle, the first that leaves none; fails as the first did."""
+    best: tuple[int, T] | None = None
+    failure: Exception | None = None
+    for attempt in attempts:
+        try:
+            idle, result = attempt()
+        except Exception as error:
+            failure = failure or error
+            continue
+        if best is None or idle < best[0]:
+            best = idle, result
+        if not idle:
+            break
     if best is None:
-        raise CannotBuildError(reasons[0] if reasons else "no config")
-    return best[1], best[2]
+        raise failure or RuntimeError("nothing ran")
+    return best[1]
 
 
 def _facts(source: str | Path | Mapping[str, Any]) -> str | Mapping[str, Any]:
@@ -135,22 +156,13 @@ def _facts(source: str | Path | Mapping[str, Any]) -> str | Mapping[str, Any]:
 
 def run(config: Any) -> tuple[Any, list[Run]]:
     """The model, and two runs of it; parts that a run does not reach are run by themselves."""
-    failed, best = None, None
-    for alone, dtype in product((False, True), (torch.float64, torch.float32)):
+
+    def attempt(alone: bool, dtype: torch.dtype) -> tuple[int, tuple[Any, list[Run]]]:
         model = _as(build(config), dtype)
-        try:
-            runs = [run for sizes in RUNS for run in _runs(model, dtype, alone, *sizes)]
-        except Exception as error:
-            failed = failed or error
-            continue
-        idle = len(_idle(model, runs))
-        if best is None or idle < best[0]:
-            best = (idle, model, runs)
-        if not idle:
-            break
-    if best is None:
-        raise failed or RuntimeError("nothing ran")
-    return best[1], best[2]
+        runs = [run for sizes in RUNS for run in _runs(model, dtype, alone, *sizes)]
+        return len(_idle(model, runs)), (model, runs)
+
+    return _best(partial(attempt, *kind) for kind in product((False, True), (torch.float64, torch.float32)))
 
 
 def _as(model: Any, dtype: torch.dtype) -> Any:
@@ -203,32 +215,27 @@ def _parts(model: Any, alone: bool) -> Iterator[tuple[str, Any]]:
 
 def _one_run(model: Any, name: str, dtype: torch.dtype, length: int, spread: int, shift: int) -> Run:
     """A run of a part of a model, with the first arguments under which all of its attention runs, or most."""
-    part, failed, best = model.get_submodule(name), None, None
+    part = model.get_submodule(name)
     kind = getattr(getattr(part, "config", None), "model_type", None)
     known = overrides().get(kind or "", {}).get("inputs", {})
     known = known if kind else overrides().get(model.config.model_type, {}).get("parts", {}).get(name, {})
-    wanted = attention_modules(part, name)
-    for inputs in inputs_for(part, length, spread, shift, known, model.config):
+    modules = set(attention_modules(part, name))
+
+    def attempt(inputs: Mapping[str, Any]) -> tuple[int, Run]:
         inputs = {k: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for k, v in inputs.items()}
         torch.manual_seed(3)
-        try:
-            with captured(model) as capture:
-                capture.inputs = inputs
-                part(**inputs)
-            if any(bool(event.scores.isnan().any()) for event in capture.events):
-                raise ArithmeticError("its scores are NaN")  # masks of float32 that overflow in float64
-        except Exception as error:
-            failed = failed or error
-            continue
+        with captured(model) as capture:
+            capture.inputs = inputs
+            part(**inputs)
+        if any(bool(event.scores.isnan().any()) for event in capture.events):
+            raise ArithmeticError("its scores are NaN")  # masks of float32 that overflow in float64
+        if modules and not modules & capture.ran:
+            raise RuntimeError(f"no input reaches the attention of {name or 'the model'}")
         positions = inputs.get("position_ids")
-        idle = len(set(wanted) - capture.ran)
-        if best is None or idle < best[0]:
-            best = (idle, capture, None if positions is None else positions[0])
-        if not idle:
-            break
-    if best is None or (wanted and best[0] == len(wanted)):
-        raise failed or RuntimeError(f"no input reaches the attention of {name or 'the model'}")
-    return best[1], best[2]
+        return len(modules - capture.ran), (capture, None if positions is None else positions[0])
+
+    candidates = inputs_for(part, length, spread, shift, known, model.config)
+    return _best(partial(attempt, inputs) for inputs in candidates)
 
 
 def attention_modules(model: nn.Module, prefix: str = "") -> list[str]:
@@ -255,29 +262,30 @@ def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:
         except Exception as error:
             return Proof(status="cannot be built", reason=f"it cannot be saved: {brief(error)}", **about)
         try:
-            heads = read_recognised(open_path(Path(folder)), trusted=True)
-            compared = Comparison(heads, memory_names(model, Path(folder)), tied_modules(model))
+            compared = _comparison(model, Path(folder))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = str(error).replace(folder, "the checkpoint")
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             return Proof(status="refused", reason=kind + reason, missing=sorted(owners), **about)
-        matches = [match for capture, positions in runs for match in compared.matches(capture, positions)]
-        matches += _left_out(model, runs, Path(folder))
+        comparisons = [compared, *_of_sparse_config(model, Path(folder))]
+        matches = [match for one in comparisons for capture, places in runs for match in one.matches(capture, places)]
     return _verdict(matches, compared, idle, about)
 
 
-def _left_out(model: Any, runs: list[Run], folder: Path) -> list[Match]:
-    """The comparison once more, with a config that leaves out what is a default; none where that is refused."""
+def _comparison(model: Any, folder: Path, config: Any = None) -> Comparison:
+    return Comparison(read_recognised(open_path(folder, config), trusted=True), model, folder)
+
+
+def _of_sparse_config(model: Any, folder: Path) -> list[Comparison]:
+    """The comparison with a config that leaves out what is a default; none where that is refused."""
     try:
         few = sparse(model.config)
     except Exception:  # a config that its class cannot make of few values
         return []
     try:
-        heads = read_recognised(open_path(folder, few), trusted=True)
-        compared = Comparison(heads, memory_names(model, folder), tied_modules(model))
+        return [_comparison(model, folder, few)]
     except ValueError:  # refused
         return []
-    return [match for capture, positions in runs for match in compared.matches(capture, positions)]
 
 
 def save(model: Any, folder: str) -> None:
