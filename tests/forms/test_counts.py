@@ -13,7 +13,6 @@ from keyquery.forms.counts import (
     normed_rows,
     ppmi,
     project,
-    truncated,
 )
 
 WORDS = ["river", "bank", "loan", "money", "flooded", "shore", "rely"]
@@ -47,11 +46,6 @@ def test_river_bank_flooded():
     assert found.M.tolist() == [[0, 4, 5], [4, 0, 3], [5, 3, 0]]
     shares = [[0, 4 / 9, 5 / 9], [4 / 7, 0, 3 / 7], [5 / 8, 3 / 8, 0]]
     assert found.norm.tolist() == [pytest.approx(row) for row in shares]
-    assert [round(value, 2) for row in found.norm.tolist() for value in row if value] == [
-        *(0.44, 0.56),
-        *(0.57, 0.43),
-        *(0.62, 0.38),
-    ]
     assert found.E.tolist() == [
         [41, 15, 24, 20, 12, 40, 16],
         [15, 25, 0, 0, 20, 36, 0],
@@ -60,14 +54,6 @@ def test_river_bank_flooded():
     assert [round(value, 1) for value in found.e.tolist()] == [22.7, 20, 14, 11.7, 22, 40.3, 9.3]
     assert WORDS[int(found.p.argmax())] == "shore"
     assert float(found.p.max()) > 0.9999999  # of raw counts it is all but one-hot
-
-
-def test_bank_loan():
-    found = project(S[at("bank loan")], at("bank loan"))
-    assert found.M.tolist() == [[0, 6], [6, 0]]
-    assert found.E.tolist() == [[0, 36, 0, 42, 0, 0, 12], [24, 0, 36, 30, 18, 30, 24]]
-    assert found.e.tolist() == [12, 18, 18, 36, 9, 15, 18]
-    assert WORDS[int(found.p.argmax())] == "money"
 
 
 @pytest.mark.parametrize(
@@ -91,14 +77,6 @@ def test_a_gather_is_the_selector_s_product(seed, n, words):
     assert placed.allclose(q @ s @ q.mT + q @ s @ p.mT + p @ s @ q.mT + p @ s @ p.mT, rtol=1e-10, atol=1e-9)
 
 
-def test_positions_do_not_make_symmetric_counts_point():
-    tokens = at("river bank flooded")
-    p = torch.randn(3, 7, dtype=torch.float64)
-    q = torch.eye(7, dtype=torch.float64)[tokens]
-    mixed = project((q + p) @ S, tokens, p).M
-    torch.testing.assert_close(mixed, mixed.mT)
-
-
 @given(st.integers(0, 1000), st.integers(2, 8))
 def test_softmax_of_log_counts_is_normed_counts(seed, n):
     x = counts(seed, n)
@@ -111,7 +89,7 @@ def test_softmax_of_log_counts_is_normed_counts(seed, n):
 def test_no_form_of_the_rank_is_nearer(seed, n, data):
     x = counts(seed, n)
     rank = data.draw(st.integers(1, n))
-    left = float((x - truncated(x, rank).dense()).norm())
+    left = float((x - dealt(x, 1, rank)[0].dense()).norm())
     values = np.linalg.svd(x.numpy(), compute_uv=False)
     assert left == pytest.approx(np.sqrt((values[rank:] ** 2).sum()), abs=1e-9)
 
@@ -120,17 +98,10 @@ def test_pieces_add_up_to_the_nearest_form_and_share_its_values():
     x = counts(3, 9)
     pieces = dealt(x, heads=3, rank=2)
     assert pieces.batch == (3,)
-    assert pieces.dense().sum(0).allclose(truncated(x, 6).dense(), atol=1e-9)
+    assert pieces.dense().sum(0).allclose(dealt(x, 1, 6)[0].dense(), atol=1e-9)
     values = torch.linalg.svdvals(x)
     for head in range(3):
         assert pieces[head].singular_values().allclose(values[[head, head + 3]])
-
-
-def test_even_symmetric_counts_need_queries_that_differ_from_keys():
-    form = truncated(S, 7)
-    assert float(torch.linalg.eigvalsh(S).min()) < -8
-    assert form.dense().allclose(S, atol=1e-12)
-    assert not form.query.allclose(form.key)
 
 
 def test_ppmi_by_hand():

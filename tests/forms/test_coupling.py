@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery.forms.coupling import bures, gaussian, match, monge_gap, wasserstein
+from keyquery.forms.coupling import gaussian, match, monge_gap
 
 ot = pytest.importorskip("ot")
 
@@ -46,13 +46,7 @@ def test_the_partners_are_those_of_the_best_of_all_permutations(n):
 def test_distances_are_those_of_pot(n, d, offset):
     start, end = clouds(n, d, offset=offset)
     squares = (start[:, None] - end).square().sum(-1).numpy()
-    assert float(wasserstein(start, end)) ** 2 == pytest.approx(ot.emd2([], [], squares), rel=1e-9, abs=1e-9)
-
-
-def test_one_dimension_is_sorting():
-    start, end = clouds(200, 1)
-    sorted_ = (start.sort(0).values - end.sort(0).values).square().mean().sqrt()
-    assert float(wasserstein(start, end)) == pytest.approx(float(sorted_), rel=1e-12)
+    assert float(match(start, end).cost) == pytest.approx(ot.emd2([], [], squares), rel=1e-9, abs=1e-9)
 
 
 def test_where_staying_is_as_good_points_stay():
@@ -60,13 +54,6 @@ def test_where_staying_is_as_good_points_stay():
     assert match(same, same + 3).partner.tolist() == list(range(6))
     twice = torch.tensor([[0.0], [0.0], [1.0], [1.0]])
     assert match(twice, twice + 1).partner.tolist() == [0, 1, 2, 3]
-
-
-def test_short_floats_are_matched_in_float64():
-    start, end = clouds(50, 4)
-    found = match(start.half(), end.half())
-    assert found.cost.dtype == torch.float64
-    assert torch.equal(found.partner, match(start.half().double(), end.half().double()).partner)
 
 
 @pytest.mark.parametrize("offset", [0.0, 50.0])
@@ -87,56 +74,26 @@ def test_sinkhorn_warns_once_whatever_the_sizes():
     assert len(caught) == 1
 
 
-def test_gaussians_in_one_dimension():
-    def one(mean, deviation):
-        return torch.tensor([mean]).double(), torch.tensor([[deviation**2]]).double()
-
-    assert float(bures(*one(1.0, 2.0), *one(4.0, 6.0))) == pytest.approx(5.0, abs=1e-12)  # √(3² + 4²)
-    assert float(bures(*one(1.0, 2.0), *one(1.0, 2.0))) < 1e-12
-
-
-def test_gaussians_whose_covariances_commute():
-    turn = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
-    one, other = torch.tensor([1.0, 4.0, 9.0, 16.0]).double(), torch.tensor([4.0, 1.0, 0.0, 36.0]).double()
-    zero = torch.zeros(4, dtype=torch.float64)
-    found = bures(zero, turn * (one + 1e-2) @ turn.mT, zero, turn * (other + 1e-2) @ turn.mT)
-    expected = ((one + 1e-2).sqrt() - (other + 1e-2).sqrt()).square().sum()
-    assert float(found) ** 2 == pytest.approx(float(expected), rel=1e-11)
-    found = bures(zero, turn * one @ turn.mT, zero, turn * other @ turn.mT)  # one is flat: a root of rounding is lost
-    assert float(found) ** 2 == pytest.approx(1 + 1 + 9 + 4, rel=1e-7)
-
-
-def test_gaussians_at_large_are_those_of_pot():
-    a, b = torch.randn(2, 5, 5, dtype=torch.float64)
-    mean, other = torch.randn(2, 5, dtype=torch.float64)
-    first, second = a @ a.mT, b @ b.mT
-    theirs = ot.gaussian.bures_wasserstein_distance(*(x.numpy() for x in (mean, other, first, second)))
-    assert float(bures(mean, first, other, second)) == pytest.approx(float(theirs), rel=1e-8)
-
-
 @pytest.mark.parametrize(("n", "d"), [(50, 3), (4, 9)])
 def test_gaussians_of_clouds_are_those_of_their_moments(n, d):
     start, end = clouds(n, d, offset=1.0)
-    moments = [m for x in (start, end) for m in (x.mean(0), torch.from_numpy(np.cov(x.T, bias=True)).reshape(d, d))]
-    assert float(gaussian(start, end)) == pytest.approx(float(bures(*moments)), rel=1e-9)
-    assert float(gaussian(start, end)) <= float(wasserstein(start, end))
+    means, covariances = zip(
+        *((x.mean(0).numpy(), np.cov(x.T, bias=True).reshape(d, d)) for x in (start, end)), strict=True
+    )
+    if n > d:  # POT takes roots of covariances, which must not be singular
+        theirs = ot.gaussian.bures_wasserstein_distance(*means, *covariances)
+        assert float(gaussian(start, end)) == pytest.approx(float(theirs), rel=1e-8)
+    assert float(gaussian(start, end)) <= float(match(start, end).cost.sqrt())
     stretched = start @ torch.diag(torch.linspace(0.5, 2, d)).double() + 3  # an optimal map: symmetric and positive
-    assert float(gaussian(start, stretched)) == pytest.approx(float(wasserstein(start, stretched)), rel=1e-9)
+    assert float(gaussian(start, stretched)) == pytest.approx(float(match(start, stretched).cost.sqrt()), rel=1e-9)
 
 
-@given(n=st.integers(1, 9), d=st.integers(1, 3), seed=st.integers(0, 99), epsilon=st.floats(0.1, 10))
+@given(n=st.integers(1, 9), d=st.integers(1, 3), seed=st.integers(0, 99), epsilon=st.floats(1e-3, 10))
 def test_the_loss_lies_between_the_gap_and_epsilon_log_n_more(n, d, seed, epsilon):
     start, end = clouds(n, d, seed, offset=2.0)
     gap = float((start - end).square().sum(-1).mean() - match(start, end).cost)
     found = float(kq.monge_gap(start, end, epsilon, rounds=5000))
     assert gap - 1e-6 <= found <= gap + epsilon * math.log(n) + 1e-6
-
-
-@pytest.mark.parametrize("epsilon", [1e-2, 1e-3, 1e-4])
-def test_the_loss_keeps_its_bounds_where_epsilon_is_small(epsilon):
-    start, end = clouds(60, 2)
-    gap = float((start - end).square().sum(-1).mean() - match(start, end).cost)
-    assert gap - 1e-9 <= float(monge_gap(start, end, epsilon)) <= gap + epsilon * math.log(60) + 1e-9
 
 
 def test_a_coupling_that_has_not_settled_is_told():
@@ -160,17 +117,6 @@ def test_the_gradient_of_the_loss_is_that_of_finite_differences():
     assert torch.autograd.gradcheck(lambda a, b: monge_gap(a, b, 0.8), (start, end))
 
 
-def test_descending_the_loss_untangles_a_map():
-    start = torch.tensor([[0.0], [1.0], [2.0]])
-    end = torch.tensor([[2.0], [1.1], [0.0]]).requires_grad_()
-    optimiser = torch.optim.SGD([end], lr=0.3)
-    for _ in range(25):
-        optimiser.zero_grad()
-        kq.monge_gap(start, end, 0.05).backward()
-        optimiser.step()
-    assert match(start, end.detach()).partner.tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -183,7 +129,7 @@ def test_descending_the_loss_untangles_a_map():
 @pytest.mark.unchecked
 def test_clouds_that_cannot_be_coupled(change, words):
     given = {"start": torch.zeros(5, 2), "end": torch.zeros(5, 2), **change}
-    for work in (match, monge_gap, gaussian, wasserstein):
+    for work in (match, monge_gap, gaussian):
         with pytest.raises(ValueError, match=words):
             work(**given)
 
@@ -194,8 +140,6 @@ def test_other_arguments_are_told():
         monge_gap(x, x, 0)
     with pytest.raises(ValueError, match="exact_limit must be at least 0, got -1"):
         match(x, x, exact_limit=-1)
-    with pytest.raises(ValueError, match="other_covariance must be symmetric and positive semi-definite"):
-        bures(torch.zeros(2), torch.eye(2), torch.zeros(2), -torch.eye(2))
 
 
 def test_without_pot_the_extra_is_named(monkeypatch):

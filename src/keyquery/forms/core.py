@@ -164,7 +164,7 @@ def restored(values: Tensor, unit: Float[Tensor, "*batch 1 1"]) -> Tensor:
     return values * power * power
 
 
-def core(query: Tensor, key: Tensor, covariance: Tensor | None = None, fits: bool = False) -> Core:
+def reduced(query: Tensor, key: Tensor, covariance: Tensor | None = None, fits: bool = False) -> Core:
     """Reduce the form of two factors, optionally as it acts on data of a given covariance, to its Core.
 
     `fits`: squares of the factors are known to be within the range of float64.

@@ -41,10 +41,6 @@ def project(
 
     With `positions` P, Q is replaced by Q + P, and `gathered` is (Q + P)S. With `normed`, E = Norm(M)(QS): with raw
     counts, p is nearly one-hot.
-
-    >>> s = torch.tensor([[0.0, 2.0, 1.0], [2.0, 0.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
-    >>> project(s[[0, 1]], torch.tensor([0, 1])).e
-    tensor([2., 2., 1.], dtype=torch.float64)
     """
     m = gathered[:, tokens]  # (QS)Qᵀ is a gather
     if positions is not None:
@@ -74,18 +70,11 @@ def ppmi(
     return (counts / torch.where(expected > 0, expected, 1.0)).log().clamp(min=0.0)
 
 
-def truncated(matrix: Float[Tensor, "n n"], rank: int | None = None) -> Form:
-    """The rank-r form nearest to a matrix, UΣVᵀ of its largest singular values, as factors √ΣUᵀ and √ΣVᵀ.
-
-    No form of that rank is nearer (Eckart–Young): ‖matrix − form‖ = √Σ σᵢ² over the dropped singular values.
-    """
-    return dealt(matrix, 1, rank)[0]
-
-
 def dealt(matrix: Float[Tensor, "n n"], heads: int, rank: int | None = None) -> Form:
     """A matrix split into heads of rank r that sum to its nearest form of rank heads·r: a Form with batch (heads,).
 
-    Singular values are assigned to heads in turn, so that no head has all of the large ones.
+    No form of that rank is nearer (Eckart–Young). Singular values are assigned to heads in turn, so that no head has
+    all of the large ones.
     """
     check_float("matrix", matrix, "n n")
     size = len(matrix)
@@ -108,18 +97,12 @@ def count_pairs(
     `texts` is the index of the text of each token, and tokens below 0 are skipped. Pairs whose second token is among
     the first `old` are not counted again.
     """
-    runs = []
-    holes = bool((ids < 0).any())
+    runs = [np.zeros(0, dtype=np.int64)]
     for offset in range(1, min(window, len(ids) - 1) + 1):
         start = max(old - offset, 0)
         first, second = ids[start : len(ids) - offset], ids[start + offset :]
-        kept = texts[start : len(ids) - offset] == texts[start + offset :]
-        if holes:
-            kept &= (first >= 0) & (second >= 0)
-        keys = (first << 32) | second
-        runs.append(keys if kept.all() else keys[kept])
-    if not runs:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        kept = (texts[start : len(ids) - offset] == texts[start + offset :]) & (first >= 0) & (second >= 0)
+        runs.append(((first << 32) | second)[kept])
     keys, counts = np.unique(np.concatenate(runs), return_counts=True)
     return keys, counts.astype(np.int64)
 

@@ -48,10 +48,8 @@ def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit
     In float64. If the identity is optimal, π is the identity. More than `exact_limit` points are coupled by Sinkhorn on
     the device of `start`, which splits mass, with a warning. Needs the extra `transport`.
     """
-    check_float("start", start, "n d")
-    check_float("end", end, "n d", n=start.shape[0], d=start.shape[1])
     check_count("exact_limit", exact_limit, least=0)
-    start, end = _double(start.detach()), _double(end.detach())
+    start, end = _clouds(start.detach(), end.detach())
     stay = (start - end).square().sum(-1).mean()
     if len(start) <= exact_limit or stay == 0:
         partner, cost = torch.arange(len(start), device=start.device), stay
@@ -65,35 +63,12 @@ def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit
     return _soft(start, end)
 
 
-def wasserstein(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    """W₂ = √(min over π of 1/n Σᵢ ‖startᵢ − end_π(i)‖²), float64; an upper bound above EXACT points."""
-    return match(start, end).cost.sqrt()
-
-
-def bures(
-    mean: Float[Tensor, " d"],
-    covariance: Float[Tensor, "d d"],
-    other_mean: Float[Tensor, " d"],
-    other_covariance: Float[Tensor, "d d"],
-) -> Float[Tensor, ""]:
-    """W₂ between two Gaussians: W₂² = ‖μ₁−μ₂‖² + tr(Σ₁ + Σ₂ − 2(Σ₁^½ Σ₂ Σ₁^½)^½), float64.
-
-    For point clouds it is a lower bound of W₂, with equality if one is a translated and stretched copy of the other.
-    """
-    d = len(mean)
-    check_float("mean", mean, "d")
-    check_float("covariance", covariance, "d d", d=d)
-    check_float("other_mean", other_mean, "d", d=d)
-    check_float("other_covariance", other_covariance, "d d", d=d)
-    shape = _shapes(_root("covariance", covariance), _root("other_covariance", other_covariance))
-    return ((mean.double() - other_mean.double()).square().sum() + shape).sqrt()
-
-
 def gaussian(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    """`bures` distance of the Gaussians with the means and (biased) covariances of two clouds."""
-    check_float("start", start, "n d")
-    check_float("end", end, "n d", n=start.shape[0], d=start.shape[1])
-    start, end = _double(start), _double(end)
+    """W₂ of the Gaussians with the means and (biased) covariances of two clouds: the Bures distance, float64.
+
+    W₂² = ‖μ₁−μ₂‖² + tr(Σ₁ + Σ₂ − 2(Σ₁^½ Σ₂ Σ₁^½)^½): a lower bound of that of the clouds.
+    """
+    start, end = _clouds(start, end)
     first, second = (_centred(cloud) / math.sqrt(len(cloud)) for cloud in (start, end))  # Σ = FᵀF already
     if len(start) > start.shape[1]:
         first, second = torch.linalg.qr(first).R, torch.linalg.qr(second).R
@@ -139,14 +114,12 @@ def monge_gap(
     >>> float(kq.monge_gap(x, x + 5)) < 1e-9, round(float(kq.monge_gap(x, x.flip(0))), 2)   # T² − W₂² = 1 − 0
     (True, 1.0)
     """
-    check_float("start", start, "n d")
-    check_float("end", end, "n d", n=start.shape[0], d=start.shape[1])
+    start, end = map(_centred, _clouds(start, end))  # what both means add to T² and W₂² is the same
     check_count("rounds", rounds)
     if epsilon is not None:
         check_number("epsilon", epsilon)
         if epsilon <= 0:
             raise ValueError(f"epsilon must be positive, got {epsilon}")
-    start, end = _centred(_double(start)), _centred(_double(end))  # what both means add to T² and W₂² is the same
     cost = _costs(start, end)
     epsilon = float(_epsilon(cost) if epsilon is None else epsilon)
     f, g = _sinkhorn(cost.detach(), epsilon, STOP * 1e-4, rounds)
@@ -236,19 +209,12 @@ def _shapes(first: Tensor, second: Tensor) -> Tensor:
     return (first - left @ right @ second).square().sum()
 
 
-def _root(name: str, covariance: Tensor) -> Tensor:
-    """F with FᵀF = Σ."""
-    covariance = covariance.double()
-    size = covariance.abs().max()
-    values, vectors = torch.linalg.eigh(covariance)
-    if (covariance - covariance.mT).abs().max() > 1e-6 * size or values.min() < -1e-6 * size:
-        raise ValueError(f"{name} must be symmetric and positive semi-definite")
-    return values.clamp(min=0).sqrt()[:, None] * vectors.mT
-
-
-def _double(cloud: Tensor) -> Tensor:
-    """In float64, on a device that supports it."""
-    return (cloud.cpu() if cloud.device.type == "mps" else cloud).double()
+def _clouds(start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """Two clouds of one shape in float64, on a device that supports it."""
+    check_float("start", start, "n d")
+    check_float("end", end, "n d", n=start.shape[0], d=start.shape[1])
+    start, end = ((cloud.cpu() if cloud.device.type == "mps" else cloud).double() for cloud in (start, end))
+    return start, end
 
 
 def check_installed(points: int) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,8 +13,6 @@ from keyquery.forms.derivatives import eigenpairs, refuse_nan, root_rows
 from keyquery.forms.display import brief
 from keyquery.forms.measures import Measures, value_floor
 from keyquery.support.checks import check_count
-
-T = TypeVar("T")
 
 
 class Svd(NamedTuple):
@@ -114,15 +110,6 @@ class Directions(Measures):
         frame = frame * torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).unsqueeze(-2)
         frame = basis @ frame
         return Planes(core.restored(values), frame[..., 0::2], frame[..., 1::2])
-
-    @property
-    @abstractmethod
-    def rank(self) -> int:
-        """r, the rows of the factors."""
-
-    @abstractmethod
-    def cached(self, name: str, compute: Callable[[], T]) -> T:
-        """What `compute` returns; kept until a factor is changed in place."""
 
     def _whole_svd(self) -> Svd:
         return self.cached("svd", self.svd)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import pad
 
 from keyquery.forms import display
-from keyquery.forms.core import Core, core, halved, row_exponents, times
+from keyquery.forms.core import halved, row_exponents, times
 from keyquery.forms.derivatives import refuse_nan
 from keyquery.forms.directions import Directions
 from keyquery.forms.matrix import Matrix
 from keyquery.forms.measures import ZERO_FORM
 from keyquery.support.checks import check_batches, check_choice, check_count, check_float, check_range
 
-T = TypeVar("T")
 KERNELS = ("symmetric", "psd", "skew")
 
 
@@ -65,18 +63,6 @@ class Form(Matrix, Directions):
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-
-    def core(self) -> Core:
-        """The form in the at most 2r dimensions that it acts on; cached until a factor is changed in place."""
-        return self.cached("core", self._core)
-
-    def _core(self) -> Core:
-        if self.dim == self.key_dim:
-            fits = self.dtype != torch.float64  # squares of lower precisions are within the range of float64
-            factors = self._doubled() if fits else (self._query, self._key)
-            return core(*factors, self._covariance, fits)
-        # A rectangular M is the block of a square matrix, 0 elsewhere, which has its norms and singular values.
-        return core(pad(self._query, (0, self.key_dim)), pad(self._key, (self.dim, 0)))
 
     def gram(self) -> Float[Tensor, "*batch n n"]:
         """Gram matrix XXᵀ of X = [Q; K] (XΣXᵀ on data), in float64; it determines all norms and spectra.
@@ -271,11 +257,8 @@ class Form(Matrix, Directions):
 
     # Display
 
-    def __repr__(self) -> str:
-        return display.line(self)
-
-    def _repr_html_(self) -> str:
-        return display.table(self)
+    __repr__ = display.line
+    _repr_html_ = display.table
 
     def _check_tokens(self, x: Tensor, y: Tensor) -> None:
         check_float("x", x, "... d", d=self.dim)

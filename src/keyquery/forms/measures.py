@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
-from keyquery.forms.core import Core, balanced, inner, restored, row_exponents, span, times
+from keyquery.forms.core import Core, balanced, inner, reduced, restored, row_exponents, span, times
 from keyquery.forms.derivatives import differentiated, refuse_nan
 from keyquery.forms.display import brief
+from keyquery.forms.factors import Factors
 from keyquery.support.checks import broadcast, check_choice
 
 # Zero tolerances: of a form relative to its factors, of an eigenvalue relative to its form.
@@ -33,30 +34,20 @@ class Signature(NamedTuple):
         return brief(self)
 
 
-class Measures(ABC):
+class Measures(Factors):
     """Norms and spectra of M = QᵀK = S + A. Metrics are float64, one per form of the batch."""
 
-    @property
-    @abstractmethod
-    def dim(self) -> int:
-        """d, the width of the space."""
-
-    @property
-    @abstractmethod
-    def key_dim(self) -> int:
-        """e, the width of the keys' space."""
-
-    @abstractmethod
-    def require_square(self, what: str) -> None:
-        """Raise if queries and keys have different widths."""
-
-    @abstractmethod
-    def wide(self) -> tuple[Tensor, Tensor]:
-        """Query and key (..., r, d) in float64."""
-
-    @abstractmethod
     def core(self) -> Core:
-        """The form in the at most 2r dimensions that it acts in."""
+        """The form in the at most 2r dimensions that it acts on; cached until a factor is changed in place."""
+        return self.cached("core", self._core)
+
+    def _core(self) -> Core:
+        if self.dim == self.key_dim:
+            fits = self.dtype != torch.float64  # squares of lower precisions are within the range of float64
+            factors = self._doubled() if fits else (self._query, self._key)
+            return reduced(*factors, self._covariance, fits)
+        # A rectangular M is the block of a square matrix, 0 elsewhere, which has its norms and singular values.
+        return reduced(pad(self._query, (0, self.key_dim)), pad(self._key, (self.dim, 0)))
 
     @property
     def norm2(self) -> Float[Tensor, "*batch"]:

@@ -61,8 +61,7 @@ class Rope:
     frequencies: Float[Tensor, " pairs"] | None = None
     factor: float = 1.0
 
-    def __repr__(self) -> str:
-        return brief(self)
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         check_count("dims", self.dims, least=2)

@@ -361,7 +361,7 @@ class Cooccurrence:
         Form(r=2, d=3, float64, symmetry 0.86, effective rank 1.9)
         """
         matrix = self.dense(kind)
-        return algebra.truncated(matrix, rank) if heads is None else algebra.dealt(matrix, heads, rank)
+        return algebra.dealt(matrix, 1, rank)[0] if heads is None else algebra.dealt(matrix, heads, rank)
 
     def symmetry(self, kind: str = "counts") -> float:
         """tr(X²)/‖X‖² of the counts, log(1 + X) or PPMI: 1 symmetric, −1 skew.

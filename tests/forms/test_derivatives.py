@@ -63,13 +63,9 @@ def test_first_derivatives(number, pair):
 
 
 @pytest.mark.parametrize("number", ["norm2", "symmetry", "trace of S³", "σ⁴"])
-def test_second_derivatives_of_independent_factors(number):
-    assert gradgradcheck(lambda q, k: SMOOTH[number](kq.Form(q, k)), random_pair())
-
-
-@pytest.mark.parametrize("number", ["norm2", "trace of S³", "σ⁴"])
-def test_second_derivatives_where_the_factors_fill_the_space(number):
-    assert gradgradcheck(lambda q, k: SMOOTH[number](kq.Form(q, k)), random_pair(4, 7))
+@pytest.mark.parametrize("rank", [2, 4])  # 4: the factors fill the space
+def test_second_derivatives_of_independent_factors(number, rank):
+    assert gradgradcheck(lambda q, k: SMOOTH[number](kq.Form(q, k)), random_pair(rank))
 
 
 def test_second_derivatives_of_dependent_factors_are_refused_rather_than_wrong():
@@ -111,12 +107,6 @@ def test_vectors_and_projections_have_derivatives():
     assert gradcheck(lambda q, k: kq.Form(q, k).nearest("symmetric", rank=2).dense(), random_pair())
     assert gradcheck(lambda q, k: kq.Form(q, k).nearest("psd").dense(), random_pair())
     assert gradcheck(lambda q, k: kq.Form(q, k).scores(COVARIANCE), random_pair())
-
-
-def test_distance_of_a_tied_form_has_derivatives():
-    x, y = torch.randn(2, 3, 7, dtype=torch.float64)
-    query = (torch.randn(2, 7, dtype=torch.float64) / 3).requires_grad_()
-    assert gradcheck(lambda q: kq.Form(q, q).distance(x, y), (query,))
 
 
 REPEATED = torch.diag(torch.tensor([2.0, 2.0, 1.0, 0.0, 0.0])).double()
@@ -220,11 +210,3 @@ def test_vmap_is_refused_in_one_sentence():
     factors = torch.randn(3, 2, 7)
     with pytest.raises(RuntimeError, match="query is batched by vmap, which Form does not support: use leading dim"):
         vmap(lambda q: kq.Form(q, q).norm2)(factors)
-
-
-def test_a_form_can_be_used_for_two_backward_passes():
-    query, key = random_pair()
-    form = kq.Form(query, key)
-    form.symmetry.backward()
-    form.norm2.backward()
-    assert torch.isfinite(query.grad).all()

@@ -5,16 +5,14 @@ matrices and factored matrices, multiples, indexing, SVD, norm, eigenvalues); wr
 """
 
 import gc
+import re
 import weakref
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import keyquery as kq
-from tests.forms.strategies import pairs
 
 BATCHES = [(), (2,), (2, 3)]
 
@@ -77,15 +75,6 @@ def test_products_of_forms(ranks, batches):
     assert (first @ second).rank == min(*ranks, 7)
 
 
-@given(pair=pairs(), other=pairs(kinds=("random",)))
-def test_products_of_square_forms_of_any_factors(pair, other):
-    form, dense = kq.Form(*pair), kq.Form(*pair).dense().numpy()
-    matrix = drawn(form.dim, 4)
-    scale = max(np.abs(dense).max(), 1e-30) * form.dim
-    np.testing.assert_allclose((form @ matrix).dense(), dense @ matrix.numpy(), rtol=0, atol=1e-10 * scale)
-    np.testing.assert_allclose((form @ form).dense(), dense @ dense, rtol=0, atol=1e-10 * scale**2 + 1e-13)
-
-
 def test_products_on_data_are_those_of_the_weighted_form():
     form = kq.Form(*drawn(2, 3, 5)).on(torch.diag(torch.arange(1.0, 6.0, dtype=torch.float64)))
     same(form @ drawn(5), form.dense().numpy() @ drawn(5).numpy())
@@ -119,12 +108,6 @@ def test_numpy_arrays_are_factors_and_forms_become_arrays():
         np.asarray(form, copy=False)
 
 
-def test_a_vector_does_not_scale_columns():
-    form, dense = rectangular(())
-    with pytest.raises(ValueError, match=r"a tensor scales each form of the batch \(\), not entries of M"):
-        form * torch.ones(dense.shape[1])
-
-
 INDICES = [
     (0,),
     (-1,),
@@ -153,10 +136,6 @@ INDICES = [
 def test_rows_columns_and_entries(index):
     form, dense = rectangular()
     same(form[index if len(index) > 1 else index[0]], torch.from_numpy(dense)[index].numpy())
-
-
-@pytest.mark.parametrize("index", INDICES, ids=str)
-def test_rows_columns_and_entries_of_one_form_of_a_batch(index):
     form, dense = rectangular((2, 3))
     same(form[(1, 2, *index)], torch.from_numpy(dense[1, 2])[index].numpy())
 
@@ -239,13 +218,8 @@ def test_singular_vectors_are_cached_and_rebuild_the_matrix(batch, rank):
         np.testing.assert_allclose(vectors.mT @ vectors, np.broadcast_to(np.eye(s.shape[-1]), (*batch, *[s.shape[-1]] * 2)), atol=1e-10)  # fmt: skip  # noqa: E501
     assert form.U is u
     assert form.V is v
-
-
-def test_cached_singular_vectors_follow_a_factor_changed_in_place():
-    form, _ = rectangular()
-    before = form.S
     form.query.mul_(2)
-    torch.testing.assert_close(form.S, 2 * before)
+    torch.testing.assert_close(form.S, 2 * s)
 
 
 def test_the_cache_does_not_keep_a_form_alive():
@@ -306,57 +280,63 @@ def test_eigenvalues_is_the_deprecated_name_of_those_of_the_symmetric_part():
 
 
 NEEDS_ONE_SPACE = {
-    "a symmetric part": [lambda f: f.symmetric, lambda f: f.symmetric_eigenvalues(), lambda f: f.eigh(), lambda f: f.positive_share],  # noqa: E501
-    "a skew part": [lambda f: f.skew, lambda f: f.skew_values(), lambda f: f.skew_planes()],
-    "a symmetry": [lambda f: f.symmetry],
-    "a trace": [lambda f: f.trace()],
-    "an eigenvalue": [lambda f: f.eigvals()],
-    "a signature": [lambda f: f.signature()],
-    "a form on data": [lambda f: f.on(torch.eye(5))],
-    "a change of basis": [lambda f: f.change_basis(torch.eye(5))],
-    "the nearest form": [lambda f: f.nearest("psd")],
-    "a distance": [lambda f: f.distance(torch.ones(5), torch.ones(5))],
-    "a Gram matrix of [Q; K]": [lambda f: f.gram()],
-    "a score of tokens with themselves": [lambda f: f.scores(torch.ones(5))],
-}  # fmt: skip
+    "a symmetric part": lambda f: f.symmetric,
+    "a symmetric part ": lambda f: f.symmetric_eigenvalues(),
+    "a symmetric part  ": lambda f: f.eigh(),
+    "a symmetric part   ": lambda f: f.positive_share,
+    "a skew part": lambda f: f.skew,
+    "a skew part ": lambda f: f.skew_values(),
+    "a skew part  ": lambda f: f.skew_planes(),
+    "a symmetry": lambda f: f.symmetry,
+    "a trace": lambda f: f.trace(),
+    "an eigenvalue": lambda f: f.eigvals(),
+    "a signature": lambda f: f.signature(),
+    "a form on data": lambda f: f.on(torch.eye(5)),
+    "a change of basis": lambda f: f.change_basis(torch.eye(5)),
+    "the nearest form": lambda f: f.nearest("psd"),
+    "a distance": lambda f: f.distance(torch.ones(5), torch.ones(5)),
+    "a Gram matrix of [Q; K]": lambda f: f.gram(),
+    "a score of tokens with themselves": lambda f: f.scores(torch.ones(5)),
+}
 
 
 @pytest.mark.unchecked
 @pytest.mark.parametrize("what", NEEDS_ONE_SPACE)
 def test_what_needs_one_space_is_refused_for_two(what):
-    form, _ = rectangular()
-    for use in NEEDS_ONE_SPACE[what]:
-        with pytest.raises(ValueError) as caught:
-            use(form)
-        assert str(caught.value) == f"{what} needs queries and keys of one width, got 5 and 7"
+    words = f"{what.strip()} needs queries and keys of one width, got 5 and 7"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        NEEDS_ONE_SPACE[what](rectangular()[0])
 
 
 @pytest.mark.unchecked
 def test_products_that_do_not_fit_are_refused():
     form, _ = rectangular()
     for product, words in (
-        (lambda: form @ torch.ones(6), "the right factor must have shape (e,) with e = 7, got (6,)"),
-        (lambda: torch.ones(6) @ form, "the left factor must have shape (d,) with d = 5, got (6,)"),
-        (lambda: form @ torch.ones(6, 2), "the right factor must have shape (..., e, f) with e = 7, got (6, 2)"),
+        (lambda: form @ torch.ones(6), "the right factor must have shape"),
+        (lambda: torch.ones(6) @ form, "the left factor must have shape"),
         (lambda: form @ form, "forms of 5 × 7 and 5 × 7 cannot be multiplied"),
         (lambda: form + rectangular(rows=7)[0], "forms of width 5 × 7 and 7 cannot be added"),
-        (
-            lambda: rectangular((2,))[0] @ rectangular((3,), rows=7)[0],
-            "leading dimensions must broadcast, got left (2,) and right (3,)",
-        ),
+        (lambda: rectangular((2,))[0] @ rectangular((3,), rows=7)[0], "leading dimensions must broadcast"),
+        (lambda: form * torch.ones(7), "a tensor scales each form of the batch"),
     ):
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises(ValueError, match=words):
             product()
-        assert str(caught.value) == words
     with pytest.raises(TypeError, match="unsupported operand"):
         form @ "a"
 
 
-@given(pair=pairs(kinds=("random", "tied", "rank one", "fading rows")), data=st.data())
-def test_slices_of_any_form_against_numpy(pair, data):
-    form, dense = kq.Form(*pair), kq.Form(*pair).dense().numpy()
-    bounds = st.integers(0, form.dim - 1)
-    start, row, column = (data.draw(bounds) for _ in range(3))
-    scale = max(float(np.abs(dense).max()), 1e-30)
-    for index in ((..., row, column), (..., slice(start, None), column), (..., row, slice(None, start + 1))):
-        np.testing.assert_allclose(form[index], dense[index], rtol=0, atol=1e-12 * scale)
+def test_forms_of_a_batch_can_be_taken_one_by_one():
+    form = kq.Form(*drawn(2, 4, 3, 9))
+    assert len(form) == 4
+    for one, dense in zip(form, form.dense(), strict=True):
+        same(one, dense.numpy())
+
+
+def test_what_is_shared_stays_shared_when_forms_are_taken_out():
+    query, key = drawn(3, 4, 2, 9), drawn(3, 1, 2, 9, seed=1)
+    grouped = kq.Form(query, key)
+    assert grouped[1:].key.shape == (2, 1, 2, 9)
+    assert grouped[0].key.shape == (1, 2, 9)
+    for form in (grouped, kq.Form(query, key[0, 0]), kq.Form(query[:1], drawn(3, 4, 2, 9))):
+        for index in (slice(1, None), -1, slice(None, 2)):
+            same(form[index], form.dense()[index].numpy())
