@@ -303,7 +303,7 @@ def decays(model: SeriesNetwork, sample: Labelled) -> list[list[float] | None]:
     for layer, x in zip(layers, inputs, strict=True):
         if isinstance(layer, PrimalAttention):
             causal = model.encoder.is_causal and layer.data_dependent
-            rows = [] if causal else [head["spectrum"] for head in layer.ksvd().heads]
+            rows = [] if causal else [head["spectrum"] for head in layer.ksvd(x, sample.data.real).heads]
             values = torch.tensor(rows, dtype=torch.float64) if rows else None
         else:
             assert isinstance(layer, Attention)

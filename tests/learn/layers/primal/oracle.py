@@ -16,17 +16,14 @@ def make(dim=12, heads=2, rank=3, seed=0, **options):
 
 
 def phi(layer, z):
-    if layer.features is not None:
-        return layer.features(z)
-    return normalize(z, dim=-1) if layer.feature == "cosine" else elu(z) + 1
+    return normalize(z, dim=-1) if layer.features == "cosine" else elu(z) + 1
 
 
 def parts(layer, x):
     """φ(q), φ(k) and f's own slices of one sequence (n, dim): (heads, n, ·)."""
     both = layer.query_key(x).unflatten(-1, (2, layer.heads, -1))
     query, key = (phi(layer, both[:, side]).transpose(0, 1) for side in (0, 1))
-    own = x.unflatten(-1, (layer.heads, -1)).transpose(0, 1)
-    return query, key, own if query.shape[-1] == own.shape[-1] else key
+    return query, key, x.unflatten(-1, (layer.heads, -1)).transpose(0, 1)
 
 
 def merge(layer, e, r):

@@ -1,9 +1,6 @@
-"""Primal-Attention: `layer` is the module; `reference` and `kernels` are two implementations with one signature."""
+"""Primal-Attention: `layer` is the module, `reference` its statement in plain torch, `kernel` the fused one."""
 
-from keyquery.learn.layers.primal.causal import Prefix
-from keyquery.learn.layers.primal.features import Random
-from keyquery.learn.layers.primal.layer import PrimalAttention
+from keyquery.learn.layers.primal.layer import PrimalAttention, regularizer
 from keyquery.learn.layers.primal.spectrum import PrimalReading
-from keyquery.learn.layers.primal.total_loss import regularizer
 
-__all__ = ["Prefix", "PrimalAttention", "PrimalReading", "Random", "regularizer"]
+__all__ = ["PrimalAttention", "PrimalReading", "regularizer"]

@@ -1,1 +1,0 @@
-"""Triton kernels of a primal layer; imported on use, since triton is an optional dependency."""
