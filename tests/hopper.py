@@ -20,7 +20,6 @@ import keyquery as kq
 from keyquery.forms.eigenvalues_gpu import eigenvalues
 from keyquery.instruments.monitor.statistics import call_statistics
 from keyquery.intervene.dial.widen import HalfTurn, widen
-from keyquery.learn.layers import blockwise
 from keyquery.listening.call import Call, Tokens
 
 TYPES = {
@@ -52,9 +51,9 @@ def kind_of(value):
     return "fp32" if isinstance(value, float) else "i32"
 
 
-def primal(dtype, features):
-    """The kernels of a layer, forward and backward, with and without padding."""
-    layer = kq.PrimalAttention(32, 2, rank=8, features=features, impl="triton", dtype=dtype)
+def primal(dtype):
+    """The kernel of a layer, forward and backward, with and without padding."""
+    layer = kq.PrimalAttention(32, 2, rank=8, impl="triton", dtype=dtype)
     for mask in (None, torch.ones(2, 64, dtype=torch.bool)):
         x = torch.randn(2, 64, 32, dtype=dtype, requires_grad=True)
         out = layer(x, mask=mask)
@@ -79,25 +78,16 @@ def dialled(dtype, start, interleaved):
     sum(part.float().sum() for part in wide).backward()
 
 
-def blocks(share):
-    """Attention in float32 by blocks of scores."""
-    query, key, value = torch.randn(3, 2, 40, 8, requires_grad=True).unbind()
-    blockwise.attend(query, key, value, 0.3, share).sum().backward()
-
-
 def main():
     """Compile them all, and say how many variants of each there are."""
     JITFunction.run = compile_only
     for dtype in SHORT:
-        primal(dtype, "cosine")
+        primal(dtype)
         for mask in (None, torch.ones(40, 40, dtype=torch.bool), torch.zeros(40, 40, dtype=dtype)):
             statistics(mask, False, dtype)
         statistics(None, True, dtype)
         dialled(dtype, 0, False)
         dialled(dtype, 4, True)
-    primal(torch.float32, "elu")
-    blocks(0.0)
-    blocks(0.1)
     eigenvalues(torch.eye(20, dtype=torch.float64).repeat(2, 1, 1))
     for name, count in compiled.items():
         print(f"{name.rpartition('.')[2]}: {count}")

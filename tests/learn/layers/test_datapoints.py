@@ -7,6 +7,7 @@ import keyquery as kq
 from keyquery.layers.kernels import KERNELS
 from keyquery.learn.inputs.tables import Rows
 from keyquery.learn.layers import AttributeAttention, DatapointEncoder
+from keyquery.learn.layers.datapoints import _in_blocks
 from keyquery.learn.npt.network import TableNetwork
 from keyquery.learn.training import Recipe, train
 
@@ -113,7 +114,7 @@ def test_every_kernel_keeps_its_structure(kernel, rows):
 
 @pytest.mark.parametrize("dropped", [False, True])
 def test_layers_computed_again_in_backward_give_the_same_gradients(dropped, monkeypatch):
-    monkeypatch.setattr("keyquery.learn.layers.cpu_dropout.FEW", 1)
+    monkeypatch.setattr("keyquery.learn.layers.datapoints.CELLS", 1)
     one, other = (network(dropout=0.3).train(dropped) for _ in range(2))
     other.encoder.thrifty = True
     rows = rows_of(SIZES)
@@ -124,10 +125,27 @@ def test_layers_computed_again_in_backward_give_the_same_gradients(dropped, monk
         assert torch.equal(left.grad, right.grad)
 
 
+def test_dropout_in_blocks_is_dropout_of_all_scores(monkeypatch):
+    """Its mean over masks is attention, its gradients are those of the masks that were drawn."""
+    monkeypatch.setattr("keyquery.learn.layers.datapoints.CELLS", 40)
+    parts = [torch.randn(2, 3, 20, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    whole = (parts[0] * 0.5 @ parts[1].mT).softmax(-1) @ parts[2]
+    assert torch.allclose(_in_blocks(*parts, 0.5, 0.0), whole)
+    drawn = torch.stack([_in_blocks(*(part.detach() for part in parts), 0.5, 0.3) for _ in range(400)])
+    assert (drawn.mean(0) - whole).abs().max() < 6 * drawn.std(0).max() / 20
+    assert drawn.std(0).min() > 0
+
+    def run(*parts):
+        torch.manual_seed(0)
+        return _in_blocks(*parts, 0.5, 0.3)
+
+    torch.autograd.gradcheck(run, parts, fast_mode=True)
+
+
 def test_long_tables_go_through_in_parts(monkeypatch):
     layer, x = AttributeAttention(8, 2), torch.randn(2, 9, 3, 8)
     whole = layer(x)
-    monkeypatch.setattr("keyquery.learn.layers.datapoints.MOST", 5)
+    monkeypatch.setattr("keyquery.learn.layers.datapoints.BATCH", 5)
     assert torch.allclose(layer(x), whole, atol=1e-6)
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.learn.npt import memory as room
-from keyquery.learn.npt.memory import HELD, STEP, needed
+from keyquery.learn.npt import base
 
 SMALL = {"embedding": 4, "depth": 2, "heads": 2, "steps": 2, "device": "cpu", "random_state": 0}
 X = np.random.default_rng(0).normal(size=(12, 2))
@@ -172,40 +171,27 @@ def test_context_and_semi_supervised_are_of_one_kind():
         kq.NPTClassifier(**SMALL, semi_supervised=1).fit(X, Y)
 
 
-def test_a_table_that_does_not_fit_is_told_before_the_work():
+def test_a_table_that_does_not_fit_is_an_error_with_advice():
     wide = np.zeros((10, 2_000), dtype=np.float32)
-    message = 'training on 10 rows and 2001 columns .* would take about .* GB, and .*row_attention="induced"'
+    message = 'training on 10 rows and 2001 columns .* does not fit into memory.*row_attention="induced"'
     with pytest.raises(MemoryError, match=message):
         kq.NPTRegressor(**{**SMALL, "embedding": 512, "heads": 8}).fit(wide, np.arange(10.0))
 
 
-def test_a_table_that_just_fits_is_learned_thriftily(monkeypatch):
-    whole, thrifty = needed(3, 4, 2, 2, 2, 12, "full", "cpu")
-    monkeypatch.setattr(room, "free", lambda device: whole * 1.5)
-    usual = kq.NPTClassifier(**SMALL).fit(X, Y)
-    assert usual.network_.encoder.thrifty
-    monkeypatch.setattr(room, "free", lambda device: thrifty / 2)
-    with pytest.raises(MemoryError, match="Halving the embedding quarters the weights"):
-        kq.NPTClassifier(**SMALL).fit(X, Y)
-    monkeypatch.undo()
+def test_out_of_memory_trains_again_with_checkpointing(monkeypatch):
+    usual, runs = kq.NPTClassifier(**SMALL).fit(X, Y), []
+    learn = base.learn
+
+    def short_of_memory(network, *others):
+        runs.append(network.encoder.thrifty)
+        if not network.encoder.thrifty:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+        return learn(network, *others)
+
+    monkeypatch.setattr(base, "learn", short_of_memory)
     again = kq.NPTClassifier(**SMALL).fit(X, Y)
-    assert not again.network_.encoder.thrifty
+    assert runs == [False, True]
     assert np.allclose(again.predict_proba(X), usual.predict_proba(X), atol=1e-5)
-
-
-def test_the_weights_of_the_estimate_are_those_of_the_network():
-    network = kq.NPTClassifier(**SMALL)._network([0, 0, 2])
-    count = sum(weight.numel() for weight in network.parameters())
-    whole, thrifty = needed(3, 4, 2, 2, 2, 0, "full", "cuda")
-    assert whole == thrifty
-    assert 0.7 < whole / (4 * (HELD + STEP) * count) < 1.1
-
-
-def test_what_torch_holds_of_a_gpu_and_does_not_use_is_free(monkeypatch):
-    told = {"mem_get_info": (10, 100), "memory_reserved": 50, "memory_allocated": 20}
-    for name, value in told.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert room.free("cuda") == 40
 
 
 def test_a_constant_target_is_predicted_exactly(tmp_path):

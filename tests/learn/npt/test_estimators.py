@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery.cli import app
 from keyquery.learn.inputs.tables import Rows, columns_of, encode, fields_of
-from keyquery.learn.npt.memory import CHUNK, at_a_time
 from keyquery.learn.npt.network import TableNetwork
-from keyquery.learn.npt.training import Plan, Samples, answers, drawing, table_loss
+from keyquery.learn.npt.training import CHUNK, Plan, Samples, answers, drawing, table_loss
 
 SMALL = {"embedding": 8, "depth": 2, "heads": 2, "device": "cpu", "random_state": 0}
 
@@ -66,10 +65,10 @@ def test_numbers_are_told_in_units_of_the_target(numbers):
 def test_a_prediction_does_not_depend_on_what_else_is_asked(row_attention):
     X, y = table(40)
     model = kq.NPTClassifier(**SMALL, steps=10, row_attention=row_attention).fit(X, y)
-    rows, _ = table(CHUNK + 9, seed=2)
+    rows, _ = table(CHUNK["cpu"] + 9, seed=2)
     whole = model.predict_proba(rows)
     assert np.array_equal(model.predict_proba(rows[::-1])[::-1], whole)
-    for some in (rows[5:6], rows[60:], rows[CHUNK:]):
+    for some in (rows[5:6], rows[60:], rows[CHUNK["cpu"] :]):
         assert np.allclose(model.predict_proba(some), whole[some.index], atol=1e-12)
     other = rows.copy()
     other.loc[1:, "size"] = 1e3
@@ -117,20 +116,10 @@ def test_what_is_said_does_not_depend_on_how_many_are_asked_at_a_time(monkeypatc
     memories = network.memories(context.within())
     said = []
     for size in (1, 7, 64, 256):
-        monkeypatch.setattr("keyquery.learn.npt.training.at_a_time", lambda *_, size=size: size)
+        monkeypatch.setitem(CHUNK, "cpu", size)
         said.append(answers(network, later, memories))
     assert said[0].std() > 1e-3
     assert max((one - said[0]).abs().max().item() for one in said[1:]) < 1e-12
-
-
-def test_a_gpu_predicts_as_many_at_a_time_as_it_has_room_for(monkeypatch):
-    gpu, rooms = torch.device("cuda"), {}
-    for free in (1e6, 1e9, 1e11):
-        monkeypatch.setattr("keyquery.learn.npt.memory.free", lambda device, free=free: free)
-        rooms[free] = at_a_time(100_000, 640, 8, 4096, gpu)
-    assert rooms == {1e6: 64, 1e9: 512, 1e11: 8192}
-    assert at_a_time(100, 640, 8, 4096, gpu) == 128  # no more than are asked
-    assert at_a_time(100_000, 640, 8, 4096, torch.device("cpu")) == 64
 
 
 def test_the_context_is_what_was_learned_from_some_of_it_or_all():

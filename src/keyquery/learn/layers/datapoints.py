@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from keyquery.layers.attention import Attention
 from keyquery.layers.blocks import PLACE
 from keyquery.layers.fused import extend, joint_linear
-from keyquery.learn.layers.cpu_dropout import Dropout, drop_and_attend, large_in_float32
 from keyquery.support.checks import check_choice, check_count
 
 ROWS = ("full", "induced", "none")
-MOST = 32768  # largest batch of the fused kernels
+BATCH = 32768  # largest batch of the fused kernels
 SHORT = 32  # keys up to which unfused attention is faster on a GPU, since fused tiles have 64 or 128 keys
+CELLS = 2**20  # scores per block on a CPU, so that they fit into its cache
 
 
 class Memory(NamedTuple):
@@ -95,14 +96,13 @@ class Between(Attention):
         return Memory(self._heads(key, self.heads), self._heads(value, self.heads)), rest
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch heads n r"]:
-        """Attention output; fused, except where the fused kernels are slower."""
-        dropout = self.dropout if self.training else 0.0
-        slow = key.shape[-2] <= SHORT if query.is_cuda else dropout > 0
-        by_hand = slow or large_in_float32(query, key)
-        if not by_hand or torch.compiler.is_compiling():
+        """Attention output; fused, except where there is no fused kernel or it is slower."""
+        share = self.dropout if self.training else 0.0
+        unfused = key.shape[-2] <= SHORT if query.is_cuda else share > 0
+        if not unfused or torch.compiler.is_compiling():
             return self._attend(query, key, value, None, None, False)[0]
         parts = extend(query, key, value, self._key_norm(key))
-        return drop_and_attend(*parts, self.scale, dropout)[..., : value.shape[-1]]
+        return _in_blocks(*parts, self.scale, share)[..., : value.shape[-1]]
 
     def _scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch heads n m"]:
         scores = query @ key.mT
@@ -119,6 +119,22 @@ class Between(Attention):
         if seen is not None:
             seen.append(weights.mean(1))
         return weights[..., :-1] @ memory.value + weights[..., -1:] * own.value
+
+
+def _in_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, share: float) -> Tensor:
+    """dropout(softmax(scale·q kᵀ)) v; if large, per head and block of queries, whose scores backward computes again."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return dropout((query * scale @ key.mT).softmax(-1), share) @ value
+
+    n, m = query.shape[-2], key.shape[-2]
+    if n * m <= CELLS or query.is_cuda:
+        return attend(query, key, value)
+    heads = [
+        torch.cat([checkpoint(attend, block, k, v, use_reentrant=False) for block in q.split(max(CELLS // m, 1))])
+        for q, k, v in zip(*(part.flatten(0, -3) for part in (query, key, value)), strict=True)
+    ]
+    return torch.stack(heads).unflatten(0, query.shape[:-2])
 
 
 class Induced(nn.Module):
@@ -173,8 +189,8 @@ class _Block(nn.Module):
             nn.init.zeros_(self.residual.bias)
         self.mlp_norm = nn.LayerNorm(dim, eps, **place)
         wide, back = nn.Linear(dim, 4 * dim, **place), nn.Linear(4 * dim, dim, **place)
-        self.mlp = nn.Sequential(wide, nn.GELU(), Dropout(dropout), back)
-        self.dropout = Dropout(dropout)
+        self.mlp = nn.Sequential(wide, nn.GELU(), nn.Dropout(dropout), back)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         r, options = self._residual(x, options)
@@ -313,7 +329,7 @@ class AttributeAttention(nn.Module):
         """Each entry attends to all entries of its row."""
         _check(x, x.shape[2] if x.ndim == 4 else 0, self.embedding)
         rows = x.flatten(0, 1)
-        out = self.block(rows) if len(rows) <= MOST else torch.cat([self.block(part) for part in rows.split(MOST)])
+        out = self.block(rows) if len(rows) <= BATCH else torch.cat([self.block(part) for part in rows.split(BATCH)])
         return out.view(x.shape)
 
 

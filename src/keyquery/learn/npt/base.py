@@ -19,7 +19,6 @@ from keyquery.learn.inputs.tables import Field, Rows, check_features, columns_of
 from keyquery.learn.inputs.targets import is_missing, kept_of, rows_of_weight, weights_of
 from keyquery.learn.layers.datapoints import ROWS, Memory
 from keyquery.learn.npt.explanation import NPTExplanation, attribute
-from keyquery.learn.npt.memory import require_room
 from keyquery.learn.npt.network import TableNetwork
 from keyquery.learn.npt.support_set import memories_of
 from keyquery.learn.npt.training import Plan, Samples, answers, learn, seen_by, stratified
@@ -29,6 +28,7 @@ from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 Own = TypeVar("Own", bound="Datapoints")
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # on a GPU and on a CPU
 
 
 class Coded(NamedTuple):
@@ -111,18 +111,26 @@ class Datapoints(SavedEstimator):
     def _learned(
         self, fields: list[Field], samples: Samples, device: str, seed: int
     ) -> tuple[TableNetwork, list[dict[str, float]]]:
-        sizes, seen = [field.size for field in fields], len(samples.learned) + len(samples.bare)
+        """Train; again with activation checkpointing if memory does not suffice."""
+        sizes = [field.size for field in fields]
         most = None if self.row_attention == "induced" else self.plan.batch
-        rows = seen if most is None else min(seen, most)
-        shape = (len(fields), self.embedding, self.depth, self.heads, sum(sizes))
-        thrifty = require_room(*shape, rows, self.row_attention, device)
-        with seeded(seed, device), bars(self.verbose) as progress:
-            network = self._network(sizes, thrifty=thrifty).to(device)
-            weights = None if samples.weights is None else samples.weights.to(device)
-            samples = replace(samples, rows=samples.rows.to(device), weights=weights)
-            plan = self.plan if self.lr is None else replace(self.plan, lr=self.lr)
-            history = learn(network, samples, plan, self.steps, most, seed, progress, self.verbose)
-        return network, history
+        plan = self.plan if self.lr is None else replace(self.plan, lr=self.lr)
+        weights = None if samples.weights is None else samples.weights.to(device)
+        samples = replace(samples, rows=samples.rows.to(device), weights=weights)
+        for thrifty in (False, True):
+            with seeded(seed, device), bars(self.verbose) as progress:
+                try:
+                    network = self._network(sizes, thrifty=thrifty).to(device)
+                    return network, learn(network, samples, plan, self.steps, most, seed, progress, self.verbose)
+                except RuntimeError as error:
+                    if not any(sign in str(error) for sign in OUT_OF_MEMORY):
+                        raise
+        wide = len(fields) * self.embedding
+        raise MemoryError(
+            f"training on {len(samples.rows.hidden):,} rows and {len(fields)} columns (including the target; width "
+            f"{wide:,}) does not fit into memory. Halving the embedding quarters the weights; "
+            'row_attention="induced" needs less memory for many rows'
+        )
 
     def explain(self, row: Any, rows: int = 10) -> NPTExplanation:
         """Which training rows and columns the prediction of one row depends on.

@@ -15,12 +15,12 @@ from torch.nn.functional import cross_entropy, mse_loss, pad
 from keyquery.learn.fitting import fit_network
 from keyquery.learn.inputs.tables import Rows
 from keyquery.learn.layers.datapoints import Memory
-from keyquery.learn.npt.memory import at_a_time
 from keyquery.learn.npt.network import TableNetwork
 from keyquery.learn.training import Recipe
 from keyquery.support.progress import Progress
 
 LONG = 2000  # steps of the published runs; shorter runs have a larger learning rate
+CHUNK = {"cpu": 64, "cuda": 1024}  # rows per prediction batch
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,7 @@ def answers(
     Rows are processed in batches of one size, the last one padded: on a CPU, where the size never changes, the result
     of a row is bitwise independent of the others.
     """
-    heads, context = memories[0].key.shape[1:3] if memories else (0, 0)
-    size = at_a_time(len(rows.hidden), network.index.numel(), heads, context, rows.hidden.device)
+    size = CHUNK[rows.hidden.device.type]
     outputs = []
     firsts = range(0, len(rows.hidden), size)
     for first in firsts if progress is None else progress(firsts, "predicting", len(firsts)):
