@@ -299,16 +299,6 @@ class AttributeAttention(nn.Module):
     """Attention across columns, within each row: (batch, n, d, e) as batch·n sequences of d tokens.
 
     Otherwise as `DatapointAttention`; equivariant to the order of columns.
-
-    Parameters
-    ----------
-    embedding, heads, kernel, dropout, published, **attention
-        As in `DatapointAttention`.
-
-    Examples
-    --------
-    >>> AttributeAttention(embedding=8, heads=2)(torch.randn(1, 20, 3, 8)).shape
-    torch.Size([1, 20, 3, 8])
     """
 
     def __init__(
@@ -336,27 +326,8 @@ class AttributeAttention(nn.Module):
 class DatapointEncoder(nn.Module):
     """`depth` layers, alternating attention across rows and across columns; with `rows="none"` columns only.
 
-    Parameters
-    ----------
-    columns, embedding, heads, rows, points
-        As in `DatapointAttention`.
-    depth
-        Layers.
-    thrifty
-        Activation checkpointing. Default: no.
-    kernel, column_kernel
-        Kernels across rows and across columns. Default: "general", and `kernel`.
-    **options
-        Options of `kq.DatapointAttention`.
-
-    Examples
-    --------
-    >>> model = DatapointEncoder(columns=3, embedding=8, depth=4, heads=2)
-    >>> [type(layer).__name__ for layer in model.layers[:2]]
-    ['DatapointAttention', 'AttributeAttention']
-    >>> table, later = torch.randn(1, 20, 3, 8), torch.randn(1, 5, 3, 8)
-    >>> model(later, memories=model.memories(table)).shape
-    torch.Size([1, 5, 3, 8])
+    `thrifty` is activation checkpointing; `column_kernel` is `kernel` by default, other options are those of
+    `kq.DatapointAttention`.
     """
 
     def __init__(
@@ -391,13 +362,12 @@ class DatapointEncoder(nn.Module):
         seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch n d e"]:
         """Apply all layers; with `memories`, one per row layer, each row of x attends to those and to itself only."""
-        at = 0
+        unread = iter(memories or ())
         for layer in self.layers:
             if isinstance(layer, AttributeAttention) or memories is None:
                 x = self._run(layer, x)
             else:
-                x = layer(x, memories[at], seen)
-                at += 1
+                x = layer(x, next(unread), seen)
         return x
 
     @torch.no_grad()
