@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.instruments.monitor.clip import Weights, clip_heads
+from keyquery.instruments.monitor.clip import clip_heads
 from keyquery.layers import LanguageModel, Shape
 
 transformers = pytest.importorskip("transformers")
@@ -21,18 +21,8 @@ def llama(kv_heads):
 
 
 def gpt2():
-    config = transformers.GPT2Config(
-        vocab_size=60,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        bos_token_id=0,
-        eos_token_id=0,
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
-    )
-    return transformers.GPT2LMHeadModel(config)
+    sizes = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
 
 
 def neox():
@@ -132,16 +122,6 @@ def test_biases_of_queries_and_keys_are_scaled_with_their_weights():
         assert torch.equal(weight, before[name] * factor if scaled else before[name]), name
 
 
-def test_clipping_reads_no_weights_but_those_of_the_layer(monkeypatch):
-    model = llama(2)
-    heads, read = kq.read(model), []
-    rows = Weights.rows
-    monkeypatch.setattr(Weights, "rows", lambda self, name, *part: read.append(name) or rows(self, name, *part))
-    clip_heads(model, heads, {1: {1: 0.25}})
-    assert read
-    assert all(name.startswith("model.layers.1.") for name in read)
-
-
 def test_a_layer_that_cannot_be_clipped_leaves_all_others_alone():
     config = transformers.Qwen3Config(**SIZES, intermediate_size=48, num_key_value_heads=2, head_dim=8)
     model = transformers.Qwen3ForCausalLM(config)
@@ -219,11 +199,9 @@ def test_a_softcapped_head_ends_at_tau():
     assert torch.allclose(torch.tensor(record(model, ids).recorder.records[-1]["values"]["largest"]), torch.tensor(2.0))
 
 
-def t5(bias):
-    config = transformers.T5Config(
-        vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4, dropout_rate=0
-    )
-    model = transformers.T5EncoderModel(config).double().train()
+def t5(bias, layers=1):
+    sizes = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": layers, "num_heads": 4}
+    model = transformers.T5EncoderModel(transformers.T5Config(**sizes, dropout_rate=0)).double().train()
     attention = model.encoder.block[0].layer[0].SelfAttention
     with torch.no_grad():
         attention.relative_attention_bias.weight.fill_(bias)
@@ -280,11 +258,8 @@ def test_the_bound_of_latent_attention_is_that_of_its_normed_latents():
 
 def test_the_bound_of_a_bias_by_offset_adds_its_largest_entry():
     torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0
-    )
-    model = transformers.T5EncoderModel(config).double().train()
-    table = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+    model, attention = t5(0.0, layers=2)
+    table = attention.relative_attention_bias.weight
     ids, bounds = torch.randint(60, (2, 12)), []
     for added in (0.0, 50.0):
         with torch.no_grad():

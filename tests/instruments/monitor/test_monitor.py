@@ -108,81 +108,45 @@ def test_gradient_norms_are_those_of_the_rows_of_each_head(dtype):
         assert np.allclose([curve[0] for curve in curves[metric]], norms, rtol=1e-4), metric
 
 
-def test_eager_and_fused_attention_have_the_same_logits():
-    curves = []
-    for kind in ("sdpa", "eager"):
-        model = make(kind)
-        monitor = kq.Monitor(model, every=1, strict=True, on_alarm=lambda alarm: None)
-        train(model, monitor, steps=1)
-        curves.append(monitor.reading().curves)
-    for metric in ("largest", "smallest", "entropy", "sink"):
-        assert np.allclose(curves[0][metric], curves[1][metric], rtol=1e-4), metric
-
-
 COMPILED = """
-import sys, torch, keyquery as kq
+import sys, torch, warnings, keyquery as kq
 from keyquery.layers import LanguageModel, Shape
 
-def train(how, watched):
+def train(how, late, watched):
     torch.manual_seed(0)
     bare = model = LanguageModel(Shape(60, 32, 2, 4, 32, True, "general", rope=True, dropout=0.1)).train()
+    monitor = kq.Monitor(model, every=2) if watched and late else None
     if how == "whole":
-        model = torch.compile(model, backend="eager")
+        model = torch.compile(model, backend="eager", fullgraph=late)
     for part in {"blocks": bare.body.blocks, "in place": [bare]}.get(how, ()):
-        part.compile(backend="eager")
-    monitor = kq.Monitor(model, every=2, strict=True) if watched else None
+        part.compile(backend="eager", fullgraph=late)
+    monitor = kq.Monitor(model, every=2, strict=True) if watched and not late else monitor
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(3):
-        ids = torch.randint(60, (2, 16), generator=torch.Generator().manual_seed(step))
-        with torch.autocast("cpu", torch.bfloat16):  # keeps the weights that it casts
-            (model(ids) + model(ids)).square().mean().backward()
-        optimiser.step()
-        if watched:
-            monitor.step()
-        optimiser.zero_grad()
-    assert not watched or monitor.reading().steps == [0, 2]
+    with warnings.catch_warnings(record=True) as caught:
+        for step in range(3):
+            ids = torch.randint(60, (2, 16), generator=torch.Generator().manual_seed(step))
+            with torch.autocast("cpu", torch.bfloat16):  # keeps the weights that it casts
+                (model(ids) + model(ids)).square().mean().backward()
+            optimiser.step()
+            if watched:
+                monitor.step()
+            optimiser.zero_grad()
+    messages = [str(warning.message) for warning in caught if "monitor" in str(warning.message)]
+    if watched:
+        assert len(messages) == late and all("make the monitor of what is called" in text for text in messages)
+        assert late or monitor.reading().steps == [0, 2]
     return torch.cat([weight.detach().flatten() for weight in bare.parameters()])
 
-assert torch.equal(train(sys.argv[1], False), train(sys.argv[1], True))
+for late in (False, True) if sys.argv[1] != "blocks" else (False,):  # compiled after the monitor was made
+    assert torch.equal(train(sys.argv[1], late, False), train(sys.argv[1], late, True))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["whole", "blocks", "in place"])
-def test_compiled_models(how):
+def test_compiled_models_stay_compiled(how):
     # In a process of its own: shape checks of tests would be compiled, too.
     subprocess.run([sys.executable, "-c", COMPILED, how], check=True)
-
-
-LATER = """
-import torch, warnings, keyquery as kq
-from keyquery.layers import LanguageModel, Shape
-
-def train(how, watched):
-    torch.manual_seed(0)
-    bare = model = LanguageModel(Shape(60, 32, 2, 4, 32, True, "general", rope=True)).train()
-    monitor = kq.Monitor(model, every=1) if watched else None
-    if how == "whole":
-        model = torch.compile(model, backend="eager", fullgraph=True)
-    else:
-        model.compile(backend="eager", fullgraph=True)
-    with warnings.catch_warnings(record=True) as said:
-        for step in range(3):
-            model(torch.arange(32).reshape(2, 16)).square().mean().backward()
-            if watched:
-                monitor.step()
-    messages = [str(warning.message) for warning in said if "monitor" in str(warning.message)]
-    assert not watched or (len(messages) == 1 and "make the monitor of what is called" in messages[0]), messages
-    return torch.cat([weight.grad.flatten() for weight in bare.parameters()])
-
-for how in ("whole", "in place"):
-    assert torch.equal(train(how, False), train(how, True))
-"""
-
-
-@pytest.mark.slow
-def test_models_that_are_compiled_later_stay_compiled_and_it_is_said():
-    subprocess.run([sys.executable, "-c", LATER], check=True)
 
 
 def test_a_run_is_resumed_and_watched_from_its_file(tmp_path):

@@ -312,28 +312,3 @@ def test_replaced_parameters_are_read_anew():
         exact = torch.linalg.matrix_norm(kq.read(model)[0].form.dense().double(), 2)
         assert values["sigma"] == pytest.approx(exact.tolist(), rel=1e-5)
         assert values["key_gradient"] == pytest.approx(gradient, rel=1e-5)
-
-
-def test_parameters_that_share_a_storage_are_told_apart():
-    """As those that an optimiser has flattened."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
-    torch.manual_seed(0)
-    model = transformers.LlamaModel(transformers.LlamaConfig(**sizes, num_attention_heads=4)).train()
-    attention, x = model.layers[0].self_attn, torch.randint(60, (2, 6))
-    weights = [projection.weight for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    flat = torch.cat([weight.data.flatten() for weight in weights])
-    for weight, part in zip(weights, flat.chunk(3), strict=True):
-        weight.data = part.view_as(weight)
-    monitor = monitored(model)
-    for change in (1.0, 3.0):
-        flat.mul_(change)
-        model(x).last_hidden_state.square().sum().backward()
-        monitor.step()
-        values = monitor.recorder.records[-1]["values"]
-        exact = torch.linalg.matrix_norm(kq.read(model)[0].form.dense().double(), 2)
-        assert values["sigma"] == pytest.approx(exact.tolist(), rel=1e-5)
-        for metric, weight in zip(("query_gradient", "key_gradient"), weights, strict=False):
-            norms = weight.grad.unflatten(0, (4, 8)).norm(dim=(1, 2)).tolist()
-            assert values[metric] == pytest.approx(norms, rel=1e-5)
-        model.zero_grad()

@@ -175,32 +175,18 @@ def test_a_forward_that_raises_is_not_blamed_on_attention(recwarn):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "message"),
     [
-        ({"rules": {"limit": 3}}, "rules must be a Rules, got dict"),
-        ({"on_alarm": "print"}, "on_alarm must be a function, got str"),
-        ({"every": 0}, "every must be at least 1, got 0"),
+        (lambda: kq.Monitor(decoder(), rules={"limit": 3}), "rules must be a Rules, got dict"),
+        (lambda: kq.Monitor(decoder(), on_alarm="print"), "on_alarm must be a function, got str"),
+        (lambda: kq.Monitor(decoder(), every=0), "every must be at least 1, got 0"),
+        (lambda: Rules(limit=-1), "limit must be above 0, got -1"),
+        (lambda: Rules(growth="no"), "growth must be True or False, got 'no'"),
     ],
 )
-def test_wrong_arguments_are_named(options, message):
+def test_wrong_arguments_are_named(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        kq.Monitor(decoder(), **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"limit": -1}, "limit must be above 0, got -1"), ({"growth": "no"}, "growth must be True or False, got 'no'")],
-)
-def test_rules_that_mean_nothing_are_refused(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        Rules(**options)
-
-
-def test_without_lightning_its_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lightning", None)  # as if it were not installed
-    monkeypatch.setattr("keyquery.instruments.monitor.callbacks.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"lightning\(\) needs lightning: pip install lightning"):
-        kq.Monitor(decoder()).lightning()
+        make()
 
 
 @pytest.mark.slow

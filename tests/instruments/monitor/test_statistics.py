@@ -78,37 +78,25 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("impl", ["reference", "triton"])
 @pytest.mark.parametrize(("n", "m", "kv", "causal", "kind"), CASES)
-def test_statistics_are_those_of_the_whole_matrix(n, m, kv, causal, kind, impl, monkeypatch):
+def test_statistics_are_those_of_the_whole_matrix_of_real_queries(n, m, kv, causal, kind, impl, padded, monkeypatch):
     monkeypatch.setattr(statistics, "CELLS", 500)  # many blocks
     torch.manual_seed(0)
     query, key, mask = torch.randn(3, 4, n, 24) * 3, torch.randn(3, kv, m, 24) * 3, masks(kind, n, m)
-    logits = logits_of(query, key, 0.2, mask, causal)
-    found = statistics_of(query, key, 0.2, mask, causal, impl=impl).double()
-    truth = brute(logits, query, key)
+    rows = torch.rand(3, n) > 0.3 if padded else torch.ones(3, n, dtype=torch.bool)
+    query[~rows[:, None].expand(-1, 4, -1)] *= 1e3
+    every = logits_of(query, key, 0.2, mask, causal)
+    truth = brute(every.masked_fill(~rows[:, None, :, None], -torch.inf), query.where(rows[:, None, :, None], 0.0), key)
+    rows = rows if padded else None
+    found = statistics_of(query, key, 0.2, mask, causal, rows, impl=impl).double()
     assert torch.allclose(found[:2], truth[:2], rtol=1e-5, atol=1e-5)
     assert torch.allclose(found[2:], truth[2:], rtol=1e-5, atol=1e-4)
     assert torch.equal(found[ENTRY], truth[ENTRY])
-    whole = statistics_of(query, key, None, given_scores=logits.masked_fill(logits < -1e30, -torch.inf))
+    whole = statistics_of(query, key, None, rows=rows, given_scores=every.masked_fill(every < -1e30, -torch.inf))
     assert torch.allclose(whole[:2], truth[:2], rtol=1e-12)
     assert torch.allclose(whole[2:6], truth[2:6], rtol=1e-9)
-
-
-@pytest.mark.parametrize("impl", ["reference", "triton"])
-@pytest.mark.parametrize(("n", "m", "kv", "causal", "kind"), CASES)
-def test_queries_at_padding_do_not_count(n, m, kv, causal, kind, impl, monkeypatch):
-    monkeypatch.setattr(statistics, "CELLS", 500)
-    torch.manual_seed(0)
-    query, key, mask = torch.randn(3, 4, n, 24) * 3, torch.randn(3, kv, m, 24) * 3, masks(kind, n, m)
-    rows = torch.rand(3, n) > 0.3
-    query[~rows[:, None].expand(-1, 4, -1)] *= 1e3
-    logits = logits_of(query, key, 0.2, mask, causal).masked_fill(~rows[:, None, :, None], -torch.inf)
-    truth = brute(logits, query.where(rows[:, None, :, None], 0.0), key)
-    found = statistics_of(query, key, 0.2, mask, causal, rows, impl=impl).double()
-    assert torch.allclose(found, truth, rtol=1e-5, atol=1e-4)
-    whole = statistics_of(query, key, None, rows=rows, given_scores=logits_of(query, key, 0.2, mask, causal))
-    assert torch.allclose(whole[:6], truth[:6], rtol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Triton's interpreter

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from weakref import finalize, ref
 
@@ -165,8 +164,7 @@ class Monitor:
 
         Extremes over heads go to `Trainer.log`, and the loss that it logs comes to the monitor.
         """
-        if tau is not None:
-            self._check_clip(tau)
+        self._check_clip(tau)
         return trainer_callback(self, tau)
 
     def lightning(self, tau: float | None = None) -> Any:
@@ -174,8 +172,7 @@ class Monitor:
 
         Extremes over heads go to `log_dict`, and the loss of every batch comes to the monitor.
         """
-        if tau is not None:
-            self._check_clip(tau)
+        self._check_clip(tau)
         return lightning_callback(self, tau)
 
     def gradients(self) -> None:
@@ -220,9 +217,7 @@ class Monitor:
         self._hooks.callback(register_optimizer_step_post_hook(self._after_step).remove)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -251,25 +246,24 @@ class Monitor:
             out = call(*args, **kwargs)
             self._safely(self._replay, args, kwargs)
             return out
-        changes, complete = ExitStack(), False
+        changes = ExitStack()
         listening = self._safely(self._listen, changes)
         try:
             out = call(*args, **kwargs)
-            complete = True
+        except BaseException:
+            self._step = Step()  # its forwards are not whole
+            raise
         finally:
             self._safely(changes.close)
-            self._step = self._step if complete else self._new_step()
         if listening:
             self._safely(self._read)
         return out
 
-    def _new_step(self) -> Step:
-        return Step(len(self.recorder.records) % self.structure == 0)
-
     def _listen(self, changes: ExitStack) -> bool:
         if isinstance(self._outer, nn.DataParallel) and len(self._outer.device_ids) > 1:
             raise ValueError("DataParallel runs copies of the model, which are not seen: use DistributedDataParallel")
-        self._step = self._step if self._step.seen else self._new_step()
+        if not self._step.seen:
+            self._step = Step(structure=len(self.recorder.records) % self.structure == 0)
         self._step.attach(self.model, changes)
         return True
 
@@ -289,8 +283,8 @@ class Monitor:
 
     def _read(self) -> None:
         if self._step.error is not None:
-            step, self._step = self._step, self._new_step()
-            raise step.error  # type: ignore[misc]
+            error, self._step = self._step.error, Step()
+            raise error
         if not self._step.seen:
             raise ValueError(f"no attention call of {self.name} went through torch: nothing is recorded")
         self._step.read(self.layers)
@@ -367,7 +361,9 @@ class Monitor:
         if counts and any(counts.get(name) != count for name, count in recorded.items()):
             raise ValueError(f"{self.recorder.path} has records of another model, {self.recorder.heads[0]['name']} …")
 
-    def _check_clip(self, tau: float) -> None:
+    def _check_clip(self, tau: float | None) -> None:
+        if tau is None:
+            return
         check_number("tau", tau)
         if tau <= 0:
             raise ValueError(f"tau must be above 0, got {tau}")

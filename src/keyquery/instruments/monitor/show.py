@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -54,16 +55,20 @@ def lines(reading: Monitored) -> list[Any]:
 
 def _shared_start(names: list[str]) -> int:
     """How many characters of dotted names are the same in all, up to a dot."""
-    levels = [set(level) for level in zip(*(name.split(".") for name in names), strict=False)]
-    shared = 0
-    for level in levels[:-1]:
-        if len(level) > 1:
-            break
-        shared += len(level.pop()) + 1
-    return shared
+    common = os.path.commonprefix([name[: name.rfind(".") + 1] for name in names])  # noqa: RUF071 (no paths)
+    return common.rfind(".") + 1
 
 
-SPREAD = ("largest", "bound", "sigma", "input_norm", "entry", "unscaled", "query_gradient", "key_gradient")  # log scale
+LOGARITHMIC = (
+    "largest",
+    "bound",
+    "sigma",
+    "input_norm",
+    "entry",
+    "unscaled",
+    "query_gradient",
+    "key_gradient",
+)  # log scale
 
 
 def head_map(reading: Monitored, pyplot: Any, metric: str = "largest", title: str | None = None) -> Any:
@@ -74,16 +79,14 @@ def head_map(reading: Monitored, pyplot: Any, metric: str = "largest", title: st
     colours = optional("matplotlib.colors", "plot")
     ramp = colours.LinearSegmentedColormap.from_list("metric", ["#f2f4f6", LIGHT["skew"]])
     positive = values[values > 0]
-    norm = colours.LogNorm() if metric in SPREAD and positive.size else None
+    norm = colours.LogNorm() if metric in LOGARITHMIC and positive.size else None
     shown = np.where(values > 0, values, np.nan) if norm else values
     extent = (-0.5, len(reading.steps) - 0.5, len(values) - 0.5, -0.5)
     image = axis.imshow(shown, cmap=ramp, norm=norm, aspect="auto", extent=extent, interpolation="nearest")
     plain = optional("matplotlib.ticker", "plot").FormatStrFormatter("%g") if norm else None  # others write TeX
     figure.colorbar(image, label=f"{metric.replace('_', ' ')} ({reading.units[metric]})", format=plain)
-    at = {step: record for record, step in enumerate(reading.steps)}
-    marks = [(at[alarm["step"]], head) for alarm in reading.alarms for head in alarm["heads"] if alarm["step"] in at]
-    if marks:
-        axis.plot(*zip(*marks, strict=True), "x", color="#24292f", markersize=3)
+    if marks := _marks(reading):
+        axis.plot(*zip(*((record, head) for head, record in marks), strict=True), "x", color="#24292f", markersize=3)
     ticks = np.linspace(0, len(reading.steps) - 1, min(len(reading.steps), 6)).round().astype(int)
     axis.set_xticks(ticks, [str(reading.steps[tick]) for tick in ticks])
     axis.set(xlabel="step", ylabel="head, by layer", title=title or reading.model["name"])
@@ -97,10 +100,6 @@ def page(reading: Monitored) -> str:
     """The page: any metric over heads and steps, with alarms marked, and the curve of one head."""
     names = [head["name"] for head in reading.heads]
     start = _shared_start(names)
-    record = {step: number for number, step in enumerate(reading.steps)}
-    marks = [
-        [head, record[alarm["step"]]] for alarm in reading.alarms for head in alarm["heads"] if alarm["step"] in record
-    ]
     measures = [
         measure(
             metric,
@@ -108,46 +107,32 @@ def page(reading: Monitored) -> str:
             [value for curve in curves for value in curve],
             digits=DIGITS,
             unit=reading.units.get(metric),
-            logs=metric in SPREAD,
+            logs=metric in LOGARITHMIC,
             tones=["var(--above)", "var(--skew)"],
         )
         for metric, curves in reading.curves.items()
         if metric != "finite"
     ]
-    frame = {
-        "rows": [name[start:] for name in names],
-        "columns": [str(step) for step in reading.steps],
-        "nouns": ["head", "step"],
-        "join": "/",
-        "measures": measures,
-    }
-    layers = len({head["layer"] for head in reading.heads})
-    facts = [f"{layers} layers", f"{len(names)} heads", f"{len(reading.steps)} records to step {reading.steps[-1]}"]
-    facts += [f"{len(reading.clips)} clips"] if reading.clips else []
-    facts += [f"heads of {names[0][:start].rstrip('.')}"] if start else []
-    listed = [f"step {alarm['step']}: {alarm['reason']}" for alarm in reading.alarms]
+    rows, columns, marks = [name[start:] for name in names], [str(step) for step in reading.steps], _marks(reading)
+    frame = {"rows": rows, "columns": columns, "nouns": ["head", "step"], "join": "/", "measures": measures}
+    alarms = [f"step {alarm['step']}: {alarm['reason']}" for alarm in reading.alarms]
+    clips = f"QK-Clip scaled heads {len(reading.clips)} times." if reading.clips else ""
+    first = f"{counted(len(alarms), 'alarm')}, the first at {alarms[0]}" if alarms else "No alarms."
+    heads_by_steps = {"type": "map", "title": "Heads by steps", "plane": True, "pickers": True}
     blocks: list[dict[str, Any]] = [
-        {"type": "summary", "sentences": [_sentence(reading)]},
-        {
-            "type": "map",
-            "title": "Heads by steps",
-            "plane": True,
-            "pickers": True,
-            "marks": marks,
-            "marked": "crosses: alarms",
-        },
+        {"type": "summary", "sentences": [first, *([clips] if clips else [])]},
+        {**heads_by_steps, "marks": marks, "marked": "crosses: alarms"},
         {"type": "curve", "row": True, "unit": "step", "uses": ["map", "at"]},
-        {"type": "list", "title": "Alarms", "items": listed, "none": "none"},
+        {"type": "list", "title": "Alarms", "items": alarms, "none": "none"},
     ]
-    row, column = marks[0] if marks else (0, len(reading.steps) - 1)
-    state = {"at": f"{frame['rows'][row]}/{reading.steps[column]}", "map": measures[0]["key"]}
-    name, tabs = str(reading.model["name"]), [{"frame": frame, "state": state, "blocks": blocks}]
-    return document(name, "training, monitored", tabs, " · ".join(facts), versioned([], reading.provenance))
+    row, column = marks[0] if marks else (0, len(columns) - 1)
+    tab = {"frame": frame, "state": {"at": f"{rows[row]}/{columns[column]}", "map": measures[0]["key"]}}
+    facts = f"{len(names)} heads of {names[0][:start] or reading.model['name']} · {len(columns)} records"
+    notes = versioned([], reading.provenance)
+    return document(str(reading.model["name"]), "training, monitored", [{**tab, "blocks": blocks}], facts, notes)
 
 
-def _sentence(reading: Monitored) -> str:
-    """Healthy, or the first alarm."""
-    if not reading.alarms:
-        return f"No alarms: all {len(reading.heads)} heads stayed within their limits to step {reading.steps[-1]}."
-    first = reading.alarms[0]
-    return f"{counted(len(reading.alarms), 'alarm')}, the first at step {first['step']}: {first['reason']}"
+def _marks(reading: Monitored) -> list[list[int]]:
+    """Head and record of every alarm."""
+    record = {step: number for number, step in enumerate(reading.steps)}
+    return [[head, record[alarm["step"]]] for alarm in reading.alarms for head in alarm["heads"]]

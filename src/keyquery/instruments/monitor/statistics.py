@@ -12,14 +12,12 @@ from torch import Tensor
 
 from keyquery.layers.triton_support import no_kernels
 from keyquery.listening.call import HIDDEN, Call, visible
-from keyquery.support.checks import check_choice
 
 # What the rows of the result hold, per head. Sums are over queries, so that batches can be merged.
 STATISTICS = ("largest", "smallest", "entropy_sum", "sink_sum", "uniform_sum", "queries", "entry")
 LARGEST, SMALLEST, ENTROPY, SINK, UNIFORM, QUERIES, ENTRY = range(7)
 CELLS = 2**18  # logits of a block: they fit the cache
 MANY_CELLS = 2**24  # the same of a GPU, where few large operations are faster
-IMPLS = ("auto", "reference", "triton")
 EVERY = slice(None)
 
 
@@ -29,16 +27,16 @@ def call_statistics(
 ) -> Float[Tensor, "tiles 7 heads"]:
     """Largest and smallest logit and largest entry of every head, and sums over real queries, of tiles of queries.
 
-    `rounding` is the dtype to which autocast rounds queries and keys. `merge_statistics` joins tiles.
+    `rounding` is the dtype to which autocast rounds queries and keys; `impl` "reference" or "triton" takes one of both.
+    `merge_statistics` joins tiles.
     """
-    check_choice("impl", impl, IMPLS)
     query, key = (side.detach() if rounding is None else side.detach().to(rounding) for side in (call.query, call.key))
     call = replace(call, query=query, key=key)
+    fused = call.given_scores is None and call.softcap is None and call.sinks is None and call.scale is not None
+    wanted = impl == "triton" or (impl == "auto" and query.is_cuda and query.dtype != torch.float64)
     reason = no_kernels(query)
     if impl == "triton" and reason:
         raise ValueError(f"impl 'triton' {reason}")
-    fused = call.given_scores is None and call.softcap is None and call.sinks is None and call.scale is not None
-    wanted = impl == "triton" or (impl == "auto" and query.is_cuda and query.dtype != torch.float64)
     if fused and wanted and reason is None:
         from keyquery.instruments.monitor.kernels import triton_statistics
 
