@@ -13,7 +13,7 @@ from torch import nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.instruments.flow.counting import SINK
-from keyquery.instruments.flow.measure import Counting, Measured, flow_of_model, flow_of_tensor
+from keyquery.instruments.flow.measure import Counting, flow_of_model, flow_of_tensor
 from keyquery.instruments.flow.modality import SPECIAL, Tokens, labelled, located, patch_order, prepared, tokens_of
 from keyquery.intervene.rewrites import check_unchanged
 from keyquery.listening.inputs.load import load_model, load_processor
@@ -240,8 +240,8 @@ def flow(
             raise ValueError("inputs, text, image and processor need a model, and attention is a tensor")
         if modality is None:
             raise ValueError("modality is required with a tensor: one label per token")
-        measured = flow_of_tensor(attention, labelled(modality), counting, values, output, mask)
-        run, facts = Tokens({}, measured.labels), {"name": name or "attention"}
+        run, facts = Tokens({}, labelled(modality)), {"name": name or "attention"}
+        measured = flow_of_tensor(attention, run.labels, counting, values, output, mask)
         return _reading(measured, run, tokens, facts, counted, _digests(attention))
     if any(argument is not None for argument in (values, output, mask)):
         raise ValueError("values, output and mask are only for a tensor: a model has its own")
@@ -279,34 +279,25 @@ def _digests(attention: Any) -> dict[str, str]:
 
 
 def _reading(
-    measured: Measured,
+    measured: dict[str, Any],
     run: Tokens,
     tokens: Sequence[str] | None,
     model: dict[str, Any],
     counted: bool,
     tensors: dict[str, str],
 ) -> Flow:
-    count = len(measured.labels[0])
+    count = len(run.labels[0])
     if tokens is not None and (isinstance(tokens, str) or len(tokens) != count):
         raise ValueError(f"tokens must be a list of {count} strings, one per token")
     texts = list(map(str, tokens)) if tokens is not None else run.texts or [str(position) for position in range(count)]
-    single = len(measured.labels) == 1
+    single = len(run.labels) == 1
     return Flow(
-        model={**model, **measured.sizes},
-        modalities=measured.modalities,
-        counts=measured.counts,
-        shares=measured.shares,
-        chance=measured.chance,
-        symmetry=measured.symmetry,
-        reciprocity=measured.reciprocity,
-        special=measured.special,
-        sink_mass=measured.sink_mass,
+        model={**model, **measured.pop("sizes")},
         tokens=texts if single else [],
-        labels=measured.labels[0] if single else [],
-        maps=measured.maps,
+        labels=run.labels[0] if single else [],
         picture=run.picture,
-        notes=measured.notes,
         provenance=provenance(special="counted" if counted else "left out", tensors=tensors),
+        **measured,
     )
 
 

@@ -23,24 +23,6 @@ DIGITS = 4  # significant digits of kept maps
 
 
 @dataclass(frozen=True)
-class Measured:
-    """All fields of a `Flow` that come from attention."""
-
-    labels: list[list[str]]
-    modalities: list[str]
-    counts: dict[str, Any]
-    sizes: dict[str, int]
-    shares: dict[str, Any]
-    chance: dict[str, Any]
-    symmetry: Any
-    reciprocity: Any
-    special: Any
-    sink_mass: Any
-    maps: list[dict[str, Any]]
-    notes: list[str]
-
-
-@dataclass(frozen=True)
 class Counting:
     """How attention is counted, as in `flow`; checked when created."""
 
@@ -62,7 +44,7 @@ class Counting:
         return Crossing(classes, self.keep, self.sink, within)
 
 
-def flow_of_model(model: nn.Module, run: Tokens, counting: Counting) -> Measured:
+def flow_of_model(model: nn.Module, run: Tokens, counting: Counting) -> dict[str, Any]:
     """Run a model and sum its attention as it is computed."""
     crossing, outputs, tokens = counting.crossing(run.labels), OutputMaps.of(model), len(run.labels[0])
     unknown: dict[int, str] = {}  # modules of calls whose output projection is not known
@@ -85,7 +67,8 @@ def flow_of_model(model: nn.Module, run: Tokens, counting: Counting) -> Measured
     reason = outputs.reason or (f"the output projection of {missing} is not known" if missing is not None else None)
     notes = [f"norm-weighted flow is not available: {reason}"] if reason else []
     lead = (len(calls), *([len(calls[0].symmetry)] if len(calls[0].symmetry) > 1 else []), calls[0].heads)
-    return _measured(crossing, [layer.number for layer in layers], run.labels, lead, layered=True, notes=notes)
+    measured = _measured(crossing, [layer.number for layer in layers], run.labels, lead, layered=True)
+    return {**measured, "sizes": {"layers": len(layers), "heads": calls[0].heads}, "notes": notes}
 
 
 def _checked(model: nn.Module, run: Tokens, crossing: Crossing, layers: Sequence[SelfAttention]) -> list[CallSums]:
@@ -105,7 +88,7 @@ def _checked(model: nn.Module, run: Tokens, crossing: Crossing, layers: Sequence
 
 def flow_of_tensor(
     attention: Any, labels: list[list[str]], counting: Counting, values: Any, output: Any, mask: Any
-) -> Measured:
+) -> dict[str, Any]:
     """Sum the attention of a tensor (..., n, n), or of a list of one per layer."""
     layered, layers = _layers(attention)
     lead, count = layers[0].shape[:-2], layers[0].shape[-1]
@@ -126,7 +109,8 @@ def flow_of_tensor(
         real_tokens = None if real is None else real.to(layer.device).expand(texts, -1)
         crossing.add(HeadMaps(call, "", 0, True, maps, seen, real_tokens), norms)
     shape = (len(layers), *lead) if layered else tuple(lead)
-    return _measured(crossing, list(range(len(layers))), labels, shape, layered, [])
+    sizes = {**({"layers": len(layers)} if layered else {}), "heads": crossing.calls[0].heads}
+    return {**_measured(crossing, list(range(len(layers))), labels, shape, layered), "sizes": sizes}
 
 
 def _layers(attention: Any) -> tuple[bool, list[Tensor]]:
@@ -215,58 +199,35 @@ def classes_of(labels: list[list[str]], special: str, counted: bool) -> Classes:
 
 
 def _measured(
-    crossing: Crossing,
-    order: list[int],
-    labels: list[list[str]],
-    lead: tuple[int, ...],
-    layered: bool,
-    notes: list[str],
-) -> Measured:
+    crossing: Crossing, order: list[int], labels: list[list[str]], lead: tuple[int, ...], layered: bool
+) -> dict[str, Any]:
+    """The fields of a `Flow` that come from attention."""
     calls, classes = [crossing.calls[call] for call in order], crossing.classes
-    totals: dict[str, dict[str, Any]] = {"mass": {}, "chance": {}}
-    for kind, by_reading in totals.items():
-        for reading in ("raw", "residual", "weighted"):
-            if all(reading in getattr(call, kind) for call in calls):
-                mass = _doubles([getattr(call, kind)[reading] for call in calls])
-                by_reading[reading] = shares(mass, classes.counted).reshape(*lead, *[len(classes.counted)] * 2)
-        deep = "rollout" if kind == "mass" else "rollout_chance"
-        mass = _doubles([getattr(call, deep) for call in calls])
-        by_reading["rollout"] = shares(mass, classes.counted).reshape(
-            *_depths(lead, layered), *[len(classes.counted)] * 2
-        )
-    whole, net, even = (
-        _doubles([getattr(call, kind)[name] for call in calls])
-        for kind, name in (("mass", "raw"), ("mass", "net"), ("chance", "net"))
-    )
-    for kind, against in (("mass", None), ("chance", even)):
-        totals[kind]["net"] = net_shares(net, whole, classes.counted, against).reshape(totals[kind]["raw"].shape)
-    raw = whole[..., classes.counted, :]
-    left = [index for index in range(len(classes.names)) if index not in classes.counted]
-    away = raw[..., left].sum((-1, -2)) / raw.sum((-1, -2)).clamp(min=1e-300)
-    sizes = {"layers": len(order), "heads": calls[0].heads} if layered else {"heads": calls[0].heads}
-    return Measured(
-        labels=labels,
-        modalities=[classes.names[index] for index in classes.counted],
-        counts=_counts(labels),
-        sizes=sizes,
-        shares=totals["mass"],
-        chance=totals["chance"],
-        symmetry=_shaped([call.symmetry for call in calls], lead),
-        reciprocity=_shaped([call.reciprocity for call in calls], lead),
-        special=away.reshape(lead),
-        sink_mass=1 - totals["mass"]["net"].sum((-1, -2)),
-        maps=_kept(crossing, order),
-        notes=notes,
-    )
-
-
-def _doubles(rows: list[Any]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def _depths(lead: tuple[int, ...], layered: bool) -> tuple[int, ...]:
-    """Leading dimensions of a rollout: all but heads."""
-    return (lead[0], *lead[1:-1]) if layered else lead[:-1]
+    counted, size = classes.counted, len(classes.counted)
+    known = [name for name in calls[0].mass if all(name in call.mass for call in calls)]
+    mass = {name: torch.tensor([call.mass[name] for call in calls], dtype=torch.float64) for name in known}
+    both = {name: shares(mass[name], counted) for name in known if name != "net"}
+    raw, net, even = mass["raw"][..., 0, :, :], mass["net"][..., 0, :, :], mass["net"][..., 1, :, :]
+    both["net"] = torch.stack((net_shares(net, raw, counted), net_shares(net, raw, counted, even)), -3)
+    both["rollout"] = shares(torch.tensor([call.rollout for call in calls], dtype=torch.float64), counted)
+    depths = lead[:-1] if len(lead) > 1 or not layered else lead  # of a rollout: all but heads
+    pairs = {
+        name: values.reshape(*(depths if name == "rollout" else lead), 2, size, size) for name, values in both.items()
+    }
+    paid = raw[..., counted, :]
+    left = [index for index in range(len(classes.names)) if index not in counted]
+    special = paid[..., left].sum((-1, -2)) / paid.sum((-1, -2)).clamp(min=1e-300)
+    return {
+        "modalities": [classes.names[index] for index in counted],
+        "counts": _counts(labels),
+        "shares": {name: values[..., 0, :, :] for name, values in pairs.items()},
+        "chance": {name: values[..., 1, :, :] for name, values in pairs.items()},
+        "symmetry": _shaped([call.symmetry for call in calls], lead),
+        "reciprocity": _shaped([call.reciprocity for call in calls], lead),
+        "special": special.reshape(lead),
+        "sink_mass": 1 - pairs["net"][..., 0, :, :].sum((-1, -2)),
+        "maps": _kept(crossing, order),
+    }
 
 
 def _shaped(values: Any, lead: tuple[int, ...]) -> Any:
