@@ -22,8 +22,8 @@ import torch
 from harness import RESULTS, publish, row, seconds
 
 import keyquery as kq
+from keyquery.learn.events.losses import losses
 from keyquery.learn.events.network import EventNetwork
-from keyquery.learn.events.training import losses
 from keyquery.learn.events.windows import Clock, cut
 from keyquery.learn.inputs.event_streams import stream_of
 from keyquery.learn.training.optimisers import make_optimiser

@@ -84,7 +84,6 @@ def test_nearest_first_and_bounded():
     found = kq.explain(chain(), 0, lambda masked, _: bool(asked.append(masked)))
     assert asked == [(1,), (1, 2)]  # 2 is reached through the collider 1 alone, and 3 not at all
     assert (found.sets, found.calls, found.pool, found.done) == ([], 2, [1, 2], True)
-    assert kq.explain(chain(), 0, lambda *_: True, reach=1).pool == [1]
     assert kq.explain(chain(), 0, lambda *_: False, largest=1).calls == 1
     cut = kq.explain(chain(), 0, lambda *_: False, calls=1)
     assert (cut.calls, cut.done) == (1, False)
@@ -111,7 +110,6 @@ def test_an_explanation_is_a_reading():
         ({"target": -1}, "target must be between 0 and 3, got -1"),
         ({"target": 0, "largest": 0}, "largest must be at least 1"),
         ({"target": 0, "head": 2}, "head must be one of 0, 1, got 2"),
-        ({"target": 0, "reach": 0}, "reach must be at least 1"),
     ],
 )
 def test_bad_input(options, sentence):

@@ -11,7 +11,7 @@ from sklearn.base import clone
 from torch.distributions import Categorical, LogNormal, MixtureSameFamily
 
 import keyquery as kq
-from keyquery.learn.events import training as event_training
+from keyquery.learn.events import base as event_training
 from keyquery.learn.events.network import KNOTS, EventNetwork, Mixture, Since
 
 SMALL = {"width": 16, "heads": 2, "window": 20, "device": "cpu", "random_state": 0}
@@ -302,7 +302,7 @@ def test_whole_groups_are_held_out(monkeypatch):
         taken.extend(draw(step, torch.Generator()) for step in steps)
         return train(network, draw, loss, recipe, **options)
 
-    monkeypatch.setattr("keyquery.learn.events.training.fit_network", spy)
+    monkeypatch.setattr("keyquery.learn.events.base.fit_network", spy)
     types = np.repeat(["x", "y"], 500)
     groups = np.repeat(np.arange(20), 50)
     kq.EventModel(**QUICK, validation_fraction=0.25, batch_size=4).fit(

@@ -142,7 +142,7 @@ def test_a_search_over_parameters_keeps_groups():
 
 
 def test_an_interrupt_keeps_the_best_epoch(monkeypatch):
-    from keyquery.learn.events import training
+    from keyquery.learn.events import base as training
 
     judged, calls = training.judged, []
 

@@ -140,7 +140,6 @@ def causes(
     target: int | None = None,
     rounds: int | None = None,
     selection: bool = False,
-    tails: bool = True,
     causal: bool | None = None,
     name: str | None = None,
     progress: Progress | None = None,
@@ -180,8 +179,6 @@ def causes(
         Stop ICD after so many rounds; the graph is then valid for smaller conditioning sets. Default: all.
     selection
         Allow for selection bias. Default: False.
-    tails
-        Apply the rules that orient tails. Default: True.
     causal
         No token causes an earlier one, and no test conditions on tokens later than both of a pair. True requires
         causal attention. Default: True if no head of the layer attends to later tokens and `selection` is False.
@@ -210,7 +207,7 @@ def causes(
     --------
     explain : The smallest sets of tokens that a prediction depends on.
     """
-    settings = Settings(method, alpha, rounds, selection, tails)
+    settings = Settings(method, alpha, rounds, selection)
     if samples is not None:
         check_number("samples", samples)
         if samples < 4:
@@ -226,7 +223,7 @@ def causes(
         edges = [(positions[i], positions[j], at_i, at_j) for i, j, at_i, at_j in result.graph.edges()]
         graphs.append({"layer": source.layer, "head": number, "edges": edges, **counts_of(test, result)})
     origin = "given" if samples is not None else "hidden size" if source.width else "768, as published"
-    options = {"rounds": rounds, "selection": selection, "tails": tails}
+    options = {"rounds": rounds, "selection": selection}
     return Causes(
         model=source.model,
         tokens=source.tokens,

@@ -58,7 +58,6 @@ def explain(
     head: int | None = None,
     among: Iterable[int] | None = None,
     largest: int = 4,
-    reach: int | None = None,
     exhaustive: bool = False,
     every: bool = True,
     calls: int | None = None,
@@ -84,8 +83,6 @@ def explain(
         Positions from which sets are drawn; under causal attention never those after the target. Default: all nodes.
     largest
         Largest set size. Default: 4.
-    reach
-        Largest depth of the tree. Default: unlimited.
     exhaustive
         Try all sets of nodes regardless of edges, as ground truth. Default: False.
     every
@@ -115,7 +112,6 @@ def explain(
     causes : The causal graph of the attention.
     """
     check_count("largest", largest)
-    check_count("reach", reach, optional=True)
     check_count("calls", calls, optional=True)
     graphs, nodes, tokens = _graphs(graph, head)
     check_count("target", target, least=0, most=len(tokens) - 1)
@@ -125,7 +121,7 @@ def explain(
         raise TypeError(f"tester must be a function of (positions, target), got {type(tester).__name__}")
     target = int(target)
     candidates = set(nodes if among is None else among) - {target} - _later(graph, target)
-    trees = [{node: d for node, d in depths(pag, target, reach).items() if node in candidates} for pag in graphs]
+    trees = [{node: d for node, d in depths(pag, target).items() if node in candidates} for pag in graphs]
     near = _nearest(trees)
     pool = (
         [node for node in nodes if node in candidates]
@@ -143,7 +139,7 @@ def explain(
         exhaustive=exhaustive,
         done=done,
         tokens=tokens if isinstance(graph, Causes) else [],
-        provenance=provenance(head=head, reach=reach, tensors=_digests(graph)),
+        provenance=provenance(head=head, tensors=_digests(graph)),
     )
 
 

@@ -116,7 +116,6 @@ def discover(
     bootstrap: int = 0,
     subsample: float | None = None,
     rounds: int | None = None,
-    tails: bool = True,
     random_state: int = 0,
     name: str | None = None,
     progress: Progress | None = None,
@@ -161,8 +160,6 @@ def discover(
         Fraction of the rows that a resample has, drawn without replacement. Default: all, with replacement.
     rounds
         Stop ICD after so many rounds. Default: all.
-    tails
-        Apply the rules that orient tails, R8–R10. Default: True.
     random_state
         Seed of the resamples. Default: 0.
     name
@@ -193,7 +190,7 @@ def discover(
     --------
     causes : The same search over the tokens of a head's attention.
     """
-    settings = Settings(method, alpha, rounds, bool(selection or selected), tails)
+    settings = Settings(method, alpha, rounds, bool(selection or selected))
     check_choice("test", test, TESTS)
     _check_resamples(bootstrap, subsample)
     watch = progress or silent
@@ -253,7 +250,7 @@ def _reading(
         forbidden=knowledge.forbidden,
         required=knowledge.required,
         selection=settings.selection,
-        provenance=provenance(tails=settings.tails, tensors=dict(digests or {})),
+        provenance=provenance(tensors=dict(digests or {})),
         **counts_of(independence, result),
         **facts,
     )

@@ -30,13 +30,9 @@ Rule = Callable[[Pag, Separations], Iterator[Proposal]]
 
 
 def orient(
-    graph: Pag,
-    separations: Mapping[Pair, int],
-    selection: bool = False,
-    tails: bool = True,
-    knowledge: Knowledge | None = None,
+    graph: Pag, separations: Mapping[Pair, int], selection: bool = False, knowledge: Knowledge | None = None
 ) -> Pag:
-    """The graph with every mark that follows: R0; R1–R4; R5–R7 with `selection`; R8–R10 with `tails`.
+    """The graph with every mark that follows: R0; R1–R4; R5–R7 with `selection`; R8–R10.
 
     Existing marks are reset in a copy; the graph itself is not modified. `selection` allows for selection bias by a
     common effect of observed nodes. Marks that follow from background `knowledge` are there from the start. With tiers,
@@ -47,7 +43,7 @@ def orient(
     [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
     """
     known = separations if isinstance(separations, Separations) else Separations(separations)
-    return finish(arrowheads(graph, known, knowledge), known, selection, tails, knowledge)
+    return finish(arrowheads(graph, known, knowledge), known, selection, knowledge)
 
 
 def arrowheads(graph: Pag, separations: Separations, knowledge: Knowledge | None = None) -> Pag:
@@ -61,15 +57,13 @@ def arrowheads(graph: Pag, separations: Separations, knowledge: Knowledge | None
     return out
 
 
-def finish(
-    graph: Pag, separations: Separations, selection: bool, tails: bool, knowledge: Knowledge | None = None
-) -> Pag:
-    """R5–R7 if `selection`, R8–R10 if `tails`, on a graph with its arrowheads."""
+def finish(graph: Pag, separations: Separations, selection: bool, knowledge: Knowledge | None = None) -> Pag:
+    """R5–R7 if `selection`, then R8–R10, on a graph with its arrowheads."""
     out = graph.copy()
     if selection:
         _repeat(out, separations, (_r5, _r6, _r7))
-    if tails:  # new tails imply no arrowheads, unless some were known
-        _repeat(out, separations, (*(ARROWHEADS if knowledge else ()), _r8, _r9, _r10))
+    # New tails imply no arrowheads, unless some were known.
+    _repeat(out, separations, (*(ARROWHEADS if knowledge else ()), _r8, _r9, _r10))
     return out
 
 

@@ -28,7 +28,6 @@ class Options:
     """What `icd`, `icd_rounds` and `fci` have in common."""
 
     selection: bool = False  # allow for selection bias: rules R5–R7
-    tails: bool = True  # rules R8–R10
     tiers: Sequence[int] | None = None  # one per node: no node is an ancestor of one in an earlier tier
     knowledge: Knowledge | None = None  # more of it, of `knowledge_of`
     cautious: bool = False  # for tests that err: colliders are tested once more, and pairs of the complete graph too
@@ -68,7 +67,7 @@ class Found:
 def icd(test: Test, rounds: int | None = None, **options: Any) -> Found:
     """Iterative causal discovery (ICD): the graph after `rounds` rounds. Default: all.
 
-    `options` are fields of `Options`: `selection`, `tails`, `tiers`, `knowledge`, `cautious` and `progress`.
+    `options` are fields of `Options`: `selection`, `tiers`, `knowledge`, `cautious` and `progress`.
 
     >>> import networkx
     >>> from keyquery.learn.discovery import DSeparation
@@ -102,7 +101,7 @@ def icd_rounds(test: Test, **options: Any) -> Iterator[Found]:
         if size < 2 or had_candidates or settings.cautious:
             graph = arrowheads(graph, colliders, known)
         size += 1
-        oriented = partial(finish, graph.copy(), colliders, settings.selection, settings.tails, known)
+        oriented = partial(finish, graph.copy(), colliders, settings.selection, known)
         yield Found(oriented, size, last, dict(run.separations))
 
 
@@ -122,12 +121,12 @@ def fci(test: Test, **options: Any) -> Found:
     for size in range(test.most + 1):
         if not run(graph, _neighbours(size, known), size):
             break
-    colliders = orient(graph, run.colliders(graph), tails=False, knowledge=known)
+    colliders = arrowheads(graph, run.colliders(graph), known)
     reached = [sum(1 << x for x in depths(colliders, root)) for root in range(test.count)]
     for size in range(1, test.most + 1):
         if not run(graph, _subsets(reached, size, known), size):
             break
-    whole = orient(graph, run.colliders(graph, last=True), settings.selection, settings.tails, known)
+    whole = orient(graph, run.colliders(graph, last=True), settings.selection, known)
     return Found(lambda: whole, size + 1, True, dict(run.separations))
 
 

@@ -23,7 +23,6 @@ class Settings:
     alpha: float
     rounds: int | None
     selection: bool
-    tails: bool
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
@@ -36,8 +35,9 @@ class Settings:
 
     def search(self, test: Test, **options: Any) -> Found:
         """The graph by this method; further options are those of `icd`."""
-        options |= {"selection": self.selection, "tails": self.tails}
-        return fci(test, **options) if self.method == "fci" else icd(test, self.rounds, **options)
+        if self.method == "fci":
+            return fci(test, selection=self.selection, **options)
+        return icd(test, self.rounds, selection=self.selection, **options)
 
 
 def counts_of(test: Test, result: Found) -> dict[str, Any]:

@@ -20,8 +20,8 @@ def onward(graph: Pag, u: int, w: int) -> int:
     return beyond & graph.adjacent[w] & ~(1 << u)
 
 
-def depths(graph: Pag, root: int, limit: int | None = None) -> dict[int, int]:
-    """Length of the shortest PDS-path from the root to each reachable node, within `limit` steps.
+def depths(graph: Pag, root: int) -> dict[int, int]:
+    """Length of the shortest PDS-path from the root to each reachable node.
 
     >>> chain = Pag(3, [(0, 1, "circle", "arrow"), (1, 2, "arrow", "circle")])   # 0 o→ 1 ←o 2: a collider
     >>> depths(chain, 0), depths(chain, 1)
@@ -31,7 +31,7 @@ def depths(graph: Pag, root: int, limit: int | None = None) -> dict[int, int]:
     frontier = {(root, child) for child in members(graph.adjacent[root])}
     seen, depth, joined = set(frontier), 0, graph.joined(root).bit_count()
     # Stop early: in a dense graph there are many more steps than nodes.
-    while frontier and len(steps_to) < joined and (limit is None or depth < limit):
+    while frontier and len(steps_to) < joined:
         depth += 1
         for _, w in sorted(frontier):
             steps_to.setdefault(w, depth)

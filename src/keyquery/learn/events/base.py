@@ -1,4 +1,4 @@
-"""Base class of EventModel: parameter checks, encoding of events, forward passes, save and load."""
+"""Base class of EventModel: parameter checks, encoding of events, training, forward passes, save and load."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ import torch
 from jaxtyping import Bool, Float64, Int, Shaped
 from torch import Tensor
 
-from keyquery.learn.base import SavedEstimator, check_is_fitted, check_sizes
+from keyquery.learn.base import SavedEstimator, check_is_fitted, check_sizes, hold_out
 from keyquery.learn.events.covariates import Described
 from keyquery.learn.events.interactions import Context, context_tensors, take_contexts
+from keyquery.learn.events.losses import Lasts, following, judged, losses
 from keyquery.learn.events.network import TIMES, EventNetwork, Mixture
-from keyquery.learn.events.training import Lasts, following
-from keyquery.learn.events.windows import Clock, Windows, cut, ends
+from keyquery.learn.events.windows import Batch, Clock, Windows, cut, ends
+from keyquery.learn.fitting import fit_network, report
 from keyquery.learn.inputs.columns import times_of
 from keyquery.learn.inputs.event_streams import Stream, stream_of, unpacked
 from keyquery.learn.inputs.targets import classes_of, label_facts
 from keyquery.learn.layers.time.attention import WAYS
+from keyquery.learn.series.training import epochs_of
+from keyquery.learn.training import Recipe
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.devices import pick_device
+from keyquery.support.progress import Progress
 
 INFORMATION = ("past", "target_time")
 UNKNOWN = ("other", "refuse")
@@ -213,6 +217,61 @@ class EventEstimator(SavedEstimator):
         """The time since the last event of each group, in units of the median gap."""
         spans = np.zeros(len(stream.groups)) if now is None else _per_group("now", now, stream) - stream.last
         return torch.from_numpy(spans / self.scale_)
+
+
+def learn(
+    estimator: Any,
+    network: EventNetwork,
+    windows: Windows,
+    owners: Int[np.ndarray, " windows"],
+    lasts: Lasts | None,
+    seed: int,
+    progress: Progress,
+) -> list[dict[str, float]]:
+    """Train in place by the parameters of an EventModel; returns one row per epoch.
+
+    Some of the groups, whose windows `owners` name, are a validation split. `lasts` is what is known after the last
+    events of groups.
+    """
+    gap_weight, size = estimator.gap_weight, estimator.batch_size
+    names = np.unique(owners[windows.weighed()])
+    _, held = hold_out(np.zeros(len(names)), estimator.validation_fraction, seed)
+    apart = torch.from_numpy(np.isin(owners, names[held])).to(windows.starts.device)
+    learned, checked = windows.of(~apart), windows.of(apart) if len(held) else None
+    inside = np.zeros(0, dtype=bool) if lasts is None else np.isin(lasts.owners, names[held])
+    known, tested = (None, None) if lasts is None else (lasts.of(~inside), lasts.of(inside))
+    share = 0.0 if known is None else len(known.spans) / int((learned.lengths - learned.skips).sum())
+
+    def loss(model: Any, batch: Batch) -> Tensor:
+        kind, gap, _ = losses(model, batch)
+        total = kind.mean() + gap_weight * gap.mean()
+        if batch.weights is not None:
+            total = ((kind + gap_weight * gap) * batch.weights[batch.predicted]).mean().float()
+        if known is not None and share:
+            total = total + share * known.losses(model, torch.randint(len(known.spans), (size,))).mean()
+        return total
+
+    def validate(model: Any) -> float:
+        assert checked is not None
+        metrics = judged(model, checked, 4 * size)
+        value = metrics["nll_type"] + gap_weight * metrics["nll_gap"]
+        if tested is not None and len(tested.spans):
+            value += share * tested.judged(model, 4 * size)
+        report(estimator.verbose, f"validation: {value:.4f} nats per event, accuracy {metrics['accuracy']:.3f}")
+        return value
+
+    draw, every = epochs_of(learned.take, len(learned.starts), size, seed)
+    steps = estimator.epochs * every
+    recipe = Recipe(
+        steps=steps,
+        lr=estimator.lr,
+        warmup=min(2 * every, steps // 10),
+        seed=seed,
+        check_every=every,
+        patience=estimator.patience,
+    )
+    log = fit_network(network, draw, loss, recipe, validate=validate if checked else None, progress=progress)
+    return [{"epoch": int(row.pop("step")) // every, **row} for row in log.rows]
 
 
 def _per_group(name: str, moments: Any, stream: Stream) -> Float64[np.ndarray, " groups"]:

@@ -12,8 +12,8 @@ from jaxtyping import Float32, Float64, Int
 from torch import Tensor
 
 from keyquery.learn.events.covariates import Described
+from keyquery.learn.events.losses import following
 from keyquery.learn.events.network import Mixture
-from keyquery.learn.events.training import following
 from keyquery.learn.events.windows import Batch, Windows
 from keyquery.learn.inputs.targets import label_facts
 from keyquery.reading import Reading

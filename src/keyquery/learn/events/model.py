@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from keyquery.learn.base import seed_of, seeded
+from keyquery.learn.events.base import learn
 from keyquery.learn.events.covariates import Described
 from keyquery.learn.events.evaluation import transitions
 from keyquery.learn.events.interactions import contexts_of
 from keyquery.learn.events.prediction import EventPredictor
-from keyquery.learn.events.training import learn
 from keyquery.learn.events.windows import Clock, cut
 from keyquery.learn.inputs.event_streams import learnable, seen, stream_of, unpacked, weights_of_events
 from keyquery.support.devices import pick_device

@@ -15,7 +15,7 @@ from keyquery.learn.base import check_is_fitted, seed_of
 from keyquery.learn.events.base import EventEstimator
 from keyquery.learn.events.evaluation import EventEvaluation, Events, evaluated, sampled
 from keyquery.learn.events.interactions import Interactions, contexts_of, interactions_of
-from keyquery.learn.events.training import log_ends
+from keyquery.learn.events.losses import log_ends
 from keyquery.learn.inputs.event_streams import weights_of_events
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import bars

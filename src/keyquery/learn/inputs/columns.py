@@ -15,8 +15,7 @@ from torch import Tensor
 
 from keyquery.learn.inputs.targets import LABELS, is_missing, of_one_type
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-SHORT = 100  # the median gap should be at least this many float spacings
+SPACINGS = 100  # the median gap should be at least this many float spacings
 
 
 def labels_of_column(name: str, values: Any) -> Shaped[np.ndarray, " n"]:
@@ -27,10 +26,10 @@ def labels_of_column(name: str, values: Any) -> Shaped[np.ndarray, " n"]:
         labels = of_one_type(name, labels)
     if labels.dtype.kind in "fM":
         _refuse_missing(name, np.isnan(labels) if labels.dtype.kind == "f" else np.isnat(labels))
-    if labels.dtype.kind == "f" and np.any(fractions := labels != np.round(labels)):
-        raise ValueError(f"{name} must hold labels, got fractions such as {labels[fractions][0]}")
     if labels.dtype.kind == "f" and np.isinf(labels).any():
         raise ValueError(f"{name} must hold labels, got infinity")
+    if labels.dtype.kind == "f" and np.any(fractions := labels != np.round(labels)):
+        raise ValueError(f"{name} must hold labels, got fractions such as {labels[fractions][0]}")
     if labels.ndim != 1 or labels.dtype.kind not in LABELS:
         received = f"{labels.dtype}" if labels.ndim == 1 else f"lists of total shape {labels.shape}"
         raise ValueError(f"{name} must hold strings or numbers, one per row, got {received}")
@@ -44,23 +43,21 @@ def times_of(values: Any, name: str = "times") -> tuple[Float64[np.ndarray, " n"
     if distinct times become equal: integers from 2⁵³ on, and dates within a microsecond.
     """
     column = _array(name, values)
-    clock = {"M": "dates", "m": "spans"}.get(column.dtype.kind, "numbers")
     if column.dtype == object:
         _refuse_missing(name, [is_missing(value) for value in column])
-        column, clock = _of_objects(name, column.tolist())
-    seconds = column
-    if seconds.dtype.kind in "mM":
-        _refuse_missing(name, np.isnat(seconds))
-        seconds = _microseconds(name, seconds).astype(np.int64) / 1e6
+        column = _of_objects(name, column.tolist())
+    clock, seconds = {"M": "dates", "m": "spans"}.get(column.dtype.kind, "numbers"), column
+    if clock != "numbers":
+        _refuse_missing(name, np.isnat(column))
+        seconds = _microseconds(name, column).astype(np.int64) / 1e6
     if seconds.dtype.kind not in "iuf":
         hint = "; use pandas.to_datetime to parse strings" if seconds.dtype.kind in "US" else ""
         raise ValueError(f"{name} must be numbers or dates, one per row, got {seconds.dtype}{hint}")
     seconds = seconds.astype(np.float64)
     _refuse_missing(name, np.isnan(seconds))
     if len(infinite := np.flatnonzero(np.isinf(seconds))):
-        raise ValueError(
-            f"{name} must be finite; {len(infinite)} of {len(seconds)} are not, the first in row {infinite[0]}"
-        )
+        which = f"{len(infinite)} of {len(seconds)} are not, the first in row {infinite[0]}"
+        raise ValueError(f"{name} must be finite; {which}")
     _warn_of_lost_precision(name, column, seconds)
     return seconds, clock
 
@@ -78,8 +75,8 @@ def _array(name: str, values: Any) -> np.ndarray:
             raise ValueError(f"{name} must have a dtype that numpy supports, got torch.bfloat16; convert it first")
         values = values.detach().cpu().numpy()
     if getattr(getattr(values, "dtype", None), "tz", None) is not None:  # a column of pandas with a time zone
-        values = (values.dt if hasattr(values, "dt") else values).tz_convert("UTC")
-        values = (values.dt if hasattr(values, "dt") else values).tz_localize(None)
+        values = getattr(values, "dt", values).tz_convert("UTC")
+        values = getattr(values, "dt", values).tz_localize(None)
     if isinstance(values, (str, bytes)):
         raise ValueError(f"{name} must be a column with one value per row, got the string {values!r}")
     column = _from_list(values) if isinstance(values, (list, tuple)) else np.asarray(values)
@@ -103,20 +100,18 @@ def _refuse_missing(name: str, missing: Any) -> None:
     rows = np.flatnonzero(missing)
     if len(rows):
         verb = "is" if len(rows) == 1 else "are"
-        raise ValueError(
-            f"{name} must have a value in every row; {len(rows)} {verb} missing, the first in row {rows[0]}"
-        )
+        which = f"{len(rows)} {verb} missing, the first in row {rows[0]}"
+        raise ValueError(f"{name} must have a value in every row; {which}")
 
 
-def _of_objects(name: str, values: list[Any]) -> tuple[np.ndarray, str]:
+def _of_objects(name: str, values: list[Any]) -> np.ndarray:
     """Dates, spans or numbers from Python, numpy or pandas scalars."""
-    dates = [isinstance(value, (date, np.datetime64)) for value in values]
-    spans = [isinstance(value, (timedelta, np.timedelta64)) for value in values]
-    for kind, clock, convert in ((dates, "dates", _seconds), (spans, "spans", _spans)):
-        if any(kind) and not all(kind):
+    for clock, kinds in (("dates", (date, np.datetime64)), ("spans", (timedelta, np.timedelta64))):
+        count = sum(isinstance(value, kinds) for value in values)
+        if 0 < count < len(values):
             raise ValueError(f"{name} must be all {clock} or all numbers, got both")
-        if any(kind):
-            return convert(values), clock
+        if count:
+            return _dates(values) if clock == "dates" else np.array(values, "m8[us]")
     if any(isinstance(value, (str, bytes)) for value in values):
         raise ValueError(f"{name} must be numbers or dates, got strings; use pandas.to_datetime to parse them")
     for value in values:
@@ -124,36 +119,23 @@ def _of_objects(name: str, values: list[Any]) -> tuple[np.ndarray, str]:
             hint = "; a time of day has no date" if isinstance(value, time) else ""
             raise ValueError(f"{name} must be numbers or dates, one per row, got {type(value).__name__}{hint}")
     try:
-        return np.array([float(value) for value in values]), "numbers"
+        return np.array([float(value) for value in values])
     except OverflowError:
         raise ValueError(f"{name} must fit into float64, got a number above 1.8e308") from None
 
 
-def _seconds(dates: list[Any]) -> Float64[np.ndarray, " n"]:
-    if isinstance(dates[0], np.datetime64):
-        return _microseconds("times", np.array(dates)).astype(np.int64) / 1e6
-    dates = [
-        moment if isinstance(moment, datetime) else datetime(moment.year, moment.month, moment.day) for moment in dates
-    ]
-    aware = [moment.tzinfo is not None for moment in dates]
+def _dates(dates: list[Any]) -> np.ndarray:
+    """Dates of Python, pandas or numpy, in UTC."""
+    aware = [isinstance(moment, datetime) and moment.tzinfo is not None for moment in dates]
     if any(aware) and not all(aware):
-        where = aware.index(not aware[0])
+        row = aware.index(not aware[0])
         raise ValueError(
-            f"times must all have a time zone or none: {aware.count(True)} of {len(dates)} have one, and row {where} "
+            f"times must all have a time zone or none: {aware.count(True)} of {len(dates)} have one, and row {row} "
             "is the first that differs; localise the others"
         )
-    return np.array(
-        [
-            ((moment if zoned else moment.replace(tzinfo=UTC)) - EPOCH).total_seconds()
-            for moment, zoned in zip(dates, aware, strict=True)
-        ]
-    )
-
-
-def _spans(spans: list[Any]) -> Float64[np.ndarray, " n"]:
-    return np.array(
-        [span / np.timedelta64(1, "s") if isinstance(span, np.timedelta64) else span.total_seconds() for span in spans]
-    )
+    if any(aware):
+        dates = [moment.astimezone(UTC).replace(tzinfo=None) for moment in dates]
+    return np.array(dates, "M8[us]")
 
 
 def _microseconds(name: str, times: np.ndarray) -> np.ndarray:
@@ -176,9 +158,6 @@ def _warn_of_lost_precision(name: str, column: np.ndarray, seconds: Float64[np.n
         warnings.warn(f"{lost} distinct values of {name} become equal in float64; {remedy}", stacklevel=5)
     if column.dtype.kind == "f" and column.dtype.itemsize < 8 and len(seconds):
         gaps, step = np.diff(np.unique(seconds)), float(np.spacing(np.abs(column).max()))
-        if len(gaps) == 0 or np.median(gaps) < SHORT * step:
-            warnings.warn(
-                f"{name} are {column.dtype}, with a resolution of {step:g} at {np.abs(seconds).max():g}: "
-                "smaller gaps are lost; use float64",
-                stacklevel=5,
-            )
+        if len(gaps) == 0 or np.median(gaps) < SPACINGS * step:
+            resolution = f"with a resolution of {step:g} at {np.abs(seconds).max():g}"
+            warnings.warn(f"{name} are {column.dtype}, {resolution}: smaller gaps are lost; use float64", stacklevel=5)
