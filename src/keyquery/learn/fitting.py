@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from keyquery.learn.training import Log, Recipe, train
 from keyquery.learn.training.loop import Draw, Loss
-from keyquery.support.progress import Progress
 
 
 def fit_network(
@@ -25,62 +25,50 @@ def fit_network(
     *,
     validate: Callable[[Any], float] | None = None,
     until: Callable[[int], bool] = lambda step: False,
-    interrupted: Callable[[str], Any] = lambda message: None,
-    progress: Progress | None = None,
     advice: str = "a smaller lr may help",
     verbose: bool = False,
     **options: Any,
 ) -> Log:
-    """`train`, except that the first Ctrl-C ends it with a warning and keeps the best weights.
-
-    `interrupted` is then called with the message; `advice` ends the error of a loss that is not finite. `verbose`
-    prints losses where no progress bar is shown: those of validation, if there is one.
-    """
-    losses, last, recent = list[float](), 0, list[Tensor]()
+    """`train`, except that the first Ctrl-C ends it with a warning and keeps the best weights."""
+    step_reached, last = 0, torch.tensor(0.0)
 
     def noted(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal last
         value = loss(model, batch)
-        recent[:] = [value.detach()]
+        last = value.detach()
         return value
 
     def checked(model: Any) -> float:
         assert validate is not None
-        losses.append(validate(model))
-        report(verbose, f"validation {len(losses)}: {losses[-1]:.4f}")
-        return losses[-1]
+        result = validate(model)
+        report(verbose, f"validation {step_reached // recipe.check_every + 1}: {result:.4f}")
+        return result
 
     with first_interrupt_stops() as stopped:
 
         def ends(step: int) -> bool:
-            nonlocal last
-            last = step
-            if verbose and validate is None and recent and step % recipe.check_every == 0:
-                report(verbose, f"step {step} of {recipe.steps}: loss {float(recent[0]):.4f}")
+            nonlocal step_reached
+            step_reached = step
+            if verbose and validate is None and step and step % recipe.check_every == 0:
+                report(verbose, f"step {step} of {recipe.steps}: loss {float(last):.4f}")
             return stopped() or until(step)
 
+        check = None if validate is None else checked
         try:
-            log = train(
-                network,
-                draw,
-                noted,
-                recipe,
-                validate=None if validate is None else checked,
-                until=ends,
-                progress=progress,
-                **options,
-            )
+            log = train(network, draw, noted, recipe, validate=check, until=ends, **options)
         except FloatingPointError as error:  # the loop suggests options that an estimator may not have
             raise FloatingPointError(f"{str(error).split(':')[0]}: {advice}") from None
         if stopped():
+            log.interrupted = True
             kept = f"the best weights so far, of step {log.best_step}," if log.best_step else "the last weights"
-            interrupted(message := f"training was interrupted after step {last} of {recipe.steps}: {kept} are kept")
+            message = f"training was interrupted after step {step_reached} of {recipe.steps}: {kept} are kept"
             warnings.warn(message, stacklevel=4)
     return log
 
 
 @contextmanager
 def first_interrupt_stops() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed; a second Ctrl-C raises KeyboardInterrupt as usual."""
+    """Yield a function that says whether Ctrl-C was pressed; the second raises KeyboardInterrupt as usual."""
     pressed, before = threading.Event(), signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: Any) -> None:

@@ -1,13 +1,8 @@
 """The training loop: repeatable, resumable after a kill, stopping early, over several processes."""
 
-import math
 import os
-import signal
 import subprocess
 import sys
-import time
-import warnings
-from multiprocessing import get_context
 
 import pytest
 import torch
@@ -33,15 +28,8 @@ def small(dropout=0.0):
     return nn.Sequential(nn.Linear(3, 8), nn.Dropout(dropout), nn.Linear(8, 1))
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "radam", "lamb", "lamb+lookahead", "npt"])
 @pytest.mark.parametrize(
-    "schedule",
-    [
-        "flat",
-        pytest.param("linear", marks=pytest.mark.slow),
-        pytest.param("cosine", marks=pytest.mark.slow),
-        "flat+cosine",
-    ],
+    ("optimiser", "schedule"), [("adamw", "flat"), ("radam", "linear"), ("npt", "flat+cosine"), ("adamw", "cosine")]
 )
 def test_every_optimiser_learns(optimiser, schedule):
     model = small()
@@ -61,7 +49,7 @@ def test_seeds_repeat_and_differ():
     assert not torch.equal(ends[0], ends[2])
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "lamb+lookahead"])
+@pytest.mark.parametrize("optimiser", ["adamw", "npt"])
 def test_a_run_that_was_broken_off_ends_as_if_it_had_not(tmp_path, optimiser):
     recipe = Recipe(40, optimiser=optimiser, check_every=10)
     whole, broken = small(0.2), small(0.2)
@@ -122,27 +110,6 @@ def test_a_spare_run_writes_its_checkpoint_only_where_it_is_broken_off(tmp_path,
     assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), fresh.parameters(), strict=True))
 
 
-def train_slowly(file):
-    train(small(), draw, loss, Recipe(60, check_every=5), checkpoint=file, after=lambda step, model: time.sleep(0.1))
-
-
-def test_a_kill_leaves_a_checkpoint_to_go_on_from(tmp_path):
-    file = tmp_path / "run.checkpoint"
-    process = get_context("fork").Process(target=train_slowly, args=(file,))
-    with warnings.catch_warnings(action="ignore"):  # of threads, which the child does not use
-        process.start()
-    while not file.exists():
-        time.sleep(0.02)
-        assert process.is_alive()
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    whole, resumed = small(), small()
-    train(whole, draw, loss, Recipe(60, check_every=5))
-    train(resumed, draw, loss, Recipe(60, check_every=5), checkpoint=file)
-    assert torch.equal(whole[0].weight, resumed[0].weight)
-
-
 def test_patience_stops_and_the_best_weights_are_kept():
     values = iter([3.0, 1.0, 2.0, 2.5, 0.1])
     kept = []
@@ -160,26 +127,14 @@ def test_patience_stops_and_the_best_weights_are_kept():
     assert torch.equal(model[0].weight, kept[1])
 
 
-def test_after_is_called_before_the_first_step_and_after_each():
-    seen = []
-    train(small(), draw, loss, Recipe(3), after=lambda step, model: seen.append(step))
-    assert seen == [0, 1, 2, 3]
-
-
 def test_a_loss_that_is_no_number_is_told():
     with pytest.raises(FloatingPointError, match="the loss is nan at step 5"):
         train(small(), draw, lambda model, x: loss(model, x) * torch.nan, Recipe(5))
 
 
-def test_unknown_names_are_told():
-    with pytest.raises(ValueError, match="no optimiser 'sgdd'; known: adamw, radam, lamb"):
-        Recipe(5, optimiser="sgdd")
-    with pytest.raises(ValueError, match="no schedule 'step'"):
-        Recipe(5, schedule="step")
-
-
 @pytest.mark.parametrize(
-    "options", [{"check_every": 0}, {"steps": -1}, {"clip": -1.0}, {"lr": float("nan")}, {"patience": 0}]
+    "options",
+    [{"check_every": 0}, {"clip": -1.0}, {"lr": float("nan")}, {"flat": 1}, {"optimiser": "sgd"}, {"schedule": "step"}],
 )
 def test_settings_that_cannot_be_meant_are_refused_before_any_work(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
@@ -200,17 +155,6 @@ def test_a_checkpoint_of_another_recipe_is_not_gone_on_with(tmp_path):
     file.write_bytes(b"half a file")
     with pytest.raises(ValueError, match="is not a complete checkpoint"):
         train(small(), draw, loss, Recipe(40, check_every=10), checkpoint=file)
-
-
-def test_progress_is_told_of_every_step():
-    told = []
-
-    def progress(items, what, total):
-        told.append((what, total))
-        return items
-
-    train(small(), draw, loss, Recipe(7), progress=progress)
-    assert told == [("training", 7)]
 
 
 # TensorBoard
@@ -252,58 +196,39 @@ def test_without_tensorboard_one_sentence_says_what_is_missing(tmp_path, monkeyp
 # Optimisers, by hand
 
 
-def test_a_step_of_lamb_is_as_long_as_the_weight():
-    weight = nn.Parameter(torch.tensor([3.0, 4.0]))
-    weight.grad = torch.tensor([1.0, -1.0])
-    Lamb([weight], lr=0.1).step()
-    # The first Adam direction is the sign of the gradient, of length √2; the weight's length is 5.
-    expected = torch.tensor([3.0, 4.0]) - 0.1 * 5 / 2**0.5 * torch.tensor([1.0, -1.0])
-    assert torch.allclose(weight.detach(), expected, atol=1e-5)
-
-
-def by_hand(weight, gradients, lr, decay, unbiased, longest):
-    """LAMB, one tensor and one line of its definition at a time, in float64."""
+def by_hand(weight, gradients, lr, decay):
+    """LAMB of NPT, one tensor and one line of its definition at a time, in float64."""
     mean = square = torch.zeros_like(weight)
-    for step, gradient in enumerate(gradients, 1):
+    for gradient in gradients:
         mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
-        first, second = (mean / (1 - 0.9**step), square / (1 - 0.999**step)) if unbiased else (mean, square)
-        update = first / (second**0.5 + 1e-6) + decay * weight
+        update = mean / (square**0.5 + 1e-6) + decay * weight
         length, size = weight.norm().item(), update.norm().item()
-        ratio = min(length, longest) / size if length > 0 and size > 0 else 1.0
+        ratio = min(length, 10.0) / size if length > 0 and size > 0 else 1.0
         weight = weight - lr * ratio * update
     return weight
 
 
-@pytest.mark.parametrize("unbiased", [True, False])
-@pytest.mark.parametrize("longest", [math.inf, 2.0])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_lamb_is_its_definition(unbiased, longest, decay):
+def test_lamb_is_its_definition(decay):
     torch.manual_seed(1)
-    starts = [torch.randn(3, 2) * 4, torch.zeros(5), torch.randn(1) / 10]
+    starts = [torch.randn(3, 2) * 4, torch.randn(9) * 40, torch.zeros(5), torch.randn(1) / 10]
     gradients = [torch.randn(7, *start.shape) for start in starts]
-    gradients[2][:] = 0  # and with it the whole direction, where nothing decays
+    gradients[3][:] = 0  # and with it the whole direction, where nothing decays
     weights = [nn.Parameter(start.clone()) for start in starts]
-    optimiser = Lamb(weights, lr=0.05, weight_decay=decay, unbiased=unbiased, longest=longest)
+    optimiser = Lamb(weights, lr=0.05, weight_decay=decay)
     for step in range(7):
-        for weight, own in zip(weights, gradients, strict=True):
-            weight.grad = own[step]
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient[step]
         optimiser.step()
-    for weight, start, own in zip(weights, starts, gradients, strict=True):
-        expected = by_hand(start.double(), own.double(), 0.05, decay, unbiased, longest)
-        assert torch.allclose(weight.detach().double(), expected, atol=1e-5)
-
-
-def test_steps_without_the_correction_are_longer_only_where_nothing_normalises_them():
-    weight = nn.Parameter(torch.zeros(1))
-    weight.grad = torch.ones(1)
-    Lamb([weight], lr=1.0, unbiased=False).step()
-    assert weight.item() == pytest.approx(-0.1 / 0.001**0.5, rel=1e-4)
+    for weight, start, gradient in zip(weights, starts, gradients, strict=True):
+        expected = by_hand(start.double(), gradient.double(), 0.05, decay)
+        assert torch.allclose(weight.detach().double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_entries_of_gradients_are_cut_each_by_itself():
     model = nn.Linear(2, 1, bias=False)
     before = model.weight.detach().clone()
-    recipe = Recipe(1, lr=1.0, optimiser="lamb", schedule="flat", warmup=0, clip=None, clip_each=0.5)
+    recipe = Recipe(1, lr=1.0, optimiser="npt", schedule="flat", warmup=0, clip=None, clip_each=0.5)
     seen = []
     train(
         model,
@@ -322,41 +247,15 @@ def test_a_cosine_begins_where_the_flat_part_ends():
     assert found[:3] == pytest.approx([1.0, 1.0, 0.5])
     assert 0 < found[3] < 0.01
     assert schedule("flat+cosine", 69, 100, 0) == 1.0
-    with pytest.raises(ValueError, match="flat must be from 0 to below 1, got 1"):
-        Recipe(1, flat=1)
-
-
-def test_a_checkpoint_that_is_older_than_a_field_of_the_recipe_is_gone_on_from(tmp_path):
-    file, recipe = tmp_path / "run.checkpoint", Recipe(20, check_every=10)
-    train(small(), draw, loss, recipe, until=lambda step: step >= 10, checkpoint=file)
-    state = torch.load(file, weights_only=True)
-    for name in ("flat", "clip_each"):
-        del state["recipe"][name]
-    torch.save(state, file)
-    model, seen = small(), []
-    train(model, draw, loss, recipe, checkpoint=file, after=lambda step, model: seen.append(step))
-    assert seen == list(range(11, 21))
 
 
 def test_lookahead_goes_half_way_every_sixth_step():
     weight = nn.Parameter(torch.tensor([0.0]))
-    optimiser = Lookahead(torch.optim.SGD([weight], lr=1.0), every=6, share=0.5)
+    optimiser = Lookahead(torch.optim.SGD([weight], lr=1.0))
     for _ in range(6):
         weight.grad = torch.tensor([-1.0])
         optimiser.step()
     assert weight.item() == 3.0
-
-
-def test_rmsprop_divides_by_the_root_of_a_running_mean_of_squares():
-    model = torch.nn.Linear(1, 1, bias=False).double()
-    start = float(model.weight.detach())
-    optimiser = make_optimiser("rmsprop", model, 0.01, 0.0)
-    for gradient in (2.0, -1.0):
-        model.weight.grad = torch.tensor([[gradient]]).double()
-        optimiser.step()
-    first, second = 0.1 * 4.0, 0.9 * 0.1 * 4.0 + 0.1 * 1.0
-    moved = -0.01 * (2.0 / (first**0.5 + 1e-7) - 1.0 / (second**0.5 + 1e-7))
-    assert float(model.weight.detach()) - start == pytest.approx(moved, rel=1e-9)
 
 
 def test_chance_in_a_step_is_that_of_the_seed_and_the_step():
@@ -372,18 +271,13 @@ def test_chance_in_a_step_is_that_of_the_seed_and_the_step():
         assert torch.equal(found, torch.rand(2))
 
 
-def test_the_diagonal_of_a_kernel_does_not_decay():
+def test_vectors_embeddings_and_the_diagonal_of_a_kernel_do_not_decay():
     layer = kq.Attention(8, 2, kernel="symmetric")
-    decays, rest = make_optimiser("adamw", layer, 1e-3, 0.1).param_groups
-    assert id(layer.shape.gain) in {id(weight) for weight in rest["params"]}
-    assert id(layer.key.weight) in {id(weight) for weight in decays["params"]}
-
-
-def test_vectors_and_embeddings_do_not_decay():
-    model = nn.ModuleDict({"embedding": nn.Embedding(4, 2), "linear": nn.Linear(2, 2)})
+    model = nn.ModuleDict({"embedding": nn.Embedding(4, 2), "layer": layer})
     decays, rest = make_optimiser("adamw", model, 1e-3, 0.1).param_groups
-    assert [id(weight) for weight in decays["params"]] == [id(model["linear"].weight)]
-    assert {id(weight) for weight in rest["params"]} == {id(model["embedding"].weight), id(model["linear"].bias)}
+    kept = {id(weight) for weight in rest["params"]}
+    assert kept >= {id(model["embedding"].weight), id(layer.shape.gain), id(layer.value.bias)}
+    assert {id(layer.key.weight), id(layer.value.weight)} <= {id(weight) for weight in decays["params"]}
     assert (decays["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
 
 

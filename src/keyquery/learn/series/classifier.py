@@ -199,7 +199,6 @@ class SeriesClassifier(SeriesEstimator):
             patience=self.patience,
         )
         last = every * (self.epochs if epochs is None else epochs)
-        interrupted = list[str]()
         log = fit_network(
             network,
             draw,
@@ -207,13 +206,12 @@ class SeriesClassifier(SeriesEstimator):
             recipe,
             validate=validate if checked else None,
             until=lambda step: step >= last,
-            interrupted=interrupted.append,
             progress=progress,
         )
         rows = [{"epoch": int(row["step"]) // every, "loss": row["loss"]} for row in log.rows]
         if checked is not None:
             rows = [row | check for row, check in zip(rows, checks, strict=True)]
-        return rows, log.best_step // every, bool(interrupted)
+        return rows, log.best_step // every, log.interrupted
 
     @torch.no_grad()
     def _log_probabilities(self, data: Padded, progress: Progress = silent) -> Float64[Tensor, "batch classes"]:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from keyquery.checkpoints.formats.torch_files import load_pickled
 from keyquery.learn.training.optimisers import OPTIMISERS, SCHEDULES, make_optimiser, schedule
-from keyquery.support.checks import check_count, environment_count
+from keyquery.support.checks import check_choice, check_count, environment_count
 from keyquery.support.files import writing
 from keyquery.support.printable import first_line
 from keyquery.support.progress import Progress, silent
@@ -30,7 +30,7 @@ class Recipe:
 
     steps: int  # of the optimiser
     lr: float = 1e-3  # peak learning rate
-    optimiser: str = "adamw"  # "adamw", "radam", "lamb", "lamb+lookahead", "npt" or "rmsprop"
+    optimiser: str = "adamw"  # "adamw", "radam" or "npt" (LAMB with Lookahead)
     schedule: str = "cosine"  # "cosine", "linear", "flat" or "flat+cosine"
     warmup: int = 100  # steps of linear warmup
     weight_decay: float = 0.01  # decoupled
@@ -45,21 +45,14 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, least in (("steps", 0), ("warmup", 0), ("check_every", 1), ("seed", 0)):
             check_count(name, getattr(self, name), least=least)
-        if self.patience is not None:
-            check_count("patience", self.patience, least=1)
-        for name, value in (
-            ("lr", self.lr),
-            ("weight_decay", self.weight_decay),
-            ("clip", self.clip),
-            ("clip_each", self.clip_each),
-        ):
-            if value is not None and not 0 <= value < float("inf"):
+        check_count("patience", self.patience, optional=True)
+        for name in ("lr", "weight_decay", "clip", "clip_each"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a number ≥ 0, got {value}")
         if not 0 <= self.flat < 1:
             raise ValueError(f"flat must be from 0 to below 1, got {self.flat}")
-        for name, known in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"there is no {name} {getattr(self, name)!r}; known: {', '.join(known)}")
+        check_choice("optimiser", self.optimiser, OPTIMISERS)
+        check_choice("schedule", self.schedule, SCHEDULES)
 
 
 @dataclass
@@ -70,6 +63,7 @@ class Log:
     best: float = float("inf")  # lowest validation loss
     best_step: int = 0  # its step
     stopped: bool = False  # whether `patience` ended the run
+    interrupted: bool = False  # whether Ctrl-C ended the fit of an estimator
 
 
 def train(
@@ -86,17 +80,14 @@ def train(
     board: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Log:
-    """Train a model in place and return the log.
-
-    Under torchrun, gradients are averaged over processes.
+    """Train a model in place and return the log. Under torchrun, gradients are averaged over processes.
 
     Parameters
     ----------
     model
         The model, trained in place.
     draw
-        `draw(step, generator)` returns the batch of a step; the generator is seeded by seed, step and process, so that
-        a resumed run sees the same batches.
+        `draw(step, generator)` returns the batch of a step; the generator is seeded by seed, step and process.
     loss
         `loss(model, batch)` is a scalar.
     recipe
@@ -106,8 +97,8 @@ def train(
     after
         `after(step, model)` is called before the first step (0) and after each. Default: none.
     until
-        `until(step)` is called before the first step and after each: True interrupts the run and keeps its checkpoint;
-        under torchrun it must return the same on all processes. Default: never.
+        `until(step)` is called before the first step and after each: True interrupts the run and keeps its checkpoint.
+        Default: never.
     checkpoint
         A file: written every `check_every` steps, resumed from if it exists, deleted at the end. Default: none.
     spare
@@ -145,7 +136,8 @@ def train(
     model.train()
     for step in steps:
         number = ((recipe.seed * 1_000_003 + rank) << 24) + step
-        _seed(number, device)  # for dropout, also after a resume
+        # For dropout, also after a resume; on a CPU its own generator only, since seeding an unused GPU is slow.
+        (torch.default_generator if device.type == "cpu" else torch).manual_seed(number)
         generator.manual_seed(number)
         run.recent.append(_step(running, optimiser, draw(step, generator), loss, recipe, step))
         done = step + 1
@@ -158,11 +150,6 @@ def train(
             break
     run.finish(done, validate is not None, rank)
     return run.log
-
-
-def _seed(number: int, device: torch.device) -> None:
-    """Seed torch's generators; on a CPU only its own, since seeding an unused GPU is slow."""
-    (torch.default_generator if device.type == "cpu" else torch).manual_seed(number)
 
 
 def _step(model: nn.Module, optimiser: Any, batch: Any, loss: Loss, recipe: Recipe, step: int) -> Tensor:
@@ -240,8 +227,7 @@ class _Run:
     def _save(self, step: int) -> None:
         assert self.path is not None
         state = {"step": step, "model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
-        state |= {"log": vars(self.log), "best": self.best, "recipe": asdict(self.recipe)}
-        state["recent"] = self.recent
+        state |= {"log": vars(self.log), "best": self.best, "recipe": asdict(self.recipe), "recent": self.recent}
         with writing(self.path) as part:
             torch.save(state, part)
 
@@ -249,15 +235,10 @@ class _Run:
         """The step to resume from."""
         if self.path is None or not self.path.exists():
             return 0
-        device = next(self.model.parameters()).device
         try:
-            state = load_pickled(self.path, device)
-            older = {"flat": Recipe.flat, "clip_each": Recipe.clip_each}  # missing in older checkpoints
-            same = {**older, **state["recipe"]} == asdict(self.recipe)
-            step = int(state["step"])
-            log = Log(**state["log"])
-            best = state["best"]
-            recent = state.get("recent", [])
+            state = load_pickled(self.path, next(self.model.parameters()).device)
+            same, step, log = state["recipe"] == asdict(self.recipe), int(state["step"]), Log(**state["log"])
+            best, recent = state["best"], state["recent"]
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ValueError(f"{self.path} is not a complete checkpoint: delete it to restart") from None
         if not same:
@@ -267,9 +248,7 @@ class _Run:
             self.optimiser.load_state_dict(state["optimiser"])
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
             raise ValueError(f"{self.path} does not fit the model: {first_line(error)}") from None
-        self.log = log
-        self.best = best
-        self.recent = recent
+        self.log, self.best, self.recent = log, best, recent
         return step
 
     def finish(self, step: int, validated: bool, rank: int) -> None:
