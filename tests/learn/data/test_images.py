@@ -1,7 +1,6 @@
 """load_images: arrays, packed JPEGs and folders."""
 
 import io
-import sys
 
 import numpy as np
 import pytest
@@ -77,15 +76,11 @@ def test_grey_stays_grey_and_alpha_and_palettes_do_not_matter(tmp_path):
     [
         ({"pictures": GREY}, r"must hold images, or jpeg and offsets; it holds pictures"),
         ({"images": GREY.astype(float)}, r"images must be uint8 .*got float64 \(2, 3, 4\)"),
-        ({"images": GREY[0]}, r"got uint8 \(3, 4\)"),
         ({"images": GREY[:0]}, r"not empty, got uint8 \(0, 3, 4\)"),
-        ({"images": np.array([None, 1])}, "images holds objects, which could execute code: refused"),
         ({"images": GREY, "labels": [1]}, r"labels must be integers \(2,\), got int64 \(1,\)"),
-        ({"images": GREY, "labels": [0.5, 1]}, r"labels must be integers \(2,\), got float64 \(2,\)"),
         ({"images": GREY, "labels": [0, 2], "classes": ["a", "b"]}, "labels must be from 0 to 1, got 0 to 2"),
         ({"jpeg": GREY, "offsets": [0, 1]}, r"jpeg must be uint8 \(bytes,\), got uint8 \(2, 3, 4\)"),
         ({"jpeg": GREY[0, 0], "offsets": [0]}, r"offsets must be integers \(n \+ 1,\), got int64 \(1,\)"),
-        ({"jpeg": GREY[0, 0], "offsets": [0, 5]}, "offsets must rise from 0 to at most 4"),
         ({"jpeg": GREY[0, 0], "offsets": [0, 3, 2]}, "offsets must rise"),
         (packed(jpeg(FLAT[0]), GREY[0, 0]), r"a\.npz, image 1 is not an image that Pillow can decode"),
         (packed(jpeg(FLAT[0])[:-20], jpeg(FLAT[0])), "image 0 is not an image that Pillow can decode"),
@@ -99,8 +94,6 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path, arrays, complaint):
 
 
 def test_what_is_wrong_with_a_path_is_told(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"file not found: .*none\.npz"):
-        load_images(tmp_path / "none.npz")
     (tmp_path / "a.npz").write_text("junk")
     with pytest.raises(ValueError, match=r"a\.npz must be an \.npz file or a folder"):
         load_images(tmp_path / "a.npz")
@@ -112,15 +105,3 @@ def test_what_is_wrong_with_a_path_is_told(tmp_path):
     save(np.ones((2, 2), np.uint16), tmp_path / "cat" / "deep.png")
     with pytest.raises(ValueError, match=r"deep\.png must have 8 bits per channel, got mode I;16"):
         load_images(tmp_path)
-    (tmp_path / "cat" / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    with pytest.raises(ValueError, match=r"deep\.png is not an image that Pillow can decode"):
-        load_images(tmp_path)
-
-
-def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
-    np.savez(tmp_path / "packed.npz", **packed(jpeg(FLAT[0])))
-    np.savez(tmp_path / "plain.npz", images=GREY)
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    assert len(load_images(tmp_path / "plain.npz")) == 2
-    with pytest.raises(ImportError, match=r"pip install 'keyquery\[images\]'"):
-        load_images(tmp_path / "packed.npz")

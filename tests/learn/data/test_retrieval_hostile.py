@@ -1,6 +1,5 @@
 """Ground truth of image retrieval, forged: numbers in plain containers are read, and nothing else is built."""
 
-import io
 import pickle
 import struct
 from itertools import pairwise
@@ -42,10 +41,7 @@ def shared_lists():
 
 HOSTILE = {
     "objects over raw bytes": (array("O8", (1,), b"\x41" * 8), "array of 'O8'"),
-    "objects over nothing": (array("O", (1,), []), "array of 'O'"),
-    "records": (array("V8", (1,), b"\x41" * 8), "array of 'V8'"),
     "more than its bytes": (array("i8", (2 * 10**9,), b"\x00" * 8), "in 8 bytes"),
-    "no bytes at all": (array("i8", (2**40,), b""), "in 0 bytes"),
     "items without size": (array("S0", (2**40,), b""), "array of 'S0'"),
     "a negative shape": (array("i8", (-1,), b"\x00" * 8), "not made of bytes"),
     "shared lists": (shared_lists(), "shared containers expand to more than"),
@@ -71,14 +67,6 @@ def test_an_array_by_hand_is_read(tmp_path):
 @pytest.mark.unchecked
 def test_vectors_that_say_they_are_large_are_refused(tmp_path):
     folder = truth(tmp_path, b"]")
-    data = io.BytesIO()
-    np.save(data, X)
-    claimed = data.getvalue().replace(b"(12, 8), }", b"(2199023255552, 8), }")
-    header = claimed[10:].split(b"\n")[0].rstrip() + b"\n"
-    (folder / "apart").mkdir()
-    np.save(folder / "apart" / "Q.npy", Q)
-    (folder / "apart" / "X.npy").write_bytes(claimed[:8] + struct.pack("<H", len(header)) + header)
-    assert_refused(lambda: load_revisited(folder / "gnd.pkl", folder / "apart"), "bytes hold", growth=64)
     savemat(folder / "a.mat", {"Q": Q, "X": np.zeros((12, 2**21))}, do_compression=True)
     assert_refused(lambda: load_revisited(folder / "gnd.pkl", folder / "a.mat"), "have more than")
     np.savez_compressed(folder / "a.npz", Q=Q, X=np.zeros((12, 2**21)))

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.learn.training import Lamb, Lookahead, Recipe, schedule, train
-from keyquery.learn.training.optimisers import make_optimiser
+from keyquery.learn.training import Recipe, train
+from keyquery.learn.training.optimisers import Lamb, Lookahead, make_optimiser, schedule
 
 TARGET = torch.tensor([[1.0, -2.0, 3.0]])
 

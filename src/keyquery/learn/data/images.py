@@ -22,25 +22,11 @@ DECODED = 2**26  # bytes of all decoded images, or 100 times the bytes of their 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images:
-    """Images of equal size with labels.
+    """Images of equal size with labels, as `load_images` reads them."""
 
-    Parameters
-    ----------
-    pixels
-        uint8 (n, h, w, c), with c = 1 for greyscale and 3 for RGB.
-    labels
-        Integers (n,), or None; label i is `classes[i]`.
-    classes
-        Class names. Default: none.
-
-    See Also
-    --------
-    load_images : reads them from files.
-    """
-
-    pixels: UInt8[np.ndarray, "n h w c"]
-    labels: Int64[np.ndarray, " n"] | None
-    classes: tuple[str, ...] = ()
+    pixels: UInt8[np.ndarray, "n h w c"]  # c = 1 for greyscale and 3 for RGB
+    labels: Int64[np.ndarray, " n"] | None  # label i is `classes[i]`
+    classes: tuple[str, ...] = ()  # class names
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -56,33 +42,15 @@ def load_images(path: str | Path) -> Images:
     Parameters
     ----------
     path
-        One of:
-
-        - an .npz file with `images`, uint8 (n, h, w) or (n, h, w, c);
-        - an .npz file with `jpeg`, the concatenated bytes of all files, and `offsets` (n + 1,): image i is
-          jpeg[offsets[i]:offsets[i + 1]];
-        - a folder with one subfolder per class, with .png or .jpg files; classes and files are sorted by name.
-
-        An .npz file may also hold integer `labels` (n,) and names `classes`. Image files need Pillow (the extra
-        `images`); alpha is dropped, and if only some images are greyscale, all become RGB.
+        A folder with one subfolder of .png or .jpg files per class, sorted by name (extra `images`; alpha is dropped,
+        and if only some are greyscale, all become RGB); or an .npz file with `images`, uint8 (n, h, w) or (n, h, w, c),
+        or with `jpeg`, the concatenated bytes of all files, and their `offsets` (n + 1,), and perhaps with integer
+        `labels` (n,) and names `classes`.
 
     Returns
     -------
     Images
         Pixels, labels and class names.
-
-    Raises
-    ------
-    ValueError
-        If the file holds no images, or images differ in size.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     np.savez(Path(folder, "a.npz"), images=np.zeros((5, 8, 8), np.uint8), labels=np.arange(5))
-    ...     load_images(Path(folder, "a.npz")).pixels.shape
-    (5, 8, 8, 1)
     """
     path = Path(path)
     if path.is_dir():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
-from keyquery.support.arrays import ARRAYS, read_array, read_arrays
+from keyquery.support.arrays import ARRAYS, read_arrays
 from keyquery.support.bounded_pickle import Pickle, Stateful, UnknownName, latin1
 from keyquery.support.checks import check_choice
 from keyquery.support.files import decompressed_limit, read_bytes, regular
@@ -25,47 +25,21 @@ NUMBERS = re.compile(r"[iu][1248]|f[248]|b1")  # supported dtypes
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Revisited:
-    """A revisited retrieval benchmark: descriptors and ground truth.
+    """A revisited retrieval benchmark, as `load_revisited` reads it and `kq.score_rankings` needs it."""
 
-    Parameters
-    ----------
-    queries, database
-        Descriptors (q, dim) and (n, dim).
-    easy, hard, junk
-        For each query, indices of images in the database.
-    query_names, names
-        Names of the query and database images. Default: none.
-
-    See Also
-    --------
-    load_revisited : reads it from files.
-    kq.score_rankings : scores ranked lists.
-    """
-
-    queries: Float[np.ndarray, "q dim"]
-    database: Float[np.ndarray, "n dim"]
-    easy: tuple[Int64[np.ndarray, " _"], ...]
-    hard: tuple[Int64[np.ndarray, " _"], ...]
-    junk: tuple[Int64[np.ndarray, " _"], ...]
-    query_names: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
+    queries: Float[np.ndarray, "q dim"]  # descriptors
+    database: Float[np.ndarray, "n dim"]  # descriptors
+    easy: tuple[Int64[np.ndarray, " _"], ...]  # indices of images in the database, per query
+    hard: tuple[Int64[np.ndarray, " _"], ...]  # as `easy`
+    junk: tuple[Int64[np.ndarray, " _"], ...]  # as `easy`
+    query_names: tuple[str, ...] = ()  # of the query images
+    names: tuple[str, ...] = ()  # of the database images
 
     def __repr__(self) -> str:
         return f"Revisited({len(self.queries)} queries, {len(self.database)} images, dim {self.queries.shape[1]})"
 
     def setup(self, name: str) -> tuple[list[Int64[np.ndarray, " _"]], list[Int64[np.ndarray, " _"]]]:
-        """Relevant and junk images of each query in the setup "easy", "medium" or "hard".
-
-        Parameters
-        ----------
-        name
-            "easy", "medium" or "hard".
-
-        Returns
-        -------
-        tuple of list
-            Relevant indices and junk indices, per query.
-        """
+        """Relevant and junk images of each query in the setup "easy", "medium" or "hard"."""
         check_choice("setup", name, tuple(SETUPS))
         relevant = SETUPS[name]
         both = []
@@ -84,29 +58,13 @@ def load_revisited(truth: str | Path, features: str | Path) -> Revisited:
         A gnd_*.pkl file: a dict with `imlist`, `qimlist` and `gnd`, the latter with `easy`, `hard` and `junk` per
         query. It is parsed as data, arrays of numbers and plain containers; no code in the pickle is executed.
     features
-        An .npz or .mat file with descriptors Q of the queries and X of the database, or a folder with Q.npy and
-        X.npy. Vectors are rows or, as in the published .mat files, columns.
+        An .npz or .mat file with descriptors Q of the queries and X of the database. Vectors are rows or, as in the
+        published .mat files, columns.
 
     Returns
     -------
     Revisited
         Descriptors, ground truth and names.
-
-    Raises
-    ------
-    ValueError
-        If a file is damaged, or the two do not match.
-
-    Examples
-    --------
-    >>> import pickle
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     truth = {"imlist": ["a", "b"], "qimlist": ["q"], "gnd": [{"easy": [0], "hard": [], "junk": [1]}]}
-    ...     size = Path(folder, "gnd_tiny.pkl").write_bytes(pickle.dumps(truth))
-    ...     np.savez(Path(folder, "tiny.npz"), Q=np.ones((1, 3)), X=np.ones((2, 3)))
-    ...     load_revisited(Path(folder, "gnd_tiny.pkl"), Path(folder, "tiny.npz"))
-    Revisited(1 queries, 2 images, dim 3)
     """
     names, query_names, groups = _truth(Path(truth))
     arrays = _arrays(Path(features))
@@ -206,13 +164,9 @@ def _truth(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, tupl
     for key in ("imlist", "qimlist"):
         if not isinstance(truth[key], (list, tuple)) or not all(isinstance(name, str) for name in truth[key]):
             raise ValueError(f"{path}: {key} must be a list of texts, got {_brief(truth[key])}")
-    names = tuple(truth["imlist"])
-    query_names = tuple(truth["qimlist"])
-    queries = truth["gnd"]
-    if not isinstance(queries, (list, tuple)):
-        raise ValueError(f"{path}: gnd must be a list, got {_brief(queries)}")
-    if len(queries) != len(query_names):
-        raise ValueError(f"{path}: gnd must have an entry for each of {len(query_names)} queries, got {len(queries)}")
+    names, query_names, queries = tuple(truth["imlist"]), tuple(truth["qimlist"]), truth["gnd"]
+    if not isinstance(queries, (list, tuple)) or len(queries) != len(query_names):
+        raise ValueError(f"{path}: gnd must be a list with an entry for each of {len(query_names)} queries")
     groups: dict[str, list[np.ndarray]] = {group: [] for group in GROUPS}
     for number, query in enumerate(queries):
         for group in GROUPS:
@@ -239,12 +193,10 @@ def _brief(value: Any) -> str:
 
 
 def _arrays(path: Path) -> Mapping[str, np.ndarray]:
-    if path.is_dir():
-        return {name: read_array(path / f"{name}.npy") for name in "QX" if (path / f"{name}.npy").is_file()}
     if regular(path).suffix == ".mat":
         return _matlab(path)
     if path.suffix != ".npz":
-        raise ValueError(f"features must be an .npz or .mat file, or a folder with Q.npy and X.npy, got {path}")
+        raise ValueError(f"features must be an .npz or .mat file, got {path}")
     return read_arrays(path, "Q", "X")
 
 
@@ -252,21 +204,16 @@ def _matlab(path: Path) -> Mapping[str, np.ndarray]:
     from scipy import io as reader
 
     try:
-        _check_matlab(reader.whosmat(path), decompressed_limit(path.stat().st_size, ARRAYS))
+        most = decompressed_limit(path.stat().st_size, ARRAYS)
+        descriptors = [variable for variable in reader.whosmat(path) if variable[0] in "QX"]
+        if not {kind for _, _, kind in descriptors} <= {"double", "single"}:
+            raise ValueError("Q and X must be double or single")
+        if sum(8 * math.prod(shape) for _, shape, _ in descriptors) > most:
+            raise ValueError(f"Q and X have more than {most} bytes")
         arrays = reader.loadmat(path, variable_names=["Q", "X"])
         return {name: arrays[name] for name in "QX" if name in arrays}
     except Exception as error:  # scipy raises errors of many types for damaged files
         raise ValueError(f"{path} is not a .mat file that scipy can read: {error}") from None
-
-
-def _check_matlab(variables: list[tuple[str, tuple[int, ...], str]], most: int) -> None:
-    """Require float matrices within the size limit of decompressed files."""
-    descriptors = [variable for variable in variables if variable[0] in "QX"]
-    for name, _, kind in descriptors:
-        if kind not in ("double", "single"):
-            raise ValueError(f"{name} has type {kind}; expected double or single")
-    if sum(8 * math.prod(shape) for _, shape, _ in descriptors) > most:
-        raise ValueError(f"Q and X have more than {most} bytes")
 
 
 def _rows(path: str | Path, name: str, array: Any, count: int) -> Float[np.ndarray, "n dim"]:

@@ -16,26 +16,23 @@ from keyquery.support.extras import optional
 from keyquery.support.files import LONGEST, read_text
 
 
-def read_corpus(path: str | Path, longest: int | None = None) -> str:
+def read_corpus(path: str | Path) -> str:
     """Load a UTF-8 text file.
 
     Parameters
     ----------
     path
         The file, plain or compressed (.xz, .gz).
-    longest
-        Limit of characters per line. Default: none.
 
     Returns
     -------
     str
         The text.
-
-    Raises
-    ------
-    ValueError
-        If the file holds no text.
     """
+    return _text(path)
+
+
+def _text(path: str | Path, longest: int | None = None) -> str:
     text = read_text(path, longest=longest)
     if not text.strip():
         raise ValueError(f"{path} holds no text")
@@ -56,21 +53,8 @@ def read_column(path: str | Path, column: str = "text") -> list[str]:
     -------
     list of str
         One text per row.
-
-    Raises
-    ------
-    ValueError
-        If rows differ in length, or there are none.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     size = Path(folder, "films.tsv").write_text('label\\ttext\\n1\\tA "fine" film.\\n0\\tToo long.\\n')
-    ...     read_column(Path(folder, "films.tsv"))
-    ['A "fine" film.', 'Too long.']
     """
-    header, *lines = read_corpus(path, LONGEST).rstrip("\n").split("\n")
+    header, *lines = _text(path, LONGEST).rstrip("\n").split("\n")
     names = header.rstrip("\r").split("\t")
     check_choice("column", column, names)
     texts, place = [], names.index(column)
@@ -120,11 +104,6 @@ def train_tokenizer(text: str, size: int) -> Tokenizer:
     -------
     Tokenizer
         The trained tokenizer.
-
-    Raises
-    ------
-    ImportError
-        Without the extra `hf`.
     """
     library = optional("tokenizers", "a new tokenizer")
     trained = byte_level({}, [])
@@ -172,16 +151,6 @@ def windows(
     -------
     Tensor
         int64 (count, length).
-
-    Raises
-    ------
-    ValueError
-        If the stream is not longer than a window.
-
-    Examples
-    --------
-    >>> windows(torch.arange(100), 2, 5, torch.Generator().manual_seed(0)).diff().unique()
-    tensor([1])
     """
     if len(ids) <= length:
         raise ValueError(f"the corpus has {len(ids)} tokens, too few for windows of {length}")

@@ -22,13 +22,6 @@ class Lamb(Optimizer):
     """LAMB as in NPT, without bias correction: w ← w − lr·min(‖w‖, 10)/‖u‖·u for each tensor, u = m/(√v + ε) + λw.
 
     If a tensor or its direction u is 0, the step is lr·u.
-
-    Parameters
-    ----------
-    params
-        Parameters, or groups of them.
-    lr, betas, eps, weight_decay
-        As in Adam.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyquery.learn.training import schedule
+from keyquery.learn.training.optimisers import schedule
 from keyquery.support.checks import check_choice, check_count
 from keyquery_studies.common.runner import device_name
 from keyquery_studies.common.stacked import Adam, Replayed, Weights, stacked
