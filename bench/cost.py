@@ -1,17 +1,12 @@
-"""Are estimated costs right? Every part of every head left out: estimated, and measured, on two sets of windows.
+"""Are estimated costs right? Parts of every head left out, and other changes: estimated, and measured.
 
 For each model and text, windows are taken for the means by position, then 64 (A), then 64 others (B). On A and on B the
-cost of every cell is estimated and measured. A predictor is compared with the measurement on A:
+cost of every cell, a part of a head left out, is estimated and measured. Beside it, on A: cheap predictors (share of
+the variance, change of the output, divergence of the attention), the estimate from fewer windows and samples, costly
+cells at half the change, changes of whole layers and of all heads, and other changes.
 
-    same      the estimate on A, which shares its sampling noise
-    other     the estimate on B
-    ceiling   the measurement on B: what a second measurement of this size reaches
-
-beside the share of the score variance, the change of the head's output, the first term alone, and the first term with
-the Fisher form of the true labels. Further changes are estimated and measured on A.
-
-    python bench/cost.py measure MODEL --text near.txt --text far.txt --device cuda --out cost.json
-    python bench/cost.py tables --out cost.json
+    python bench/cost.py MODEL --text near.txt --text far.txt --device cuda --out docs/studies/cost.json
+    python bench/cost_tables.py docs/studies/cost.json --page docs/studies/cost.md
 """
 
 from __future__ import annotations
@@ -19,17 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.stats import spearmanr
+from torch import Tensor
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.ablation.changes import HeadCall
-from keyquery.instruments.ablation.estimate import estimate
+from keyquery.instruments.ablation.changes import Cell, Change, HeadCall
+from keyquery.instruments.ablation.estimate import Estimates, estimate
 from keyquery.instruments.ablation.losses import Objective, default_loss
 from keyquery.instruments.ablation.measure import Measurement, Trial
 from keyquery.instruments.ablation.named import Made, names_of
@@ -42,78 +38,91 @@ from keyquery.reading import provenance, short
 from keyquery.support.devices import pick_device
 
 SAMPLES = (1, 2, 4, 8)
-WINDOWS = 64
-MORE = ("zero", "only position", "form symmetric", "form psd", "form skew", "form split", "keys 4", "keys 3")
-NEEDED = 0.001  # nats per token: a cell is needed if its cost is above, by two standard errors
+MORE = ("zero", "only position", "form symmetric", "form psd", "form skew", "form split", "form rank 8")
+JOINT = (*PARTS, "zero", "keys 4", "keys 3", "keys 4 mean apart", "keys 3 mean apart")
+COSTLY = 0.02  # nats per token: cells that are also measured at half the change
+STEP = 0.05  # of the difference that gives the slope at half the change
+ROWS = 16  # windows of a batch
 
 
-def windows_of(model: Any, tokenizer: Any, text: str, length: int, count: int) -> list[dict[str, torch.Tensor]]:
-    """Full windows of a text, or of token ids (.ids, a sequence per line), as batches of 16."""
+def windows_of(tokenizer: Any, text: str, length: int, count: int) -> Tensor:
+    """Full windows of a text, or of token ids (.ids, a sequence per line)."""
     if text.endswith(".ids"):
         sequences = [list(map(int, line.split()))[:length] for line in Path(text).read_text().splitlines()]
-        kept = torch.tensor([ids for ids in sequences if len(ids) == length][:count])
-        if len(kept) < count:
-            raise ValueError(f"{text} has {len(kept)} sequences of {length} tokens, and {count} are needed")
-        return [{"input_ids": batch} for batch in kept.split(16)]
-    tokens = (count + 16) * length * 2
-    rows = [
-        ids[None]
-        for batch in text_batches(read_lines(text), tokenizer, length, tokens)
-        for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-        if int(mask.sum()) == length
-    ]
-    if len(rows) < count:  # short lines: the text as one stream
+        rows = [torch.tensor(ids)[None] for ids in sequences if len(ids) == length]
+    else:
+        rows = [
+            ids[None]
+            for batch in text_batches(read_lines(text), tokenizer, length, (count + ROWS) * length * 2)
+            for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+            if int(mask.sum()) == length
+        ]
+    if len(rows) < count and not text.endswith(".ids"):  # short lines: the text as one stream
         ids = torch.tensor(tokenizer.encode(Path(text).read_text()))
         rows = list(ids[: len(ids) // length * length].reshape(-1, 1, length))
     if len(rows) < count:
         raise ValueError(f"{text} has {len(rows)} windows of {length} tokens, and {count} are needed")
-    return [{"input_ids": batch} for batch in torch.cat(rows[:count]).split(16)]
+    return torch.cat(rows[:count])
+
+
+def batches_of(windows: Tensor) -> list[dict[str, Tensor]]:
+    """Windows as batches for a model."""
+    return [{"input_ids": ids} for ids in windows.split(ROWS)]
+
+
+@dataclass(frozen=True)
+class Scaled(Change):
+    """A change made in part: the output moves by `factor` of the way."""
+
+    change: Change
+    factor: float
+
+    def __call__(self, heads: HeadCall) -> Tensor:
+        """The output between that of the model and that with the change."""
+        return heads.output + self.factor * (self.change(heads) - heads.output)
 
 
 class Cells:
-    """Every change of every head of a model, estimated and measured."""
+    """Changes of heads of a model, estimated and measured."""
 
-    def __init__(self, model: Any, loss: Objective, about: list[Any], changes: tuple[str, ...]) -> None:
-        self.model, self.loss, self.sites = model, loss, sites_of(model)
-        self.means = Means(model, about, "position")
-        chosen = {index: list(range(site.count)) for index, site in self.sites.items()}
-        made = Made(model, about, self.sites, chosen, lambda: self.means)
-        self.changes = [made.change(name) for name in names_of(list(changes), placed=True)[0]]
-        self.trials = [
-            (change.name, index, number, Trial(change, {index: heads}))
-            for change in self.changes
-            for index, site in self.sites.items()
-            for number, heads in enumerate(self._units(site, change))
-        ]
+    def __init__(self, model: Any, loss: Objective, about: list[Any], names: Sequence[str], means: Means) -> None:
+        self.model, self.loss, self.sites, self.means = model, loss, sites_of(model), means
+        self.whole = {index: list(range(site.count)) for index, site in self.sites.items()}
+        made = Made(model, about, self.sites, self.whole, lambda: means)
+        self.changes = [made.change(name) for name in names_of(list(names), placed=True)[0]]
 
-    @staticmethod
-    def _units(site: Any, change: Any) -> list[list[int]]:
-        shared = site.count // site.key_heads if change.per_key_head else 1
-        return [list(range(head, head + shared)) for head in range(0, site.count, shared)]
-
-    def estimated(self, batches: list[Any]) -> list[dict[str, Any]]:
-        """Both terms per cell, for several numbers of samples, and that of the true labels."""
-        cells = {c.name: {i: list(range(site.count)) for i, site in self.sites.items()} for c in self.changes}
-        found = estimate(self.model, batches, self.loss, self.changes, cells, self.sites, self.means, max(SAMPLES))
-        rows = []
-        for name, index, _, trial in self.trials:
-            own = [(index, head) for head in trial.heads[index]]
-            first = torch.stack([found.first[name, cell] for cell in own]).sum(0)
-            products = torch.stack([found.products[name, cell] for cell in own]).sum(0)
-            second = {f"second_{k}": float((products[:k].square().mean(0) / 2 / found.counts).mean()) for k in SAMPLES}
-            true = float((first.square() / 2 / found.counts).mean())
-            rows.append({"first": float((first / found.counts).mean()), **second, "second_true": true})
+    def trials(self, by: str) -> list[tuple[dict[str, Any], Trial]]:
+        """Each change of each "head" (key head, if it changes keys), of each "layer", or of "all" heads."""
+        rows: list[tuple[dict[str, Any], Trial]] = []
+        for change in self.changes:
+            if by == "all":
+                rows.append(({"layer": None, "head": None, "part": change.name}, Trial(change, self.whole)))
+                continue
+            for index, site in self.sites.items():
+                shared = site.count // site.key_heads if change.per_key_head else 1
+                size = site.count if by == "layer" else shared
+                for number, start in enumerate(range(0, site.count, size)):
+                    names = {"layer": index, "head": None if by == "layer" else number, "part": change.name}
+                    rows.append((names, Trial(change, {index: list(range(start, start + size))})))
         return rows
 
-    def measured(self, batches: list[Any]) -> list[dict[str, float]]:
-        """The change of the loss, and its standard error over windows."""
-        runs = Measurement(self.model, batches, self.loss, self.sites, self.means)
-        changes = [after - runs.before for after in runs.losses([trial for *_, trial in self.trials])]
-        return [{"change": float(d.mean()), "error": float(d.std() / len(d) ** 0.5)} for d in changes]
+    def estimates(self, batches: list[Any], samples: int) -> Estimates:
+        """Both terms of every change of every head."""
+        cells = {change.name: self.whole for change in self.changes}
+        return estimate(self.model, batches, self.loss, self.changes, cells, self.sites, self.means, samples)
 
-    def moved(self, batches: list[Any]) -> dict[tuple[int, int, str], float]:
-        """The relative change of the head's output, by layer, head and part."""
-        sums: dict[tuple[int, int, str], list[float]] = {}
+    def measured(self, batches: list[Any], trials: Sequence[Trial]) -> dict[str, list[float]]:
+        """The change of the loss by trial, and its standard error over windows."""
+        runs = Measurement(self.model, batches, self.loss, self.sites, self.means)
+        changes = [after - runs.before for after in runs.losses(trials)]
+        return {
+            "change": [float(change.mean()) for change in changes],
+            "error": [float(change.std() / len(change) ** 0.5) for change in changes],
+        }
+
+    def distances(self, batches: list[Any]) -> dict[str, dict[tuple[Cell, str], float]]:
+        """The relative change of each head's output, and the divergence of its attention, without each part."""
+        sums: dict[str, dict[tuple[Cell, str], list[float]]] = {"moved": {}, "divergence": {}}
         by_module = {site.module: site for site in self.sites.values()}
 
         def add(call: Any) -> None:
@@ -121,208 +130,143 @@ class Cells:
             if site is None:
                 return
             view = HeadCall(call, site, range(site.count), self.means.of(site))
+            weights = HeadCall(call, site, range(site.count), self.means.of(site))
+            weights.__dict__["values"] = torch.eye(
+                call.key.shape[-2], device=call.key.device
+            )  # the output: the weights
             size = view.output.square().sum((0, 2, 3))
             for change in self.changes:
-                if change.name in PARTS:
-                    ratio = ((change(view) - view.output).square().sum((0, 2, 3)) / size).sqrt()
-                    for head, value in enumerate(ratio.tolist()):
-                        sums.setdefault((site.index, head, change.name), []).append(value)
+                moved = ((change(view) - view.output).square().sum((0, 2, 3)) / size).sqrt()
+                new = change(weights).clamp(min=1e-30).log()
+                log = weights.weights.clamp(min=1e-30).log()
+                divergence = (weights.weights * (log - new)).sum(-1).mean((0, 2))
+                for head in range(site.count):
+                    key = ((site.index, head), change.name)
+                    sums["moved"].setdefault(key, []).append(float(moved[head]))
+                    sums["divergence"].setdefault(key, []).append(float(divergence[head]))
 
         with running(self.model) as run, kq.listen(self.model, add):
             for batch in batches:
                 run(batch)
-        return {key: sum(values) / len(values) for key, values in sums.items()}
+        return {name: {key: sum(values) / len(values) for key, values in found.items()} for name, found in sums.items()}
+
+
+def terms(estimates: Estimates, trials: Sequence[Trial], windows: int | None = None) -> dict[str, list[float]]:
+    """The first term by trial, the second for several numbers of samples and for the true labels, over some windows.
+
+    `effective`: how many windows the estimate with 4 samples rests on.
+    """
+    columns: dict[str, list[float]] = {}
+    counts = estimates.counts[:windows]
+    for trial in trials:
+        cells = [(trial.change.name, (index, head)) for index, heads in trial.heads.items() for head in heads]
+        first = torch.stack([estimates.first[cell] for cell in cells]).sum(0)[:windows]
+        products = torch.stack([estimates.products[cell] for cell in cells]).sum(0)[:, :windows]
+        row = {"first": first / counts, "true": first.square() / 2 / counts}
+        row |= {f"second_{k}": products[:k].square().mean(0) / 2 / counts for k in SAMPLES if k <= len(products)}
+        sizes = (row["first"] + row.get("second_4", row["second_1"])).abs()
+        for name, values in row.items():
+            columns.setdefault(name, []).append(float(values.mean()))
+        columns.setdefault("effective", []).append(float(sizes.sum().square() / sizes.square().sum().clamp(min=1e-300)))
+    return columns
 
 
 def measure(source: str, text: str, asked: argparse.Namespace) -> dict[str, Any]:
-    """All rows of a model on a text."""
-    start = time.perf_counter()
+    """All columns of a model on a text."""
     model, tokenizer = load_model(source, lm_head=True, device=asked.device)
-    _, loss = default_loss(model, tokenizer)
-    every = windows_of(model, tokenizer, text, asked.length, asked.means + 2 * asked.windows)
-    cut = [asked.means // 16, (asked.means + asked.windows) // 16]
-    about, first, second = every[: cut[0]], every[cut[0] : cut[1]], every[cut[1] :]
-    parts = Cells(model, loss, about, PARTS)
-    timed: dict[str, float] = {}
+    loss = default_loss(model, tokenizer)[1]
+    windows = windows_of(tokenizer, text, asked.length, asked.means + 2 * asked.windows)
+    about, first, second = map(batches_of, windows.split([asked.means, asked.windows, asked.windows]))
+    means = Means(model, about, "position")
+    seconds: dict[str, float] = {}
 
-    def stage(name: str, function: Any, *args: Any) -> Any:
-        began = time.perf_counter()
-        out = function(*args)
-        timed[name] = time.perf_counter() - began
-        print(f"{Path(source).name}, {Path(text).name}: {name} {timed[name]:.1f} s", flush=True)
-        return out
+    def stage(name: str, function: Callable[..., Any], *args: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*args)
+        seconds[name] = time.perf_counter() - start
+        print(f"{Path(source).name}, {Path(text).name}: {name} {seconds[name]:.1f} s", flush=True)
+        return result
 
-    columns = {
-        "A": stage("estimates A", parts.estimated, first),
-        "B": stage("estimates B", parts.estimated, second),
-        "measured_A": stage("measured A", parts.measured, first),
-        "measured_B": stage("measured B", parts.measured, second),
-    }
-    moved = stage("outputs", parts.moved, first)
-    look = kq.look(model, inputs=about, cost=False)
-    shares = {(head["layer"], head["head"]): head["on_data"] for head in look.heads if head["on_data"]}
-    rows = []
-    for number, (name, index, head, _) in enumerate(parts.trials):
-        row: dict[str, Any] = {"layer": index, "head": head, "part": name, "share": shares[index, head][name]}
-        row["moved"] = moved[index, head, name]
-        rows.append(row | {column: own[number] for column, own in columns.items()})
-    more = []
+    parts = Cells(model, loss, about, PARTS, means)
+    names, trials = zip(*parts.trials("head"), strict=True)
+    out: dict[str, Any] = {"cells": _columns(names)}
+    on_first = stage("estimates A", parts.estimates, first, max(SAMPLES))
+    out["A"] = terms(on_first, trials)
+    out["B"] = terms(stage("estimates B", parts.estimates, second, max(SAMPLES)), trials)
+    fewer = [count for count in (8, 16, 32) if count < asked.windows]
+    out["fewer"] = {str(count): terms(on_first, trials, count) for count in fewer}
+    out["measured_A"] = stage("measured A", parts.measured, first, trials)
+    out["measured_B"] = stage("measured B", parts.measured, second, trials)
+    cells = [((name["layer"], name["head"]), name["part"]) for name in names]
+    out |= {name: [values[c] for c in cells] for name, values in stage("distances", parts.distances, first).items()}
+    out["share"] = shares(model, about, cells)
+    out["half"] = stage("half of the change", halves, parts, first, trials, out)
+    for by in ("layer", "all"):
+        changes = Cells(model, loss, about, PARTS if by == "layer" else JOINT, means)
+        out[by] = stage(f"{by}, together", both, changes, first, by)
     if asked.more:
-        further = Cells(model, loss, about, tuple(asked.more))
-        pairs = stage("estimates, more", further.estimated, first), stage("measured, more", further.measured, first)
-        for (name, index, head, _), A, measured_A in zip(further.trials, *pairs, strict=True):
-            more.append({"layer": index, "head": head, "part": name, "A": A, "measured_A": measured_A})
-    facts = {"objective": loss.name, "windows": asked.windows, "length": asked.length, "means": asked.means}
-    facts |= {"seconds": timed | {"all": time.perf_counter() - start}, "device": _device_name(model)}
-    return {**facts, **provenance(text=Path(text).name), "rows": short(rows, 5), "more": short(more, 5)}
-
-
-def _device_name(model: Any) -> str:
+        out["more"] = stage("other changes", both, Cells(model, loss, about, asked.more, means), first, "head")
     device = next(model.parameters()).device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    facts = {"objective": loss.name, "windows": asked.windows, "length": asked.length, "means": asked.means}
+    facts |= {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU", "tf32": asked.tf32}
+    return {**facts, "seconds": short(seconds, 3), **provenance(text=Path(text).name), **short(out, 5)}
 
 
-def predictors(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """What predicts the measurement on A, by name."""
-
-    def column(*keys: str) -> np.ndarray:
-        values: Any = rows
-        for key in keys:
-            values = [row[key] for row in values]
-        return np.array(values)
-
-    kinds = {
-        "share of variance": column("share"),
-        "change of output": column("moved"),
-        "first term": column("A", "first"),
-    }
-    kinds["first + true labels"] = column("A", "first") + column("A", "second_true")
-    kinds |= {f"estimate, K = {k}": column("A", "first") + column("A", f"second_{k}") for k in SAMPLES}
-    kinds["estimate on other windows"] = column("B", "first") + column("B", "second_4")
-    kinds["measured on other windows"] = column("measured_B", "change")
-    return kinds
+def both(cells: Cells, batches: list[Any], by: str) -> dict[str, Any]:
+    """Estimates and measurements of changes that are made together."""
+    names, trials = zip(*cells.trials(by), strict=True)
+    estimates = terms(cells.estimates(batches, 4), trials)
+    return {"cells": _columns(names), "A": estimates, "measured_A": cells.measured(batches, trials)}
 
 
-def scored(rows: list[dict[str, Any]], x: np.ndarray) -> dict[str, float]:
-    """How well a predictor matches the measurement on A."""
-    truth = np.array([row["measured_A"]["change"] for row in rows])
-    error = np.array([row["measured_A"]["error"] for row in rows])
-    surely, needed = np.abs(truth) > 2 * error, truth - 2 * error > NEEDED
-    heads: dict[tuple[int, int], list[int]] = {}
-    for number, row in enumerate(rows):
-        heads.setdefault((row["layer"], row["head"]), []).append(number)
-    costly = [own for own in heads.values() if needed[own].any()]
-    named = [own[int(x[own].argmax())] == own[int(truth[own].argmax())] for own in costly]
-    above = (x[needed][:, None] > x[~needed][None]).mean() + (x[needed][:, None] == x[~needed][None]).mean() / 2
-    return {
-        "all": float(spearmanr(x, truth)[0]),
-        "significant": float(spearmanr(x[surely], truth[surely])[0]),
-        "needed": float(above) if needed.any() and not needed.all() else float("nan"),
-        "costliest": float(np.mean(named)) if named else float("nan"),
-        "inside": float((np.abs(x - truth) <= 2 * error + 0.1 * np.abs(truth)).mean()),
-    }
-
-
-def table(rows: list[dict[str, Any]], draws: int = 200) -> dict[str, dict[str, list[float]]]:
-    """Every predictor's scores, each with its 95 % interval over heads (bootstrap)."""
-    source, kinds = np.random.default_rng(0), predictors(rows)
-    heads = sorted({(row["layer"], row["head"]) for row in rows})
-    own = {head: [i for i, row in enumerate(rows) if (row["layer"], row["head"]) == head] for head in heads}
-    samples = [
-        np.concatenate([own[heads[i]] for i in source.integers(len(heads), size=len(heads))]) for _ in range(draws)
+def halves(cells: Cells, batches: list[Any], trials: Sequence[Trial], out: Mapping[str, Any]) -> dict[str, Any]:
+    """Costly cells, by estimate or measurement: the loss at half the change, and its slope there."""
+    sizes = zip(out["A"]["first"], out["A"]["second_4"], out["measured_A"]["change"], strict=True)
+    numbers = [number for number, (a, b, change) in enumerate(sizes) if max(abs(a + b), abs(change)) > COSTLY]
+    factors = (0.5 - STEP, 0.5, 0.5 + STEP)
+    scaled = [
+        Trial(Scaled(trials[number].change.name, trials[number].change, factor), trials[number].heads)
+        for number in numbers
+        for factor in factors
     ]
-    out = {}
-    for name, x in kinds.items():
-        drawn = [
-            scored([{**rows[i], "layer": at} for at, i in enumerate_heads(pick, len(PARTS))], x[pick])
-            for pick in samples
-        ]
-        ends = {key: np.nanpercentile([score[key] for score in drawn], [2.5, 97.5]).tolist() for key in drawn[0]}
-        out[name] = {key: [value, *ends[key]] for key, value in scored(rows, x).items()}
-    return out
+    changes = cells.measured(batches, scaled)["change"]
+    below, half, above = (changes[place :: len(factors)] for place in range(len(factors)))
+    slopes = [(high - low) / (2 * STEP) for low, high in zip(below, above, strict=True)]
+    return {"cell": numbers, "change": half, "slope": slopes}
 
 
-def enumerate_heads(pick: np.ndarray, size: int) -> list[tuple[int, int]]:
-    """The cells of a resample with a number for each drawn head, so that a head drawn twice counts as two."""
-    return [(number // size, int(cell)) for number, cell in enumerate(pick)]
+def shares(model: Any, about: list[Any], cells: Sequence[tuple[Cell, str]]) -> list[float]:
+    """The share of each part in the variance of its head's scores."""
+    look = kq.look(model, inputs=about, cost=False)
+    by_head = {(head["layer"], head["head"]): head["on_data"] for head in look.heads}
+    return [by_head[cell][part] for cell, part in cells]
 
 
-def show(name: str, found: dict[str, Any]) -> None:
-    """Print the table of a model and text."""
-    rows = found["rows"]
-    print(f"\n{name}: {len(rows)} cells, {found['windows']} windows of {found['length']} tokens, {found['objective']}")
-    print(f"{'':28}{'all':>20}{'significant':>20}{'AUC needed':>20}{'costliest':>20}{'inside':>20}")
-    for predictor, scores in table(rows).items():
-        cells = "".join(f"{f'{v:.2f} [{low:.2f}, {high:.2f}]':>20}" for v, low, high in scores.values())
-        print(f"{predictor:28}{cells}")
-    for change in dict.fromkeys(row["part"] for row in found["more"]):
-        own = [row for row in found["more"] if row["part"] == change]
-        truth = np.array([row["measured_A"]["change"] for row in own])
-        error = np.array([row["measured_A"]["error"] for row in own])
-        x = np.array([row["A"]["first"] + row["A"]["second_4"] for row in own])
-        inside = (np.abs(x - truth) <= 2 * error + 0.1 * np.abs(truth)).mean()
-        free = (truth + 2 * error <= 0.003).mean()
-        ranks = spearmanr(x, truth)[0]
-        print(f"{change:28}rank correlation {ranks:.2f}, inside {inside:.2f}, free in {free:.0%} of heads")
-
-
-SHOWN = ("share of variance", "first term", "estimate, K = 4", "estimate on other windows", "measured on other windows")
-START, END = "<!-- python bench/cost.py tables --page -->", "<!-- end -->"
-
-
-def page_rows(found: dict[str, Any]) -> list[str]:
-    """The tables of all models as Markdown, without intervals for those that the page does not compare."""
-    lines = []
-    for name, own in found.items():
-        lines += ["", f"**{name}**: {len(own['rows'])} cells, objective: {own['objective']}", ""]
-        lines += ["| predictor | rank correlation, significant cells | AUC, needed | costliest part named | inside |"]
-        lines += ["|---|---|---|---|---|"]
-        for predictor, scores in table(own["rows"]).items():
-            if predictor in SHOWN:
-                cells = (scores[key] for key in ("significant", "needed", "costliest", "inside"))
-                lines.append(
-                    f"| {predictor} | " + " | ".join(f"{v:.2f} [{a:.2f}, {b:.2f}]" for v, a, b in cells) + " |"
-                )
-        seconds = own["seconds"]
-        times = f"Estimates of A {seconds['estimates A']:.1f} s, measurements {seconds['measured A']:.1f} s"
-        lines += ["", f"{times} on {own['device']}."]
-    return lines
-
-
-def write_page(path: Path, found: dict[str, Any]) -> None:
-    """Replace the generated block of a page."""
-    text = path.read_text(encoding="utf-8")
-    before, rest = text.split(START)
-    after = rest.split(END)[1]
-    path.write_text("\n".join([before + START, *page_rows(found), "", END]) + after, encoding="utf-8")
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def main() -> None:
-    """Measure models, or print tables."""
+    """Measure a model on texts; what the file holds of others is kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    run, tables = commands.add_parser("measure"), commands.add_parser("tables")
-    for command in (run, tables):
-        command.add_argument("--out", type=Path, required=True, help="a JSON file; what it holds of others is kept")
-    tables.add_argument("--page", type=Path, help="a page whose block of tables is written anew")
-    run.add_argument("model", help="a folder or a .gguf file")
-    run.add_argument("--text", action="append", required=True, help="a text file; may be given several times")
-    run.add_argument("--device", default="auto")
-    run.add_argument("--length", type=int, default=128)
-    run.add_argument("--windows", type=int, default=WINDOWS, help="in each of A and B")
-    run.add_argument("--means", type=int, default=256, help="windows for the means by position")
-    run.add_argument("--more", nargs="*", default=MORE, help="further changes")
+    parser.add_argument("model", help="a folder or a .gguf file")
+    parser.add_argument("--text", action="append", required=True, help="a text file; may be given several times")
+    parser.add_argument("--out", type=Path, required=True, help="a JSON file")
+    parser.add_argument("--name", help="of the model, default: that of its file")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--tf32", action="store_true", help="products in TF32 on a GPU")
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--windows", type=int, default=64, help="in each of A and B")
+    parser.add_argument("--means", type=int, default=256, help="windows for the means by position")
+    parser.add_argument("--more", nargs="*", default=MORE, help="further changes by head")
     asked = parser.parse_args()
-    found = json.loads(asked.out.read_text()) if asked.out.exists() else {}
-    if asked.command == "measure":
-        asked.device = str(pick_device(asked.device))
-        for text in asked.text:
-            found[f"{Path(asked.model).stem} on {Path(text).stem}"] = measure(asked.model, text, asked)
-            asked.out.write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
-    if asked.command == "tables" and asked.page:
-        write_page(asked.page, found)
-    for name, own in found.items():
-        show(name, own)
+    asked.device = str(pick_device(asked.device))
+    torch.backends.cuda.matmul.allow_tf32 = asked.tf32
+    for text in asked.text:
+        measured = measure(asked.model, text, asked)
+        models = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+        models[f"{asked.name or Path(asked.model).stem} on {Path(text).stem}"] = measured
+        asked.out.write_text(json.dumps(models, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
