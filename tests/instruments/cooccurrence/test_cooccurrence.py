@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.forms.counts import KINDS
 from keyquery.instruments.cooccurrence import tally
+from keyquery.instruments.cooccurrence.counts import KINDS
 from keyquery.instruments.cooccurrence.tally import words_in
 from keyquery.support import files
 

@@ -13,8 +13,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from keyquery.forms import Form
-from keyquery.forms import counts as algebra
-from keyquery.forms.counts import KINDS
+from keyquery.instruments.cooccurrence import counts as algebra
+from keyquery.instruments.cooccurrence.counts import KINDS
 from keyquery.instruments.cooccurrence.tally import CHUNK, Tally, read_into, require_words, tokens_of, words_in
 from keyquery.listening.inputs.encoding import encoded
 from keyquery.reading import Reading, digest, plain, provenance

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from keyquery.forms.counts import count_pairs, merge_pairs
+from keyquery.instruments.cooccurrence.counts import count_pairs, merge_pairs
 from keyquery.listening.inputs.word_pieces import WORD
 from keyquery.support.files import count_pieces, text_pieces
 from keyquery.support.progress import Progress

@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.forms.counts import KINDS
 from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
+from keyquery.instruments.cooccurrence.counts import KINDS
 from keyquery.listening.inputs.load import load_tokenizer
 from keyquery.support.files import regular
 from keyquery.support.progress import Progress

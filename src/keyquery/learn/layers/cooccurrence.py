@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from keyquery.forms.counts import KINDS, dealt
+from keyquery.instruments.cooccurrence.counts import KINDS, dealt
 from keyquery.layers.attention import Attention
 from keyquery.support.checks import check_choice, check_count
 
