@@ -62,15 +62,6 @@ class Core:
         return self.query - 2 * self.half
 
     @property
-    def key_gram(self) -> Tensor | None:
-        """KKᵀ, (..., r, r), where it is known without a product."""
-        if self.gram is None:
-            return None
-        rank = self.query.shape[-2]
-        power = -self.lift - self.unit
-        return times(times(self.gram[..., rank:, rank:], power), power.mT)
-
-    @property
     def own_query(self) -> Tensor:
         """Q in the coordinates that it has: (..., r, r) if n = 2r."""
         rank, width = self.query.shape[-2:]

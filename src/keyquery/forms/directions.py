@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.forms.core import Core, balanced, product_svd, restored, span
-from keyquery.forms.derivatives import eigenpairs, refuse_nan, root_rows
+from keyquery.forms.derivatives import refuse_nan
 from keyquery.forms.display import brief
 from keyquery.forms.measures import Measures, value_floor
 from keyquery.support.checks import check_count
@@ -50,8 +50,7 @@ class Planes(NamedTuple):
 class Directions(Measures):
     """Vectors of M, S and A, as columns, float64.
 
-    Eigenpairs have first derivatives, except for rotations among equal eigenvalues, which the form does not fix;
-    singular triples and planes have them for independent factors and distinct values. Otherwise a derivative raises.
+    They have derivatives for independent factors and distinct values; otherwise a derivative raises.
     """
 
     def svd(self, k: int | None = None) -> Svd:
@@ -85,8 +84,7 @@ class Directions(Measures):
         """The k eigenpairs (values, vectors) of S of largest magnitude, by descending value; all by default."""
         self.require_square("a symmetric part")
         check_count("k", k, 1, min(2 * self.rank, self.dim), optional=True)
-        core, values, vectors, factors = self._eigenpairs()
-        values, vectors = eigenpairs(values, vectors, *factors)
+        core, values, vectors = self._eigenpairs()
         chosen = _largest(values, k)
         columns = chosen.unsqueeze(-2).expand(*vectors.shape[:-1], -1)
         return Eigh(core.restored(values.gather(-1, chosen)), vectors.gather(-1, columns))
@@ -97,10 +95,7 @@ class Directions(Measures):
         most = min(2 * self.rank, self.dim) // 2
         check_count("k", k, 1, most, optional=True)
         k = k or most
-        query, key, lift, unit = balanced(*(refuse_nan(t, "planes") for t in self.wide()))
-        half = (query - key) / 2
-        basis = span(query, half)
-        core = Core(query @ basis, half @ basis, lift, unit)
+        core, basis = self._spanned("planes")
         # i·A is Hermitian: a vector a + ib of eigenvalue μ > 0 has Aa = μb and Ab = −μa.
         values, vectors = torch.linalg.eigh(1j * core.skew)
         values, vectors = values.flip(-1)[..., :k].clamp(min=0), vectors.flip(-1)[..., :k]
@@ -114,32 +109,41 @@ class Directions(Measures):
     def _whole_svd(self) -> Svd:
         return self.cached("svd", self.svd)
 
-    def _eigenpairs(self) -> tuple[Core, Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """A core, eigenvalues of its S, descending, and vectors (..., d, n), all constants; and balanced factors."""
-        query, key, lift, unit = balanced(*self.wide())
-        fixed, half = query.detach(), (query.detach() - key.detach()) / 2
-        basis = span(fixed, half)
-        core = Core(fixed @ basis, half @ basis, lift, unit)
+    def _spanned(self, subject: str) -> tuple[Core, Tensor]:
+        """A core of these factors, and the basis (..., d, n) of its coordinates."""
+        query, key, lift, unit = balanced(*(refuse_nan(t, subject) for t in self.wide()))
+        half = (query - key) / 2
+        basis = span(query, half)
+        return Core(query @ basis, half @ basis, lift, unit), basis
+
+    def _eigenpairs(self) -> tuple[Core, Tensor, Tensor]:
+        """A core, eigenvalues of its S, descending, and vectors (..., d, n)."""
+        core, basis = self._spanned("eigenvectors")
         values, vectors = torch.linalg.eigh(core.symmetric)
-        return core, values.flip(-1), basis @ vectors.flip(-1), (query, key)
+        return core, values.flip(-1), basis @ vectors.flip(-1)
 
     def _positive_rows(self, rank: int | None = None) -> Tensor:
         """√λ·vᵀ of the leading positive eigenpairs of S; at least one row, zero where the batch has fewer."""
-        core, values, vectors, factors = self._eigenpairs()
+        core, values, vectors = self._eigenpairs()
         kept = values > value_floor(core).unsqueeze(-1)
         most = max(int(kept.sum(-1).max()), 1)
         most = min(rank or most, most)
-        kept &= torch.arange(kept.shape[-1], device=kept.device) < most
-        return root_rows(values, vectors, kept, *factors)[..., :most, :] * core.unit.exp2()
+        return _root_rows(values[..., :most], vectors[..., :most], kept[..., :most]) * core.unit.exp2()
 
     def _symmetric_rows(self, rank: int) -> tuple[Tensor, Tensor]:
         """R and DR with S ≈ RᵀDR: the eigenpairs of largest magnitude."""
-        core, values, vectors, factors = self._eigenpairs()
+        core, values, vectors = self._eigenpairs()
         chosen = _largest(values, rank)
-        kept = torch.zeros_like(values, dtype=torch.bool).scatter(-1, chosen, True)
-        rows = root_rows(values, vectors, kept & (values != 0), *factors) * core.unit.exp2()
-        rows = rows.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, rows.shape[-1]))
-        return rows, rows * values.gather(-1, chosen).sign().unsqueeze(-1)
+        values = values.gather(-1, chosen)
+        vectors = vectors.gather(-1, chosen.unsqueeze(-2).expand(*vectors.shape[:-1], -1))
+        rows = _root_rows(values, vectors, values != 0) * core.unit.exp2()
+        return rows, rows * values.sign().unsqueeze(-1)
+
+
+def _root_rows(values: Tensor, vectors: Tensor, kept: Tensor) -> Tensor:
+    """√|λ|·vᵀ of the eigenpairs that are kept, 0 for others."""
+    size = torch.where(kept, torch.where(kept, values.abs(), 1.0).sqrt(), 0.0)
+    return vectors.mT * size.unsqueeze(-1)
 
 
 def _largest(values: Tensor, k: int | None) -> Tensor:

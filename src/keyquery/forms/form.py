@@ -36,8 +36,8 @@ class Form(Matrix, Directions):
     M itself is formed only by `dense()`. Sums, multiples, products, transposes, parts, rows and changes of basis of
     Forms are Forms; `form @ x` and `form[i, j]` are as for the matrix M.
     Metrics are computed in float64 from factors of any floating dtype. A Form is a value: create a new one after the
-    weights have changed. `torch.func` derivatives (grad, jacrev, jacfwd, hessian) are supported; vmap raises, since a
-    Form has its own batch.
+    weights have changed. Metrics have first derivatives, and second ones where factors are independent; vmap raises,
+    since a Form has its own batch.
 
     Parameters
     ----------

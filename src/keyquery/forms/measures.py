@@ -10,7 +10,7 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from keyquery.forms.core import Core, balanced, inner, reduced, restored, row_exponents, span, times
+from keyquery.forms.core import Core, balanced, inner, reduced, restored, row_exponents, times
 from keyquery.forms.derivatives import differentiated, refuse_nan
 from keyquery.forms.display import brief
 from keyquery.forms.factors import Factors
@@ -20,7 +20,7 @@ from keyquery.support.checks import broadcast, check_choice
 ZERO_FORM = 1e-14
 ZERO_VALUE = 1e-12
 LARGE = 2.0**30  # factors with lengths below this are multiplied as they are
-BLOCK = 32  # columns of a triangular factor that are multiplied at a time: of four blocks, 5/8 of the products
+BLOCK = 32  # columns of a factor that are multiplied at a time, to save memory
 
 
 class Signature(NamedTuple):
@@ -167,8 +167,6 @@ class Measures(Factors):
         """
         core = self.core()
         factor = self.wide()[side == "key"]
-        if not other.requires_grad and other.shape[-1] > other.shape[-2]:
-            other = _as_square(other, core.key_gram if side == "query" else None)
         if core.gram is not None:  # squares of factors, and of their products, are known to be in range
             return factor, times(other, exponents)
         scaled, rows = times(other, exponents), times(core.query if side == "query" else core.key, -exponents)
@@ -210,28 +208,12 @@ def value_floor(core: Core) -> Tensor:
 
 def _column_lengths(factor: Tensor, other: Tensor) -> Tensor:
     """‖otherᵀ·x‖ for every column x of a factor (..., r, d); a factor may be shared by several others, as under GQA."""
-    shared = factor.ndim > 2 and factor.ndim == other.ndim and factor.shape[-3] < other.shape[-3]
-    if shared and differentiated(factor, other):  # multiplied once, with all others concatenated
-        wide = other.movedim(-3, -2).flatten(-2)
-        products = (factor.squeeze(-3).mT @ wide).unflatten(-1, (other.shape[-3], other.shape[-1]))
-        return torch.linalg.vector_norm(products, dim=-1, dtype=torch.float64).mT
     if differentiated(factor, other):
         return torch.linalg.vector_norm(factor.mT @ other, dim=-1, dtype=torch.float64)
     squares = factor.new_zeros(*broadcast(factor.shape[:-2], other.shape[:-2]), factor.shape[-1], dtype=torch.float64)
-    lower = other.shape[-2] == other.shape[-1] and not other.triu(1).any()
-    for start in range(0, other.shape[-1], BLOCK):
-        first = start if lower else 0  # above it a triangular block is zero
-        rows, block = factor[..., first:, :], other[..., first:, start : start + BLOCK].mT
-        squares += inner(block, rows.mT).square().sum(-2, dtype=torch.float64)
+    for block in other.split(BLOCK, -1):
+        squares += inner(block.mT, factor.mT).square().sum(-2, dtype=torch.float64)
     return squares.sqrt_()
-
-
-def _as_square(rows: Tensor, gram: Tensor | None) -> Tensor:
-    """Rows (..., r, n) in r coordinates, with the same lengths and angles; `gram`: those of all pairs, if known."""
-    factor, failed = torch.linalg.cholesky_ex(rows @ rows.mT if gram is None else gram)
-    pivots = factor.diagonal(dim1=-2, dim2=-1)
-    well = (failed == 0) & (pivots.amin(-1) > 1e-4 * pivots.amax(-1))
-    return factor if well.all() else rows @ span(rows)
 
 
 def _ratio(above: Tensor, below: Tensor, zero: Tensor) -> Tensor:
