@@ -93,11 +93,8 @@ def test_float32_norms_of_rows_and_columns_at_any_size(size):
     torch.testing.assert_close(form.row_norms(), M.norm(dim=-1), rtol=1e-5, atol=0)
     torch.testing.assert_close(form.column_norms(), M.norm(dim=-2), rtol=1e-5, atol=0)
     assert math.isclose(float(form.norm2), float(M.square().sum()), rel_tol=1e-6)
-
-
-def test_norms_of_rows_far_smaller_than_others_are_not_zero():
-    query = torch.eye(3) * torch.tensor([1.0, 1e-22, 1e-30])
-    torch.testing.assert_close(kq.Form(query, torch.eye(3)).row_norms(), query.double().diagonal(), rtol=1e-6, atol=0)
+    uneven = torch.eye(3) * torch.tensor([1.0, 1e-22, 1e-30])
+    torch.testing.assert_close(kq.Form(uneven, torch.eye(3)).row_norms(), uneven.double().diagonal(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -129,14 +126,6 @@ def test_nearly_tied_factors_keep_the_digits_of_their_skew_part(rank, distance):
     assert ((values - expected).abs() / expected[0]).max() < 1e-11
 
 
-@pytest.mark.parametrize("size", [1.0, 1e10, 1e-10])
-def test_from_gram_gives_back_the_numbers_of_unbalanced_factors(size):
-    form = kq.Form(*torch.randn(2, 2, 4, 20, dtype=torch.float64))
-    other = kq.Form.from_gram(kq.Form(form.query * size, form.key / size).gram())
-    for name in ("symmetric_eigenvalues", "skew_values", "singular_values"):
-        torch.testing.assert_close(number(other, name), number(form, name), rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("size", [1.0, 8.0, 1e10])
 def test_from_gram_has_orthogonal_columns_and_zeros_where_the_rank_is_less(size):
     """As surgery inverts them: each column over its square."""
@@ -149,18 +138,6 @@ def test_from_gram_has_orthogonal_columns_and_zeros_where_the_rank_is_less(size)
     assert (inner - inner.diagonal().diag()).abs().max() < 1e-14 * inner.max()
     error = (rows @ rows.mT - x @ x.mT).abs() / (x.norm(dim=1)[:, None] * x.norm(dim=1))
     assert error.max() < 1e-12
-
-
-@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.bfloat16)])
-@pytest.mark.parametrize("side", [0, 1])
-def test_factors_of_two_dtypes_are_measured_again_when_one_changes_in_place(dtypes, side):
-    factors = [torch.randn(3, 20).to(dtype) for dtype in dtypes]
-    form = kq.Form(*factors)
-    assert form.dtype == form.query.dtype == form.key.dtype == form.dense().dtype == form.symmetric.dtype == dtypes[0]
-    before = form.norm2
-    factors[side].mul_(2)
-    torch.testing.assert_close(form.norm2, 4 * before)
-    torch.testing.assert_close(form.norm2, form.dense().double().square().sum(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -179,9 +156,3 @@ def test_gram_norms_and_parts_of_grouped_queries_are_the_dense_ones(dtype, size)
     for sign, energy in zip((1, -1), form.core().energies, strict=True):
         expected = ((dense + sign * dense.mT) / 2).square().sum((-2, -1))
         torch.testing.assert_close(energy, expected, rtol=1e-10, atol=0)
-
-
-def test_a_gram_matrix_may_be_changed_without_the_form():
-    form = kq.Form(torch.randn(2, 9), torch.randn(2, 9))
-    form.gram().zero_()
-    assert form.gram().any()

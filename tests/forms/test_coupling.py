@@ -3,7 +3,6 @@
 import itertools
 import math
 import sys
-import warnings
 
 import numpy as np
 import pytest
@@ -49,13 +48,6 @@ def test_distances_are_those_of_pot(n, d, offset):
     assert float(match(start, end).cost) == pytest.approx(ot.emd2([], [], squares), rel=1e-9, abs=1e-9)
 
 
-def test_where_staying_is_as_good_points_stay():
-    same = torch.zeros(6, 2)
-    assert match(same, same + 3).partner.tolist() == list(range(6))
-    twice = torch.tensor([[0.0], [0.0], [1.0], [1.0]])
-    assert match(twice, twice + 1).partner.tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("offset", [0.0, 50.0])
 def test_sinkhorn_encloses_the_optimum_and_its_coupling_has_exact_marginals(offset):
     start, end = clouds(120, 3, offset=offset)
@@ -64,14 +56,6 @@ def test_sinkhorn_encloses_the_optimum_and_its_coupling_has_exact_marginals(offs
     assert float(found.least) <= float(exact.cost) <= float(found.cost)
     assert float(found.cost - found.least) < 0.05 * float(exact.cost - (start.mean(0) - end.mean(0)).square().sum())
     torch.testing.assert_close(found.target.mean(0), end.mean(0), rtol=0, atol=1e-12 * (1 + offset))
-
-
-def test_sinkhorn_warns_once_whatever_the_sizes():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        for n in (5, 6, 7):
-            match(*clouds(n, 2), exact_limit=3)
-    assert len(caught) == 1
 
 
 @pytest.mark.parametrize(("n", "d"), [(50, 3), (4, 9)])
@@ -121,9 +105,7 @@ def test_the_gradient_of_the_loss_is_that_of_finite_differences():
     ("change", "words"),
     [
         ({"end": torch.zeros(4, 2)}, r"end must have shape \(n, d\) with n = 5, d = 2, got \(4, 2\)"),
-        ({"end": torch.zeros(5, 3)}, r"end must have shape \(n, d\) with n = 5, d = 2, got \(5, 3\)"),
         ({"start": torch.full((5, 2), torch.nan)}, "start must be finite, got 10 NaN or infinite of 10 values"),
-        ({"start": torch.zeros(0, 2), "end": torch.zeros(0, 2)}, "start must not be empty"),
     ],
 )
 @pytest.mark.unchecked

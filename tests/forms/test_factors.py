@@ -73,13 +73,6 @@ def test_scores(dtype, data):
     assert_near(form.scores(x[0], y[0]), xy[..., 0, 0], scale, dtype)
 
 
-def test_scores_broadcast_sentences_against_heads():
-    form = kq.Form(torch.randn(4, 2, 8), torch.randn(4, 2, 8))
-    x = torch.randn(5, 1, 7, 8)
-    expected = torch.einsum("bnd,hrd,hre,bme->bhnm", x[:, 0], form.query, form.key, x[:, 0])
-    torch.testing.assert_close(form.scores(x), expected, rtol=1e-4, atol=1e-4)
-
-
 @given(first=forms(kinds=("random", "tied")), data=st.data())
 def test_algebra_is_that_of_matrices(first, data):
     factors = torch.randn(2, *first.batch, 3, first.dim, dtype=torch.float64)
@@ -100,13 +93,6 @@ def test_algebra_is_that_of_matrices(first, data):
     ):
         torch.testing.assert_close(form.dense(), expected, rtol=1e-10, atol=1e-9)
         check_form(form)
-
-
-def test_a_tensor_scales_each_form_of_the_batch():
-    form = kq.Form(torch.randn(3, 2, 5), torch.randn(3, 2, 5))
-    scale = torch.tensor([1.0, -2.0, 0.5])
-    torch.testing.assert_close((form * scale).dense(), form.dense() * scale[:, None, None])
-    torch.testing.assert_close((form / scale).dense(), form.dense() / scale[:, None, None])
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])

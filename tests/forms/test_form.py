@@ -1,6 +1,5 @@
 """What a Form refuses: each error names the argument, what was given and what was expected."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,60 +22,43 @@ VALUE_ERRORS = {
     "query must have shape (..., r, d), got (4,)": lambda: kq.Form(torch.ones(4), GOOD),
     "key must have shape (..., r, e) with r = 2": lambda: kq.Form(GOOD, torch.ones(3, 4)),
     "must broadcast, got query (3,) and key (5,)": lambda: kq.Form(torch.ones(3, 2, 4), torch.ones(5, 2, 4)),
-    "query must not be empty": lambda: kq.Form(torch.ones(0, 4), torch.ones(0, 4)),
     "key must be finite, got 2 NaN or infinite of 8": lambda: kq.Form(GOOD, NAN),
-    "query must be finite": lambda: kq.Form(GOOD * torch.inf, GOOD),
     "got 'symetric'; did you mean 'symmetric'?": lambda: psd().nearest("symetric"),
     "rank must be between 1 and 4, got 0": lambda: psd().nearest("psd", rank=0),
     "the rank of a skew form must be even, got 3": lambda: psd().nearest("skew", rank=3),
-    "k must be between 1 and 2, got 3": lambda: psd().svd(3),
     "k must be between 1 and 4, got 0": lambda: psd().eigh(0),
-    "k must be between 1 and 2, got 4": lambda: psd().skew_planes(4),
     "k is 1, but there is nothing to choose from": lambda: kq.Form(GOOD[:1, :1], GOOD[:1, :1]).skew_planes(1),
     "kind must be one of 'excess', 'norms'": lambda: psd().column_directionality(kind="excesses"),
     "x must have shape (..., d) with d = 4": lambda: psd().scores(torch.ones(3, 5)),
-    "y must have shape (..., d) with d = 4": lambda: psd().distance(torch.ones(3, 4), torch.ones(5)),
     "got x (5,) and y (5,) and form (3,)": lambda: BATCH.scores(torch.ones(5, 7, 4)),
-    "covariance must have shape (d, d) with d = 4": lambda: psd().on(torch.eye(3)),
     "covariance must be symmetric": lambda: psd().on(torch.arange(16.0).reshape(4, 4)),
     "covariance must be positive semi-definite, got one with an eigenvalue of -1": lambda: psd().on(torch.eye(4) - 0.5),
-    "covariance must be positive semi-definite": lambda: psd().on(-torch.eye(4)),
     "mean must have shape (d,) with d = 4": lambda: psd().shares(torch.eye(4), torch.ones(3)),
     "query_bias must have shape (..., r)": lambda: psd().shares(torch.eye(4), torch.ones(4), query_bias=torch.ones(3)),
-    "key_bias must have shape (..., r) with r = 2": lambda: psd().with_bias(None, torch.ones(4)),
     "basis must have shape (..., d, e) with d = 4": lambda: psd().change_basis(torch.eye(5)),
     "forms of width 4 and 5 cannot be added": lambda: psd() + kq.Form(torch.ones(2, 5), torch.ones(2, 5)),
-    "must broadcast, got left (3,) and right (5,)": lambda: BATCH + kq.Form(torch.ones(5, 2, 4), GOOD),
     "must broadcast, got scale (5,) and form (3,)": lambda: BATCH * torch.ones(5),
     "scale must be finite, got nan": lambda: psd() * float("nan"),
-    "scale must be finite, got 1 NaN": lambda: psd() * torch.tensor(torch.nan),
     "scale must be finite, got 1 NaN or infinite of 3": lambda: BATCH / torch.tensor([1.0, 0.0, 2.0]),
     "gram must be symmetric": lambda: kq.Form.from_gram(torch.tensor([[1.0, 0.5], [0.0, 1.0]])),
     "eigenvalue of -1": lambda: kq.Form.from_gram(torch.stack((torch.zeros(4, 4), torch.eye(4) - 0.5))),
     "eigenvalue of -1e-09": lambda: kq.Form.from_gram(SMALL_BLOCK),
-    "offset must be finite, got nan": lambda: psd().at(float("nan"), kq.Rope(2)),
-    "factor must be finite, got inf": lambda: kq.Rope(2, factor=float("inf")),
     "this form has no batch to sum over": lambda: psd().sum(),
     "rope rotates 4 dimensions, but the head has 2": lambda: psd().at(1, kq.Rope(4)),
     "dims must be even": lambda: kq.Rope(3),
     "base must be positive, got 0.0": lambda: kq.Rope(2, base=0.0),
-    "frequencies must have shape (pairs,) with pairs = 2": lambda: kq.Rope(4, frequencies=torch.ones(3)),
 }
 BITS = "must be a floating-point tensor of at least 16 bits, got dtype torch"
 TYPE_ERRORS = {
     "query must be a torch.Tensor of shape (..., r, d), got list": lambda: kq.Form([[1.0]], GOOD),
     f"query {BITS}.int64": lambda: kq.Form(GOOD.long(), GOOD),
-    f"key {BITS}.complex64": lambda: kq.Form(GOOD, GOOD.to(torch.complex64)),
     f"query {BITS}.float8_e4m3fn": lambda: kq.Form(GOOD.to(torch.float8_e4m3fn), GOOD),
     f"target {BITS}.int64": lambda: psd().to(torch.int64),
     f"scale {BITS}.complex64": lambda: psd() * torch.tensor(1j),
     "offset must be a number, got Tensor": lambda: psd().at(torch.arange(4.0), kq.Rope(2)),
     "rope must be a Rope, got int": lambda: psd().at(1, 2),
-    "base must be a number, got str": lambda: kq.Rope(2, base="x"),
     "rank must be an integer, got 1.5": lambda: psd().nearest("psd", rank=1.5),
-    "dims must be an integer, got 2.0": lambda: kq.Rope(2.0),
     "unsupported operand": lambda: psd() + 1,
-    "can't multiply": lambda: psd() * "2",
 }
 
 
@@ -130,16 +112,3 @@ def test_a_gram_matrix_off_by_rounding_is_taken():
     few = torch.randn(3, 8)  # of rank 3: five eigenvalues are rounding
     assert torch.isfinite(kq.Form.from_gram(few.mT @ few).norm2)
     assert not kq.Form.from_gram(torch.zeros(2, 4, 4)).norm2.any()
-
-
-def test_numpy_integers_and_numbers_are_taken():
-    assert psd().svd(np.int64(1)).values.shape == (1,)
-    torch.testing.assert_close((np.float64(2) * BATCH).dense(), 2 * BATCH.dense())
-
-
-def test_large_finite_factors_are_not_taken_for_infinite():
-    huge = torch.full((2, 4), 3e38)
-    assert float(kq.Form(huge, huge).symmetry) == 1
-    assert torch.isfinite(kq.Form(huge, huge).symmetric.norm2)
-    half = torch.full((2, 4), 6e4, dtype=torch.float16)
-    assert float(kq.Form(half, half).symmetric.symmetry) == 1

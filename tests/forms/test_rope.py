@@ -40,18 +40,6 @@ def test_scores_at_an_offset_are_those_of_the_rotated_model(dims, interleaved, f
     assert score == pytest.approx(math.fsum(a * b for a, b in zip(q, k, strict=True)), rel=1e-9, abs=1e-9)
 
 
-def test_given_frequencies_are_used():
-    rope = kq.Rope(4, frequencies=torch.tensor([1.0, 0.25]))
-    torch.testing.assert_close(rope.angles(2.0), torch.tensor([2.0, 0.5], dtype=torch.float64))
-
-
-def test_a_tensor_of_positions_turns_each_token_by_its_own():
-    rope, x = kq.Rope(4), torch.randn(5, 4)
-    together = rope.rotate(x, torch.arange(5.0))
-    for position in range(5):
-        torch.testing.assert_close(together[position], rope.rotate(x[position], position))
-
-
 # On a grid: scores depend on rows and columns alone, in whatever order tokens stand.
 
 
