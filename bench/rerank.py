@@ -24,7 +24,6 @@ from time import perf_counter
 import numpy as np
 import torch
 from harness import RESULTS, publish, row, seconds
-from keyquery_studies.rerank.diffusion import Diffusion
 from torch.nn.functional import normalize
 
 import keyquery as kq
@@ -102,12 +101,12 @@ def measure(queries, turns, device):
     asked, model = data(queries, device), reranker(device)
     lists = search(*asked, TOP)
     agreed = check(model, asked, lists)
-    diffusion = Diffusion(TOP, device=device)
+    diffusion = kq.DiffusionReranker(TOP, device=device)
     graph = diffusion.graph(asked.database)
     works = {
         "re-ranking": lambda some, of: model._scores(some, of),
         "the same in plain torch, one query at a time": lambda some, of: plain(model.network_, some, of),
-        "diffusion on 10,000 items, its graph known": lambda some, of: diffusion.by_graph(some, of, graph),
+        "diffusion on 10,000 items, its graph known": lambda some, of: diffusion.by_graph(some, of, graph, TOP),
     }
     if device == "cuda":
         works["the same in plain torch, blocks in float16"] = lambda some, of: halved(model.network_, some, of)

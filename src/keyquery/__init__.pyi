@@ -11,6 +11,8 @@ from keyquery.learn.rerank.base import (
     AffinityReranker as AffinityReranker,
     AlphaQueryExpansion as AlphaQueryExpansion,
 )
+from keyquery.learn.rerank.choose import choose_reranker as choose_reranker
+from keyquery.learn.rerank.diffusion import DiffusionReranker as DiffusionReranker
 from keyquery.learn.rerank.heads import HeadReranker as HeadReranker
 from keyquery.learn.rerank.k_reciprocal import KReciprocalReranker as KReciprocalReranker
 from keyquery.learn.rerank.learned import Reranker as Reranker

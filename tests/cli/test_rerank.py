@@ -37,6 +37,7 @@ def run(folder, *options, code=0):
         ("affinity", kq.AffinityReranker(anchors=8, device="cpu")),
         ("expansion", kq.AlphaQueryExpansion(device="cpu")),
         ("reciprocal", kq.KReciprocalReranker(device="cpu")),
+        ("diffusion", kq.DiffusionReranker(device="cpu")),
     ],
 )
 def test_lists_of_methods_are_written(files, name, model):

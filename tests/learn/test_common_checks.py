@@ -82,13 +82,14 @@ PAIRS = {**VECTORS, "check_fit2d_1sample": "two items must share a label, and th
         (lambda: kq.VisualParser(size=8, patch=4, width=8, heads=2, epochs=1, device="cpu"), IMAGES, 11),
         (lambda: kq.HeadReranker(kq.models.DECODER, device="cpu"), TEXTS, 11),
         (lambda: kq.KReciprocalReranker(device="cpu"), RECIPROCAL, 33),
+        (lambda: kq.DiffusionReranker(neighbours=2, device="cpu"), VECTORS, 36),
         (lambda: kq.AlphaQueryExpansion(device="cpu"), VECTORS, 36),
         (lambda: kq.AffinityReranker(device="cpu"), VECTORS, 36),
         pytest.param(
             lambda: kq.Reranker(steps=2, device="cpu", random_state=0), PAIRS, 35, marks=pytest.mark.slow
         ),  # dozens of trainings
     ],
-    ids=["events", "images", "heads", "reciprocal", "expansion", "affinity", "reranker"],
+    ids=["events", "images", "heads", "reciprocal", "diffusion", "expansion", "affinity", "reranker"],
 )
 def test_what_fails_is_listed_with_its_reason(build, expected, passed):
     results = check_estimator(build(), expected_failed_checks=expected, on_fail=None)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from keyquery_studies.rerank import datasets as labelled
 from keyquery_studies.rerank.datasets import Sources, load_split, passages, prepare, split, stretches, votes_right
-from keyquery_studies.rerank.diffusion import Diffusion
 from keyquery_studies.rerank.embeddings import dino, image_vectors, load_dino, text_vectors
 from keyquery_studies.rerank.study import METHODS, RerankStudy, RerankTrial
 from keyquery_studies.rerank.study import run as run_rerank
@@ -83,39 +82,6 @@ def test_vectors_of_texts_are_means_over_their_tokens(tmp_path):
         assert np.allclose(vector, expected, atol=1e-5)
     with pytest.raises(ValueError, match="must be a transformers encoder with its tokenizer"):
         text_vectors(texts, kq.models.ENCODER)
-
-
-def test_diffusion_is_the_solution_of_its_equations():
-    vectors, _ = curves(5, seed=0)
-    queries, database = vectors[::9], vectors
-    model = Diffusion(top=120, neighbours=6, seeds=3, alpha=0.9, rounds=200, device="cpu")
-    order, scores = model.rerank(queries, database)
-    like = (database @ database.T).double()
-    near = like.argsort(dim=1, descending=True)[:, 1:7]
-    linked = torch.zeros(120, 120, dtype=torch.bool).scatter_(1, near, True)
-    weights = like.clamp(min=0) ** 3 * (linked & linked.T)
-    root = weights.sum(1).clamp(min=1e-30).rsqrt()
-    matrix = torch.eye(120).double() - 0.9 * root[:, None] * weights * root
-    for query, mine, score in zip(queries.double(), order, scores, strict=True):
-        first = (database.double() @ query).argsort(descending=True)[:3]
-        y = torch.zeros(120, dtype=torch.float64)
-        y[first] = (database.double()[first] @ query).clamp(min=0) ** 3
-        truth = torch.linalg.solve(matrix, y)
-        assert torch.allclose(score.double(), truth[mine], atol=1e-4 * float(truth.max()))
-        assert torch.allclose(truth[mine], truth.sort(descending=True).values, atol=1e-4 * float(truth.max()))
-
-
-def test_diffusion_follows_a_curve_to_its_ends():
-    vectors, labels = curves(8, seed=3)
-    database = normalize(vectors, dim=1)
-    plain, diffused = (
-        kq.score_rankings(order, labels.unsqueeze(1) == labels).mean["average_precision"]
-        for order in (
-            (database @ database.T).argsort(dim=1, descending=True),
-            Diffusion(top=192, neighbours=6, seeds=3, device="cpu").rerank(database, database)[0],
-        )
-    )
-    assert diffused > plain + 0.1
 
 
 def test_classes_to_learn_from_are_not_those_to_test_on():

@@ -24,12 +24,17 @@ from keyquery.support.arrays import read_array
 from keyquery.support.checks import check_choice
 
 # Names in keyquery, imported on use: they need scikit-learn.
-METHODS = {"affinity": "AffinityReranker", "expansion": "AlphaQueryExpansion", "reciprocal": "KReciprocalReranker"}
+METHODS = {
+    "affinity": "AffinityReranker",
+    "expansion": "AlphaQueryExpansion",
+    "reciprocal": "KReciprocalReranker",
+    "diffusion": "DiffusionReranker",
+}
 ENDS = (".npy", ".json")
 Lists = Annotated[
     Path | None, typer.Option(help="First-stage candidate lists (indices), .npy (q, m). Default: exact search.")
 ]
-Method = Annotated[str | None, typer.Option(help="Training-free method: affinity, expansion or reciprocal.")]
+Method = Annotated[str | None, typer.Option(help="Training-free method: affinity, expansion, reciprocal or diffusion.")]
 Fit = Annotated[Path | None, typer.Option(help="Train on these vectors, .npy (n, dim), and their --labels.")]
 Labels = Annotated[Path | None, typer.Option(help="With --fit: labels, .npy (n,), numbers or strings.")]
 Save = Annotated[Path | None, typer.Option(help="With --fit: save the trained re-ranker to this .safetensors file.")]

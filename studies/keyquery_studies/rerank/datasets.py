@@ -17,7 +17,7 @@ from torch import Tensor
 
 from keyquery.learn.data import Revisited, load_images, load_revisited, read_column, read_corpus, unwrap
 from keyquery.learn.inputs.vectors import vectors_of
-from keyquery.learn.rerank.search import itself_first, search
+from keyquery.learn.rerank.graph import nearest
 from keyquery.support.extras import optional
 from keyquery.support.files import regular, write_all
 from keyquery.support.progress import Progress
@@ -136,7 +136,7 @@ def votes_right(vectors: Float[Tensor, "n dim"], labels: Shaped[np.ndarray, " n"
     """Leave-one-out accuracy of a vote of the five nearest neighbours."""
     count = min(NEAR + 1, len(vectors))
     _, numbers = np.unique(labels, return_inverse=True)
-    votes = torch.from_numpy(numbers)[itself_first(search(vectors, vectors, count))]
+    votes = torch.from_numpy(numbers)[nearest(vectors, count)]
     return float((votes[:, 1:].mode(1).values == votes[:, 0]).double().mean())
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from keyquery.learn.inputs.vectors import Asked, asked_of
 from keyquery.learn.rankings.rankings import score_rankings, score_revisited
 from keyquery.learn.rerank.base import AffinityReranker, AlphaQueryExpansion, ListReranker, by_score
+from keyquery.learn.rerank.diffusion import DiffusionReranker
 from keyquery.learn.rerank.k_reciprocal import KReciprocalReranker
 from keyquery.learn.rerank.learned import Reranker
 from keyquery.learn.rerank.search import search
@@ -32,7 +33,6 @@ from keyquery_studies.common.rows import firsts, over_seeds
 from keyquery_studies.common.runner import device_name, run_jobs, study_folder
 from keyquery_studies.common.store import result_name
 from keyquery_studies.rerank.datasets import Sources, Split, load_split, prepare
-from keyquery_studies.rerank.diffusion import Diffusion
 
 KERNELS = ("general", "psd", "symmetric")
 LEARNED = tuple(f"learned, {kernel}" for kernel in KERNELS)
@@ -111,10 +111,9 @@ class RerankTrial:
     @property
     def name(self) -> str:
         """The name of its result file."""
-        learned = asdict(Reranker.plan) if self.method in LEARNED else {}
         own = asdict(self) if self.method in LEARNED else {**asdict(self), "width": 0, "steps": 0}
         del own["shared"]
-        return result_name((self.dataset, self.method.replace(",", ""), self.seed), {**own, **learned})
+        return result_name((self.dataset, self.method.replace(",", ""), self.seed), own)
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
         """Train if the method is learned, re-rank the lists, and score them."""
@@ -151,7 +150,10 @@ class RerankTrial:
         if self.method == "reciprocal":
             usual = KReciprocalReranker()
             return KReciprocalReranker(top, min(usual.neighbours, top), min(usual.smoothing, top), device=device)
-        plain: dict[str, Callable[..., ListReranker]] = {"expansion": AlphaQueryExpansion, "diffusion": Diffusion}
+        plain: dict[str, Callable[..., ListReranker]] = {
+            "expansion": AlphaQueryExpansion,
+            "diffusion": DiffusionReranker,
+        }
         return plain[self.method](top, device=device) if self.method in plain else None
 
     def _row(self, data: Split, scope: str | None, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +172,9 @@ def _timed(model: Any, asked: Asked, lists: Tensor, top: int) -> dict[str, Any]:
     def scored() -> tuple[Tensor, Tensor]:
         if isinstance(model, AlphaQueryExpansion) and top == lists.shape[1]:
             return model._reranked(asked, top, None)  # a search, which is faster than lists of everything
-        scores = model._scores(asked, lists[:, :top]) if graph is None else model.by_graph(asked, lists[:, :top], graph)
+        scores = (
+            model._scores(asked, lists[:, :top]) if graph is None else model.by_graph(asked, lists[:, :top], graph, top)
+        )
         return by_score(lists, scores)
 
     scored()  # the first time is slower than all others

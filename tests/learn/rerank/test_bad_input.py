@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.learn.rerank.search import search
 from tests.learn.rerank.groups import curves
 
 pytestmark = pytest.mark.unchecked
@@ -100,8 +99,6 @@ def test_an_index_that_does_not_fit():
         ({}, VECTORS, torch.arange(96), "at least two items must share a label, got 96 items with 96 labels"),
         ({}, VECTORS, torch.zeros(96), "labels must have two or more classes"),
         ({}, HOLED, LABELS, "features must be finite: row 5 holds NaN"),
-        ({}, [VECTORS, EMPTY], LABELS, r"features\[1\] must have a direction: row 7 is a zero vector"),
-        ({}, [VECTORS, VECTORS[:9]], LABELS, "features must be descriptors of the same items, got 96, 9 of them"),
         ({"anchors": 100}, VECTORS, LABELS, "anchors is 100, but features have only 96 items"),
         ({"kernel": "gaussian"}, VECTORS, LABELS, "kernel must be one of 'general', .* got 'gaussian'"),
         ({"steps": 0}, VECTORS, LABELS, "steps must be at least 1, got 0"),
@@ -121,9 +118,6 @@ def test_lists_shorter_than_the_anchors():
     with pytest.raises(ValueError, match="anchors is 12, but lists have 8 candidates: use at most 9"):
         model.rerank(VECTORS[:1], VECTORS)
     assert model.rerank(VECTORS[:1], VECTORS, top=11)[0].shape == (1, 11)
-
-
-def test_what_is_not_fitted():
     with pytest.raises(ValueError, match="This Reranker instance is not fitted yet"):
         kq.Reranker().rerank(VECTORS[:1], VECTORS)
 
@@ -143,11 +137,6 @@ def test_parameters_that_do_not_fit(model, said):
         model.rerank(VECTORS[:1], VECTORS)
 
 
-def test_a_weight_that_is_no_number():
-    with pytest.raises(TypeError, match="weight must be a number, got str"):
-        kq.KReciprocalReranker(device="cpu").set_params(weight="half").rerank(VECTORS[:1], VECTORS)
-
-
 @pytest.mark.parametrize(
     ("shown", "said"),
     [
@@ -160,8 +149,3 @@ def test_a_weight_that_is_no_number():
 def test_what_cannot_be_shown(shown, said):
     with pytest.raises(ValueError, match=said):
         AFFINITY.moves(VECTORS[:1], VECTORS, **shown)
-
-
-def test_a_search_for_more_than_there_is():
-    with pytest.raises(ValueError, match="top is 97, but the database has only 96 items"):
-        search(VECTORS[:1], VECTORS, 97)

@@ -36,25 +36,6 @@ def vectors_of(
     return (vectors / length).to(dtype)
 
 
-def descriptors_of(features: Any, device: str) -> list[Float[Tensor, "n _"]]:
-    """One set of vectors (n, dim), or several descriptors of the same n items, each of its own width."""
-    several = [features[i] for i in range(len(features))] if _are_several(features) else None
-    if several is None:
-        return [vectors_of("features", features, device)]
-    descriptors = [vectors_of(f"features[{place}]", vectors, device) for place, vectors in enumerate(several)]
-    counts = [len(vectors) for vectors in descriptors]
-    if len(set(counts)) > 1:
-        raise ValueError(f"features must be descriptors of the same items, got {', '.join(map(str, counts))} of them")
-    return descriptors
-
-
-def _are_several(features: Any) -> bool:
-    """Whether features are sets of vectors, and not vectors."""
-    if isinstance(features, (list, tuple)):
-        return bool(features) and np.ndim(features[0]) == 2
-    return getattr(features, "ndim", 0) == 3 and len(features) > 0
-
-
 class Asked(NamedTuple):
     """Queries and the database to search, as unit vectors on the device."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -44,7 +44,7 @@ class ListReranker(Estimator, ABC):
         return self
 
     def rerank(self, queries: Any, database: Any = None, top: int | None = None, index: Any = None) -> tuple[Any, Any]:
-        """Search the database and re-rank the nearest neighbours of each query."""
+        """Search the database, by `index` if given, and re-rank the nearest neighbours of each query."""
         asked = self._asked(queries, database)
         top = self._top(top, len(asked.database), "the database has")
         order, scores = self._reranked(asked, top, index)
@@ -55,10 +55,7 @@ class ListReranker(Estimator, ABC):
 
         The rest of each list keeps its order. Returns lists (q, m) and the scores (q, top) of the re-ranked part.
         """
-        asked = self._asked(queries, database)
-        first = lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
-        top = self._top(top, first.shape[1], "lists hold")
-        order, scores = self._ordered(asked, first, top)
+        _, order, scores = self._both(self._asked(queries, database), lists, top)
         return like(queries, order), like(queries, scores)
 
     def moves(
@@ -69,35 +66,31 @@ class ListReranker(Estimator, ABC):
         *,
         top: int | None = None,
         most: int = 10,
-        names: Sequence[str] | None = None,
-        query_names: Sequence[str] | None = None,
-        images: Any = None,
-        query_images: Any = None,
-        relevant: Any = None,
+        **shown: Any,
     ) -> Reranking:
-        """The first `most` ranks of each query before and after re-ranking, as a Reading."""
+        """The first `most` ranks of each query before and after re-ranking, as a Reading.
+
+        `shown` may hold `names` and `images` of the items, `query_names`, `query_images`, and the `relevant` items.
+        """
         check_count("most", most)
-        asked, seen = self._asked(queries, database), {"images": images, "query_images": query_images}
-        shown = Shown(names=names, query_names=query_names, relevant=relevant, **seen)
-        shown.check(len(asked.queries), len(asked.database))
-        return reranking_of(repr(self), *self._both(asked, lists, top), most, shown)
+        asked, display = self._asked(queries, database), Shown(**shown)
+        display.check(len(asked.queries), len(asked.database))
+        before, after, scores = self._both(asked, lists, top)
+        return reranking_of(repr(self), before.cpu(), after.cpu(), scores.cpu(), most, display)
 
     def before_and_after(
         self, queries: Any, database: Any, lists: Any = None, top: int | None = None
     ) -> tuple[Int64[Tensor, "q m"], Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
         """Lists before and after re-ranking, and the scores of the first `top`. Default lists: exact search."""
-        return self._both(self._asked(queries, database), lists, top)
+        before, after, scores = self._both(self._asked(queries, database), lists, top)
+        return before.cpu(), after.cpu(), scores.cpu()
 
     def _both(self, asked: Asked, lists: Any, top: int | None) -> tuple[Tensor, Tensor, Tensor]:
         if lists is None:
             top = self._top(top, len(asked.database), "the database has")
-            before = search(*asked, top, verbose=self.verbose)
-            after, scores = self._reranked(asked, top, None)
-        else:
-            before = lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
-            top = self._top(top, before.shape[1], "lists hold")
-            after, scores = self._ordered(asked, before, top)
-        return before.cpu(), after.cpu(), scores.cpu()
+            return search(*asked, top, self.verbose), *self._reranked(asked, top, None)
+        before = lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
+        return before, *self._ordered(asked, before, self._top(top, before.shape[1], "lists hold"))
 
     def _check(self) -> None:
         check_count("top", self.top, optional=True)
@@ -108,25 +101,24 @@ class ListReranker(Estimator, ABC):
 
     def _database(self, database: Any) -> Any:
         """The database, or that of `fit`."""
-        if database is not None:
-            return database
-        if getattr(self, "database_", None) is None:
+        if database is None:
+            database = getattr(self, "database_", None)
+        if database is None:
             raise ValueError("database must be vectors (n, dim): it may be omitted only after fit(database)")
-        return self.database_
+        return database
 
     def _top(self, top: int | None, available: int, where: str) -> int:
         check_count("top", top, optional=True)
         chosen = self.top if top is None else top
         if chosen is None:
             return min(TOP, available)
-        chosen = int(chosen)
         if chosen > available:
             raise ValueError(f"top is {chosen}, but {where} only {available} items: use top={available} or less")
-        return chosen
+        return int(chosen)
 
     def _first(self, asked: Asked, top: int, index: Any) -> Int64[Tensor, "q top"]:
         if index is None:
-            return search(*asked, top, verbose=self.verbose)
+            return search(*asked, top, self.verbose)
         lists = search_index(index, asked.queries, len(asked.database), top)
         return lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
 
@@ -155,11 +147,10 @@ def by_score(
 def in_batches(
     asked: Asked, lists: Int64[Tensor, "q top"], verbose: bool = False, widest: int = 1
 ) -> Iterator[Int64[Tensor, " some"]]:
-    """Query indices in batches that fit into memory; `verbose` shows progress, `widest` is the floats per candidate."""
-    device, each = asked.queries.device.type, lists.shape[1] + 1
+    """Query indices in batches that fit into memory; `widest` is the floats per candidate."""
+    device = asked.queries.device.type
     rows = min(ROWS[device], FLOATS // widest) if device == "cpu" else ROWS[device]
-    size = max(rows // each, 1)
-    batches = torch.arange(len(lists), device=lists.device).split(size)
+    batches = torch.arange(len(lists), device=lists.device).split(max(rows // (lists.shape[1] + 1), 1))
     with bars(verbose) as progress:
         yield from progress(batches, "re-ranking", len(batches))
 
@@ -253,7 +244,7 @@ class AlphaQueryExpansion(ListReranker):
 
     See Also
     --------
-    KReciprocalReranker, AffinityReranker : other training-free re-rankers.
+    KReciprocalReranker, DiffusionReranker, AffinityReranker : other training-free re-rankers.
 
     Examples
     --------
@@ -286,11 +277,10 @@ class AlphaQueryExpansion(ListReranker):
         first = self._first(asked, min(self.neighbours, len(asked.database)), index)
         again = Asked(self._expanded(asked, first), asked.database)
         lists = self._first(again, top, index)
-        return lists, _all_dots(again, lists, self.verbose)
+        return lists, self._dots(again, lists)
 
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        return _all_dots(Asked(self._expanded(asked, lists), asked.database), lists, self.verbose)
+        return self._dots(Asked(self._expanded(asked, lists), asked.database), lists)
 
-
-def _all_dots(asked: Asked, lists: Int64[Tensor, "q top"], verbose: bool) -> Float[Tensor, "q top"]:
-    return torch.cat([dots(asked, lists, chosen) for chosen in in_batches(asked, lists, verbose)])
+    def _dots(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
+        return torch.cat([dots(asked, lists, chosen) for chosen in in_batches(asked, lists, self.verbose)])

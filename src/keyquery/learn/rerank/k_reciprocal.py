@@ -2,66 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from keyquery.learn.base import check_sizes
-from keyquery.learn.inputs.vectors import Asked, vectors_of
-from keyquery.learn.rerank.base import ListReranker, by_score, dots, in_batches
-from keyquery.learn.rerank.search import CHUNK, itself_first, mutual, search
+from keyquery.learn.inputs.vectors import Asked
+from keyquery.learn.rerank.base import dots, in_batches
+from keyquery.learn.rerank.graph import CHUNK, GraphReranker, mutual, nearest
 from keyquery.support.checks import check_number
-from keyquery.support.devices import pick_device
 
 SHARE = 2 / 3  # of a neighbour's k/2-reciprocal set that must be in R for the set to be added
 ROUNDING = 1e-6  # of dot products: a query may be an item of the database
 PAIRS = 2**18  # dot products per batch
 
 
-class Sparse(NamedTuple):
-    """Sparse (CSR) rows that sum to 1: row i has `values[starts[i]:starts[i + 1]]` in those `columns`."""
-
-    starts: Int64[Tensor, " ends"]
-    columns: Int64[Tensor, " entries"]
-    values: Float[Tensor, " entries"]
-
-    def entries(
-        self, chosen: Int64[Tensor, " m"]
-    ) -> tuple[Int64[Tensor, " some"], Int64[Tensor, " some"], Float[Tensor, " some"]]:
-        """Entries of the chosen rows: position of the row in `chosen`, column and value."""
-        sizes = self.starts[chosen + 1] - self.starts[chosen]
-        of = torch.arange(len(chosen), device=chosen.device).repeat_interleave(sizes)
-        within = torch.arange(len(of), device=chosen.device) - (sizes.cumsum(0) - sizes)[of]
-        place = self.starts[chosen][of] + within
-        return of, self.columns[place], self.values[place]
-
-
 class Graph(NamedTuple):
-    """k-nearest-neighbour graph of a database: neighbours (itself first), reciprocity, and rows of weights."""
+    """k-nearest-neighbour graph of a database: neighbours (itself first), reciprocity, and sparse rows of weights."""
 
     near: Int64[Tensor, "n k"]
     least: Float[Tensor, " n"]  # similarity of the k-th neighbour
     half: Bool[Tensor, "n h"]  # which of the first k/2 are k/2-reciprocal
-    raw: Sparse  # weights before smoothing
-    rows: Sparse
+    raw: Tensor  # weights (n, n) before smoothing
+    rows: Tensor
 
 
-class Kept(NamedTuple):
-    """The graph of a fitted database, and what it was computed from."""
-
-    vectors: Float[Tensor, "n dim"]
-    params: tuple[int, int]
-    graph: Graph
-
-    def holds(self, vectors: Float[Tensor, "n dim"], params: tuple[int, int]) -> bool:
-        """Whether the graph is that of these vectors and parameters."""
-        same = self.vectors.device == vectors.device and self.params == params
-        return same and torch.equal(self.vectors, vectors)
-
-
-class KReciprocalReranker(ListReranker):
+class KReciprocalReranker(GraphReranker):
     """Training-free re-ranking by k-reciprocal neighbours (Zhong et al. 2017), with the Jaccard distance J.
 
     Recommended: mAP +.013 to +.036 over the first ranking of 128 on three datasets.
@@ -95,7 +63,7 @@ class KReciprocalReranker(ListReranker):
 
     See Also
     --------
-    AlphaQueryExpansion, AffinityReranker : other training-free re-rankers.
+    DiffusionReranker, AlphaQueryExpansion, AffinityReranker : other training-free re-rankers.
 
     Examples
     --------
@@ -104,6 +72,9 @@ class KReciprocalReranker(ListReranker):
     >>> kq.KReciprocalReranker(top=10, neighbours=6).rerank(database[:2], database)[0][:, 0]
     tensor([0, 1])
     """
+
+    _of_graph: ClassVar[tuple[str, ...]] = ("neighbours", "smoothing")
+    _of_query: ClassVar[str] = "neighbours"
 
     def __init__(
         self,
@@ -126,103 +97,47 @@ class KReciprocalReranker(ListReranker):
         if self.smoothing > self.neighbours:
             raise ValueError(f"smoothing must be at most neighbours, {self.neighbours}, got {self.smoothing}")
 
-    def fit(self, features: Any = None, labels: Any = None) -> KReciprocalReranker:
-        """Keep a database of vectors (n, dim), if given, and its neighbour graph, so that queries are fast.
-
-        Parameters
-        ----------
-        features
-            Vectors (n, dim) of the database. Default: none.
-        labels
-            Ignored; for scikit-learn.
-
-        Returns
-        -------
-        KReciprocalReranker
-            The estimator.
-        """
-        super().fit(features, labels)
-        self.graph_: Kept | None = None
-        if features is not None:
-            vectors = vectors_of("features", features, pick_device(self.device))
-            self.graph_ = Kept(vectors, (self.neighbours, self.smoothing), self.graph(vectors))
-        return self
-
-    def _reranked(self, asked: Asked, top: int, index: Any) -> tuple[Int64[Tensor, "q top"], Float[Tensor, "q top"]]:
-        most = max(top, min(self.neighbours, len(asked.database)))  # neighbours count beyond the candidates, too
-        order, scores = self._ordered(asked, self._first(asked, most, index), top)
-        return order[:, :top], scores
-
-    def _ordered(
-        self, asked: Asked, lists: Int64[Tensor, "q m"], top: int
-    ) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
-        return by_score(lists, self._scores(asked, lists[:, :top], lists))
-
-    def _scores(
-        self, asked: Asked, lists: Int64[Tensor, "q top"], near: Int64[Tensor, "q m"] | None = None
-    ) -> Float[Tensor, "q top"]:
-        kept: Kept | None = getattr(self, "graph_", None)
-        holds = kept is not None and kept.holds(asked.database, (self.neighbours, self.smoothing))
-        graph = kept.graph if kept is not None and holds else self.graph(asked.database)
-        return self.by_graph(asked, lists, graph, near)
-
     def graph(self, database: Float[Tensor, "n dim"]) -> Graph:
-        """Neighbour graph of a database of unit vectors; it is independent of the queries.
-
-        Parameters
-        ----------
-        database
-            Unit vectors (n, dim).
-
-        Returns
-        -------
-        Graph
-            Neighbours and their weights.
-        """
+        """Neighbour graph of a database of unit vectors (n, dim); it is independent of the queries."""
         k = min(self.neighbours, len(database))
-        smoothing = min(self.smoothing, k)
-        near = itself_first(search(database, database, k, verbose=self.verbose))
-        whole, half = (mutual(near[:, :size]) for size in (k, _half(k)))
-        raw = _weights(database, database, near, whole, near, half)
+        near = nearest(database, k, self.verbose)
+        half = mutual(near[:, : max(round(k / 2), 1)])
+        raw = _weights(database, database, near, mutual(near), near, half)
         least = (database * database[near[:, -1]]).sum(1)
-        return Graph(near, least, half, raw, _smoothed(raw, near[:, :smoothing], smoothing, len(database)))
+        return Graph(near, least, half, raw, _mean(raw, near[:, : self.smoothing]))
 
-    def by_graph(
-        self, asked: Asked, lists: Int64[Tensor, "q top"], graph: Graph, near: Int64[Tensor, "q m"] | None = None
-    ) -> Float[Tensor, "q top"]:
-        """Scores of the candidates, given the graph of the database.
+    def by_graph(self, asked: Asked, lists: Int64[Tensor, "q m"], graph: Graph, top: int) -> Float[Tensor, "q top"]:
+        """Scores of the first `top` candidates, given the graph; the first k of the lists are the query's neighbours.
 
         Parameters
         ----------
         asked
             The queries.
         lists
-            Indices of their candidates (q, top).
+            Indices of their nearest items (q, m).
         graph
             Of the database, as made by `graph`.
-        near
-            The nearest neighbours of the queries (q, m), of which the first k count. Default: the candidates.
+        top
+            How many to score.
 
         Returns
         -------
         Tensor
             Scores (q, top).
         """
-        near = (lists if near is None else near)[:, : self.neighbours]
+        near, lists = lists[:, : self.neighbours], lists[:, :top]
         smoothing = min(self.smoothing, near.shape[1])
         similar = dots(asked, near, torch.arange(len(near), device=near.device))
         both = similar >= graph.least[near] - ROUNDING
         own = _weights(asked.queries, asked.database, near, both, graph.near, graph.half)
-        smooth = _smoothed(graph.raw, near[:, : smoothing - 1], smoothing, len(asked.database), own)
+        rows = own / smoothing
+        if smoothing > 1:
+            rows = rows + _mean(graph.raw, near[:, : smoothing - 1]) * ((smoothing - 1) / smoothing)
         scores = []
         for chosen in in_batches(asked, lists, self.verbose):
-            shared = _shared(smooth, graph.rows, chosen, lists[chosen], len(asked.database))
+            shared = _shared(rows.index_select(0, chosen).to_dense(), graph.rows, lists[chosen])
             scores.append((1 - self.weight) * shared / (2 - shared) + self.weight * dots(asked, lists, chosen))
         return torch.cat(scores)
-
-
-def _half(k: int) -> int:
-    return max(round(k / 2), 1)
 
 
 def _weights(
@@ -232,8 +147,8 @@ def _weights(
     both: Bool[Tensor, "m k"],
     graph: Int64[Tensor, "n _"],
     half: Bool[Tensor, "n h"],
-) -> Sparse:
-    """Rows (m, n): exp(x_i·x_j − 1) over the expanded reciprocal sets, normalised to sum 1."""
+) -> Tensor:
+    """Sparse rows (m, n): exp(x_i·x_j − 1) over the expanded reciprocal sets, normalised to sum 1."""
     pairs = []
     for chunk in torch.arange(len(near), device=near.device).split(CHUNK):
         known, own = near[chunk], both[chunk]
@@ -246,37 +161,27 @@ def _weights(
     rows, columns = torch.cat(pairs, 1)
     once = (rows * len(database) + columns).unique()
     rows, columns = once // len(database), once % len(database)
-    each = zip(rows.split(PAIRS), columns.split(PAIRS), strict=True)
-    values = torch.cat([((vectors[i] * database[j]).sum(1) - 1).exp() for i, j in each])
-    sums = values.new_zeros(len(near)).index_add_(0, rows, values)
-    return _sparse(once, values / sums[rows], len(near), len(database))
+    batches = zip(rows.split(PAIRS), columns.split(PAIRS), strict=True)
+    values = torch.cat([((vectors[i] * database[j]).sum(1) - 1).exp() for i, j in batches])
+    values = values / values.new_zeros(len(near)).index_add_(0, rows, values)[rows]
+    return _sparse(torch.stack((rows, columns)), values, (len(near), len(database))).coalesce()
 
 
-def _smoothed(rows: Sparse, near: Int64[Tensor, "m s"], size: int, items: int, own: Sparse | None = None) -> Sparse:
-    """The sum of each item's neighbours' rows, and of `own` if not None, divided by `size`."""
-    of, columns, values = rows.entries(near.flatten())
-    keys = of // near.shape[1] * items + columns if near.shape[1] else columns
-    if own is not None:
-        at, own_columns, mine = own.entries(torch.arange(len(near), device=near.device))
-        keys, values = torch.cat((keys, at * items + own_columns)), torch.cat((values, mine))
-    once, place = keys.unique(return_inverse=True)
-    sums = values.new_zeros(len(once)).index_add_(0, place, values / size)
-    return _sparse(once, sums, len(near), items)
+def _mean(rows: Tensor, near: Int64[Tensor, "m s"]) -> Tensor:
+    """The mean of each item's neighbours' sparse rows."""
+    chosen = rows.index_select(0, near.flatten())
+    row, column = chosen._indices()
+    indices = torch.stack((row // near.shape[1], column))
+    return _sparse(indices, chosen._values() / near.shape[1], (len(near), rows.shape[1])).coalesce()
 
 
-def _sparse(keys: Int64[Tensor, " entries"], values: Float[Tensor, " entries"], count: int, items: int) -> Sparse:
-    """Sparse rows from sorted keys row·items + column."""
-    ends = torch.bincount(keys // items, minlength=count).cumsum(0)
-    return Sparse(torch.cat((ends.new_zeros(1), ends)), keys % items, values)
-
-
-def _shared(
-    queries: Sparse, items: Sparse, chosen: Int64[Tensor, " some"], lists: Int64[Tensor, "some top"], count: int
-) -> Float[Tensor, "some top"]:
-    """Σ_j of the minimum of a query's row and of each candidate's row."""
-    at, columns, own = queries.entries(chosen)
-    dense = own.new_zeros(len(chosen), count)
-    dense[at, columns] = own
-    candidate, columns, values = items.entries(lists.flatten())
-    least = torch.minimum(dense[candidate // lists.shape[1], columns], values)
+def _shared(queries: Float[Tensor, "some n"], items: Tensor, lists: Int64[Tensor, "some top"]) -> Tensor:
+    """Σ_j of the minimum of a query's row and of each candidate's sparse row."""
+    rows = items.index_select(0, lists.flatten()).coalesce()
+    candidate, columns = rows.indices()
+    least = torch.minimum(queries[candidate // lists.shape[1], columns], rows.values())
     return least.new_zeros(lists.numel()).index_add_(0, candidate, least).view(lists.shape)
+
+
+def _sparse(indices: Int64[Tensor, "2 entries"], values: Float[Tensor, " entries"], shape: tuple[int, int]) -> Tensor:
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +14,9 @@ from keyquery.layers.kernels import KERNELS
 from keyquery.learn.base import SavedEstimator, check_is_fitted, check_sizes, seed_of, seeded
 from keyquery.learn.fitting import fit_network
 from keyquery.learn.inputs.targets import labels_of
-from keyquery.learn.inputs.vectors import Asked, asked_of, descriptors_of
+from keyquery.learn.inputs.vectors import Asked, asked_of, vectors_of
 from keyquery.learn.rerank.base import ListReranker, in_batches, rows_of
+from keyquery.learn.rerank.graph import nearest
 from keyquery.learn.rerank.network import (
     ANCHORS,
     KERNEL,
@@ -31,24 +31,15 @@ from keyquery.learn.rerank.network import (
     cosines,
     rerank_loss,
 )
-from keyquery.learn.rerank.search import itself_first, search
 from keyquery.learn.training import Recipe
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
-FULL_RATE_WIDTH = 64  # up to this width the learning rate is that of the plan; it falls with 1/√width above
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Training hyperparameters that are not constructor arguments."""
-
-    batch: int = 64  # lists per step
-    lr: float = 1e-3
-    weight_decay: float = 1e-4
-    warmup: float = 0.1  # share of the steps
-    dropout: float = 0.0
+BATCH = 64  # lists per step
+RATE, FULL_RATE_WIDTH = 1e-3, 64  # of learning; it falls with 1/√width above this width
+WEIGHT_DECAY = 1e-4
+WARMUP = 0.1  # share of the steps
 
 
 class Reranker(ListReranker, SavedEstimator):
@@ -99,7 +90,6 @@ class Reranker(ListReranker, SavedEstimator):
     (torch.Size([3, 32]), torch.Size([3, 32]))
     """
 
-    plan: ClassVar[Plan] = Plan()
     network_: RerankNetwork
     history_: list[dict[str, float]]  # mean training loss over intervals of steps
 
@@ -121,14 +111,14 @@ class Reranker(ListReranker, SavedEstimator):
         self.steps, self.random_state, self.device, self.verbose = steps, random_state, device, verbose
 
     def fit(self, features: Any = None, labels: Any = None) -> Reranker:
-        """Fit to vectors (n, dim), or a list of several descriptors of the same n items, and labels (n,).
+        """Fit to vectors (n, dim) and labels (n,).
 
         Every item whose label occurs more than once serves as a query; the others are candidates only.
 
         Parameters
         ----------
         features
-            Vectors (n, dim), or a list of several descriptors of the same n items.
+            Vectors (n, dim).
         labels
             Class of each item (n,).
 
@@ -141,8 +131,8 @@ class Reranker(ListReranker, SavedEstimator):
         device = pick_device(self.device)
         if features is None:
             raise ValueError("fit needs features, vectors (n, dim), and labels (n,)")
-        sets = descriptors_of(features, device)
-        count = len(sets[0])
+        vectors = vectors_of("features", features, device)
+        count = len(vectors)
         if self.anchors is not None and self.anchors > count:
             raise ValueError(
                 f"anchors is {self.anchors}, but features have only {count} items: use fewer anchors, or more items"
@@ -158,13 +148,13 @@ class Reranker(ListReranker, SavedEstimator):
         large = count >= LARGE
         anchors = min(PUBLISHED_ANCHORS if large else ANCHORS, count) if self.anchors is None else self.anchors
         width = (PUBLISHED_WIDTH if large else WIDTH) if self.width is None else self.width
-        indices = torch.from_numpy(numbers).to(device), torch.from_numpy(queries)
-        lists = Lists(sets, *indices, anchors, self.verbose)
+        lists = nearest(vectors, anchors, self.verbose)
+        data = Lists(vectors, lists, torch.from_numpy(numbers).to(device), torch.from_numpy(queries))
         with seeded(seed, device):
             network = self._network(anchors, width).to(device)
-            history = self._train(network, lists, seed)
+            history = self._train(network, data, seed)
         self.network_, self.history_, self.params_ = network, history, self._plain_params()
-        self.n_features_in_ = sets[0].shape[1]
+        self.n_features_in_ = vectors.shape[1]
         return self
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -183,7 +173,7 @@ class Reranker(ListReranker, SavedEstimator):
 
     def _network(self, anchors: int, width: int) -> RerankNetwork:
         heads = max(count for count in range(1, self.heads + 1) if width % count == 0)
-        network = RerankNetwork(anchors, width, self.depth, heads, self.kernel, self.plan.dropout)
+        network = RerankNetwork(anchors, width, self.depth, heads, self.kernel)
         for module in network.modules():
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -191,19 +181,18 @@ class Reranker(ListReranker, SavedEstimator):
         return network
 
     def _train(self, network: RerankNetwork, lists: Lists, seed: int) -> list[dict[str, float]]:
-        plan = self.plan
         recipe = Recipe(
             self.steps,
-            lr=plan.lr * (FULL_RATE_WIDTH / max(network.tokens.out_features, FULL_RATE_WIDTH)) ** 0.5,
-            warmup=round(plan.warmup * self.steps),
-            weight_decay=plan.weight_decay,
+            lr=RATE * (FULL_RATE_WIDTH / max(network.tokens.out_features, FULL_RATE_WIDTH)) ** 0.5,
+            warmup=round(WARMUP * self.steps),
+            weight_decay=WEIGHT_DECAY,
             seed=seed,
             check_every=max(self.steps // 20, 1),
         )
         with bars(self.verbose) as progress:
             log = fit_network(
                 network,
-                lambda step, g: lists.draw(plan.batch, g),
+                lambda step, g: lists.draw(BATCH, g),
                 rerank_loss,
                 recipe,
                 progress=progress,
@@ -231,32 +220,24 @@ class Reranker(ListReranker, SavedEstimator):
         return torch.cat(scores)
 
 
-class Lists:
-    """Training lists: for each item and descriptor, the item and its nearest neighbours, `size` in all."""
+class Lists(NamedTuple):
+    """What to train on: the list of each item, itself first, labels, and the items that serve as queries."""
 
-    def __init__(
-        self,
-        sets: list[Tensor],
-        labels: Int64[Tensor, " n"],
-        queries: Int64[Tensor, " queries"],
-        size: int,
-        verbose: bool = False,
-    ) -> None:
-        self.sets, self.labels, self.queries = sets, labels, queries
-        self.lists = [itself_first(search(vectors, vectors, size, verbose=verbose)) for vectors in sets]
+    vectors: Float[Tensor, "n dim"]
+    lists: Int64[Tensor, "n size"]
+    labels: Int64[Tensor, " n"]
+    queries: Int64[Tensor, " queries"]
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Affinities (count, size, size) and positives (count, size) of random lists of one random descriptor.
+        """Affinities (count, size, size) and positives (count, size) of random lists.
 
         Rows after the first are shuffled, as published, so that their order carries no information.
         """
-        place = int(torch.randint(len(self.sets), (), generator=generator))
-        vectors, lists = self.sets[place], self.lists[place]
-        drawn = self.queries[torch.randint(len(self.queries), (count,), generator=generator)].to(lists.device)
-        chosen = lists[drawn]
-        rest = torch.rand(count, chosen.shape[1] - 1, generator=generator).argsort(1).to(lists.device) + 1
+        torch.randint(1, (), generator=generator)  # as before, so that seeds give the same lists
+        drawn = self.queries[torch.randint(len(self.queries), (count,), generator=generator)].to(self.lists.device)
+        chosen = self.lists[drawn]
+        size = chosen.shape[1]
+        rest = torch.rand(count, size - 1, generator=generator).argsort(1).to(chosen.device) + 1
         rows = torch.cat((torch.zeros_like(rest[:, :1]), rest), 1)
-        affinity = affinities(vectors[chosen], chosen.shape[1]).gather(
-            1, rows.unsqueeze(-1).expand(-1, -1, chosen.shape[1])
-        )
+        affinity = affinities(self.vectors[chosen], size).gather(1, rows.unsqueeze(-1).expand(-1, -1, size))
         return affinity, self.labels[chosen.gather(1, rows)] == self.labels[drawn].unsqueeze(1)

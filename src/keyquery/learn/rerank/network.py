@@ -35,21 +35,18 @@ class RerankNetwork(nn.Module):
     `back` maps vectors to affinities, for the distance loss only.
     """
 
-    def __init__(
-        self, anchors: int, width: int, depth: int, heads: int, kernel: str = "general", dropout: float = 0.0
-    ) -> None:
+    def __init__(self, anchors: int, width: int, depth: int, heads: int, kernel: str = "general") -> None:
         super().__init__()
         self.anchors = anchors
         self.tokens = nn.Linear(anchors, width)
-        self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout=dropout, kernel=kernel) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, heads, kernel=kernel) for _ in range(depth))
         self.back = nn.Linear(width, anchors)
 
     def forward(self, affinity: Float[Tensor, "batch n anchors"]) -> Float[Tensor, "batch n width"]:
         """Refined vectors."""
         # Affinities differ in digits that half precision does not have: the residual stream stays float32.
         with torch.autocast(affinity.device.type, enabled=False):
-            x = self.dropout(self.tokens(self.dropout(affinity)))
+            x = self.tokens(affinity)
         for block in self.blocks:
             x = block(x)
         return x

@@ -1,0 +1,83 @@
+"""What re-rankers on the neighbour graph of a database share: its neighbours, and the graph that `fit` keeps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from keyquery.learn.inputs.vectors import Asked, vectors_of
+from keyquery.learn.rerank.base import ListReranker, by_score
+from keyquery.learn.rerank.search import search
+from keyquery.support.devices import pick_device
+
+CHUNK = 1024  # items per batch
+Own = TypeVar("Own", bound="GraphReranker")
+
+
+class GraphReranker(ListReranker):
+    """A re-ranker by a graph of the database, which is computed at every call unless `fit` has kept it."""
+
+    _of_graph: ClassVar[tuple[str, ...]]  # the parameters that the graph depends on
+    _of_query: ClassVar[str]  # the parameter that is the number of a query's neighbours
+
+    def fit(self: Own, features: Any = None, labels: Any = None) -> Own:
+        """Keep a database of vectors (n, dim), if given, and its graph, so that queries are fast."""
+        super().fit(features, labels)
+        self.graph_: tuple[Tensor, list[Any], Any] | None = None
+        if features is not None:
+            vectors = vectors_of("features", features, pick_device(self.device))
+            self.graph_ = vectors, self._graph_params(), self.graph(vectors)
+        return self
+
+    @abstractmethod
+    def graph(self, database: Float[Tensor, "n dim"]) -> Any:
+        """The graph of a database of unit vectors; it is independent of the queries."""
+
+    @abstractmethod
+    def by_graph(self, asked: Asked, lists: Int64[Tensor, "q m"], graph: Any, top: int) -> Float[Tensor, "q top"]:
+        """Scores of the first `top` candidates of lists, given the graph of the database."""
+
+    def _graph_params(self) -> list[Any]:
+        return [getattr(self, name) for name in self._of_graph]
+
+    def _graph(self, database: Float[Tensor, "n dim"]) -> Any:
+        kept = getattr(self, "graph_", None)
+        if kept is not None:
+            vectors, params, graph = kept
+            same = vectors.device == database.device and params == self._graph_params()
+            if same and torch.equal(vectors, database):
+                return graph
+        return self.graph(database)
+
+    def _reranked(self, asked: Asked, top: int, index: Any) -> tuple[Int64[Tensor, "q top"], Float[Tensor, "q top"]]:
+        longest = max(top, min(getattr(self, self._of_query), len(asked.database)))  # also beyond the candidates
+        order, scores = self._ordered(asked, self._first(asked, longest, index), top)
+        return order[:, :top], scores
+
+    def _ordered(
+        self, asked: Asked, lists: Int64[Tensor, "q m"], top: int
+    ) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
+        return by_score(lists, self.by_graph(asked, lists, self._graph(asked.database), top))
+
+    def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
+        return self.by_graph(asked, lists, self._graph(asked.database), lists.shape[1])
+
+
+def nearest(database: Float[Tensor, "n dim"], count: int, verbose: bool = False) -> Int64[Tensor, "n count"]:
+    """The `count` nearest items of each item, itself first; duplicates might have put another one first."""
+    lists = search(database, database, count, verbose)
+    own = torch.arange(len(lists), device=lists.device).unsqueeze(1)
+    away = (lists == own).long()
+    away[:, -1] += 1 - away.sum(1)  # drop the last if the item is not in its list
+    rest = lists.gather(1, away.argsort(dim=1, stable=True))[:, :-1]
+    return torch.cat((own, rest), 1)
+
+
+def mutual(near: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
+    """Which neighbours are reciprocal: have the item among their own."""
+    own = torch.arange(len(near), device=near.device)
+    return torch.cat([(near[near[chunk]] == chunk[:, None, None]).any(-1) for chunk in own.split(CHUNK)])

@@ -1,0 +1,60 @@
+"""DiffusionReranker against dense solves in float64, and on curves whose ends are far from each other."""
+
+import pytest
+import torch
+
+import keyquery as kq
+from tests.learn.rerank.groups import curves
+
+
+def solution(query, database, neighbours, seeds, alpha):
+    """f of the dense equations (1 - alpha S) f = y, in float64."""
+    database, query = database.double(), query.double()
+    similar = database @ database.T
+    linked = torch.zeros(similar.shape, dtype=torch.bool)
+    linked.scatter_(1, similar.argsort(dim=1, descending=True)[:, 1 : neighbours + 1], True)
+    weights = similar.clamp(min=0) ** 3 * (linked & linked.T)
+    root = weights.sum(1).clamp(min=1e-30).rsqrt()
+    first = (database @ query).argsort(descending=True)[:seeds]
+    y = torch.zeros(len(database), dtype=torch.float64)
+    y[first] = (database[first] @ query).clamp(min=0) ** 3
+    return torch.linalg.solve(torch.eye(len(database)).double() - alpha * root[:, None] * weights * root, y)
+
+
+@pytest.mark.parametrize(("neighbours", "seeds", "top"), [(6, 3, 120), (4, 9, 5), (500, 500, 120)])
+def test_scores_are_the_solution_of_the_equations(neighbours, seeds, top):
+    vectors, _ = curves(5, seed=0)
+    sizes = {"neighbours": neighbours, "seeds": seeds}
+    model = kq.DiffusionReranker(top, **sizes, alpha=0.9, rounds=200, device="cpu")
+    order, scores = model.rerank(vectors[::9], vectors)
+    nearest = (vectors[::9] @ vectors.T).argsort(dim=1, descending=True)
+    for query, mine, score, candidates in zip(vectors[::9], order, scores, nearest, strict=True):
+        if top == 5:  # seeds count beyond the candidates
+            assert set(mine.tolist()) == set(candidates[:5].tolist())
+        truth = solution(query, vectors, **sizes, alpha=0.9)
+        assert torch.allclose(score.double(), truth[mine], atol=1e-4 * float(truth.max()))
+        assert (score.diff() <= 0).all()
+
+
+def test_it_follows_a_curve_to_its_ends():
+    database, labels = curves(8, seed=3)
+    lists = [
+        (database @ database.T).argsort(dim=1, descending=True),
+        kq.DiffusionReranker(neighbours=6, seeds=3, device="cpu").rerank(database, database)[0],
+    ]
+    plain, diffused = (kq.score_rankings(order, labels[:, None] == labels).mean["average_precision"] for order in lists)
+    assert diffused > plain + 0.1
+
+
+def test_queries_do_not_affect_each_other(monkeypatch):
+    database, _ = curves(3, seed=1)
+    model = kq.DiffusionReranker(neighbours=4, seeds=2, device="cpu").fit(database)
+    together = model.rerank(database[:7])
+    monkeypatch.setattr("keyquery.learn.rerank.diffusion.NUMBERS", 2 * len(database))
+    for part, same in zip(together, model.rerank(database[:7]), strict=True):
+        assert torch.allclose(part, same, atol=1e-5)
+
+
+def test_alpha_is_below_one():
+    with pytest.raises(ValueError, match=r"alpha must be at least 0 and below 1, got 1\.0"):
+        kq.DiffusionReranker(alpha=1.0, device="cpu").rerank(torch.eye(3), torch.eye(3))
