@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from keyquery.checkpoints.sources import bare
-from keyquery.instruments.flow.counting import SINK
-from keyquery.instruments.flow.measure import Counting, flow_of_model, flow_of_tensor
-from keyquery.instruments.flow.modality import SPECIAL, Tokens, labelled, located, patch_order, prepared, tokens_of
+from keyquery.instruments.flow.counting import SINK, Crossing
+from keyquery.instruments.flow.measure import flow_of_model, flow_of_tensor
+from keyquery.instruments.flow.modality import Tokens, labelled, located, patch_order, prepared, tokens_of
 from keyquery.intervene.rewrites import check_unchanged
 from keyquery.listening.inputs.load import load_model, load_processor
-from keyquery.reading import Reading, digest, digests, provenance
+from keyquery.reading import Reading, digests, provenance
 from keyquery.support.checks import check_choice
 
 READINGS = ("raw", "residual", "weighted", "net", "rollout")
@@ -100,19 +100,15 @@ class Flow(Reading, kind="flow"):
 
     def chance_of(self, reading: str) -> Any:
         """The null level of a reading: the crossing share of uniform attention under the mask."""
-        check_choice("reading", reading, [name for name in READINGS if name in self.shares])
+        check_choice("reading", reading, tuple(self.shares))
         return _across(self.chance[reading]).tolist()
 
     def directed_of(self, reading: str, corrected: bool = False) -> dict[tuple[str, str], Any]:
         """`directed` by another reading; `corrected` subtracts the null level of each direction."""
-        check_choice("reading", reading, [name for name in READINGS if name in self.shares])
-        blocks = np.asarray(self.shares[reading])
-        blocks = blocks - np.asarray(self.chance[reading]) if corrected else blocks
-        return {
-            (source, target): blocks[..., q, k].tolist()
-            for k, source in enumerate(self.modalities)
-            for q, target in enumerate(self.modalities)
-        }
+        check_choice("reading", reading, tuple(self.shares))
+        blocks = np.asarray(self.shares[reading]) - (np.asarray(self.chance[reading]) if corrected else 0.0)
+        names = list(enumerate(self.modalities))
+        return {(source, target): blocks[..., q, k].tolist() for k, source in names for q, target in names}
 
     def without_popularity(self, layer: int, head: int) -> list[dict[str, Any]]:
         """The kept maps of a head with the popularity of keys taken out: where it looks, without the sinks.
@@ -129,45 +125,42 @@ class Flow(Reading, kind="flow"):
         kept = next((maps for maps in self.maps if (maps["layer"], maps["head"]) == (layer, head)), None)
         if kept is None:
             raise ValueError(f"the maps of head {layer}.{head} were not kept: raise keep")
-        places = {name: [i for i, label in enumerate(self.labels) if label == name] for name in self.modalities}
-        out = []
+        blocks = []
         for block in kept["blocks"]:
-            values = np.array(block["map"], dtype=np.float64)
-            popularity = [kept["popularity"][place] for place in places[block["from"]]]
+            pairs = zip(kept["popularity"], self.labels, strict=True)
+            popularity = [value for value, label in pairs if label == block["from"]]
             if None in popularity:
                 raise ValueError(f"popularity of {block['from']} is undefined: fewer than two queries see all of it")
+            values = np.array(block["map"], dtype=np.float64)
             rest = values * np.exp(-np.array(popularity))
             rest *= values.sum(-1, keepdims=True) / np.maximum(rest.sum(-1, keepdims=True), 1e-300)
-            out.append({"from": block["from"], "to": block["to"], "map": rest.tolist()})
-        return out
+            blocks.append({"from": block["from"], "to": block["to"], "map": rest.tolist()})
+        return blocks
 
     def records(self) -> list[dict[str, Any]]:
         """One row per head (and layer, and text): every reading, also above the null level, and every direction."""
-        columns = {name: np.asarray(self.of(name)) for name in READINGS[:4] if name in self.shares}
-        columns |= {f"{name}_above_chance": np.asarray(self.of(name, True)) for name in list(columns)}
-        for (source, target), share in self.directed.items():
-            if source != target:
-                columns[f"{source} to {target}"] = np.asarray(share)
+        known = [name for name in READINGS[:4] if name in self.shares]
+        columns = {name: self.of(name) for name in known}
+        columns |= {f"{name}_above_chance": self.of(name, corrected=True) for name in known}
+        crossing = {pair: share for pair, share in self.directed.items() if pair[0] != pair[1]}
+        columns |= {f"{source} to {target}": share for (source, target), share in crossing.items()}
         metrics = ("symmetry", "reciprocity", "special", "sink_mass")
-        columns |= {name: np.asarray(getattr(self, name)) for name in metrics if getattr(self, name) is not None}
-        lead = columns["raw"].shape
-        alone = ("layer",) if "layers" in self.model else ("head",)
-        names = {0: (), 1: alone, 2: ("layer", "head")}.get(len(lead), ("layer", "text", "head"))
-        rows = []
-        for index in np.ndindex(lead):
-            row: dict[str, Any] = dict(zip(names, index, strict=True))
-            rows.append(row | {name: _number(values[index]) for name, values in columns.items()})
-        return rows
+        columns |= {name: getattr(self, name) for name in metrics if getattr(self, name) is not None}
+        arrays = {name: np.array(values, dtype=object) for name, values in columns.items()}
+        shape = arrays["raw"].shape
+        single = ("layer",) if "layers" in self.model else ("head",)
+        axes = {0: (), 1: single, 2: ("layer", "head")}.get(len(shape), ("layer", "text", "head"))
+        return [
+            dict(zip(axes, index, strict=True)) | {name: values[index] for name, values in arrays.items()}
+            for index in np.ndindex(shape)
+        ]
 
 
 def flow(
     attention: Any,
     modality: Any = None,
     *,
-    values: Any = None,
-    output: Any = None,
     mask: Any = None,
-    special: str = SPECIAL,
     counted: bool = False,
     inputs: Any = None,
     text: Any = None,
@@ -182,8 +175,8 @@ def flow(
 
     With A the attention and C its part between tokens of different labels:
     raw = ΣC/ΣA; residual, of ½A + ½I; rollout, of the product of these over layers, averaged over heads; weighted, of
-    A_ij‖f(x_j)‖ with f(x) = W_O(W_V x + b_V); net, raw without attention sinks, as a share of all attention. The null
-    level is the same for uniform attention under the mask.
+    A_ij‖f(x_j)‖ with f(x) = W_O(W_V x + b_V), of models; net, raw without attention sinks, as a share of all attention.
+    The null level is the same for uniform attention under the mask.
 
     Parameters
     ----------
@@ -193,12 +186,10 @@ def flow(
         with the map of one head in memory at a time.
     modality
         One label per token. Default: those of a vision-language model.
-    values, output
-        With a tensor: values (..., n, r) and output maps (..., r, d) for `weighted`. Default: none; the identity.
     mask
         With a tensor: bool, (n,) non-padding tokens or (..., n, n) visible pairs. Default: everything is visible.
-    special, counted
-        Label of special tokens, and whether they count as a class of their own. Default: "special", excluded.
+    counted
+        Whether tokens labelled "special" count as a class of their own. Default: excluded.
     inputs
         With a model: a mapping of input tensors. Default: none.
     text, image, processor
@@ -234,77 +225,56 @@ def flow(
     --------
     causes : A causal graph over the tokens, from the same maps.
     """
-    counting = Counting(special, counted, keep, sink)
     if not isinstance(attention, (nn.Module, str, Path)):
         if any(argument is not None for argument in (inputs, text, image, processor)):
             raise ValueError("inputs, text, image and processor need a model, and attention is a tensor")
         if modality is None:
             raise ValueError("modality is required with a tensor: one label per token")
-        run, facts = Tokens({}, labelled(modality)), {"name": name or "attention"}
-        measured = flow_of_tensor(attention, run.labels, counting, values, output, mask)
-        return _reading(measured, run, tokens, facts, counted, _digests(attention))
-    if any(argument is not None for argument in (values, output, mask)):
-        raise ValueError("values, output and mask are only for a tensor: a model has its own")
-    model, tokenizer = (bare(attention), None) if isinstance(attention, nn.Module) else load_model(attention)
-    if not isinstance(attention, nn.Module) and processor is None and inputs is None:
-        processor = load_processor(attention) or tokenizer
-    check_unchanged(model)
-    run = _run_on(model, inputs, text, image, processor, modality)
-    with patch_order(model) as order:
-        measured = flow_of_model(model, run, counting)
-    run = located(run, order, processor, shown=keep > 0)
-    label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
-    return _reading(measured, run, tokens, {"name": label}, counted, digests(model.state_dict()))
+        run = Tokens({}, labelled(modality))
+        measured = flow_of_tensor(attention, Crossing(run.labels, counted, keep, sink), mask)
+        layers = attention if isinstance(attention, (list, tuple)) else [attention]
+        names = [f"attention.{number}" for number in range(len(layers))] if layers is attention else ["attention"]
+        tensors = dict(zip(names, map(torch.as_tensor, layers), strict=True))
+        label = name or "attention"
+    else:
+        if mask is not None:
+            raise ValueError("mask is only for a tensor: a model has its own")
+        model, tokenizer = (bare(attention), None) if isinstance(attention, nn.Module) else load_model(attention)
+        if not isinstance(attention, nn.Module) and processor is None and inputs is None:
+            processor = load_processor(attention) or tokenizer
+        check_unchanged(model)
+        run = _run_on(model, inputs, text, image, processor, modality)
+        with patch_order(model) as order:
+            measured = flow_of_model(model, run.batch, Crossing(run.labels, counted, keep, sink))
+        run = located(run, order, processor, shown=keep > 0)
+        label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
+        tensors = model.state_dict()
+    count, single = len(run.labels[0]), len(run.labels) == 1
+    if tokens is not None and (isinstance(tokens, str) or len(tokens) != count):
+        raise ValueError(f"tokens must be a list of {count} strings, one per token")
+    texts = list(map(str, tokens if tokens is not None else run.texts or range(count)))
+    return Flow(
+        model={"name": label, **measured.pop("sizes")},
+        tokens=texts if single else [],
+        labels=run.labels[0] if single else [],
+        picture=run.picture,
+        provenance=provenance(special="counted" if counted else "left out", tensors=digests(tensors)),
+        **measured,
+    )
 
 
 def _run_on(model: nn.Module, inputs: Any, text: Any, image: Any, processor: Any, modality: Any) -> Tokens:
     """Inputs of a model, and labels, passed or its own."""
     if (inputs is None) == (text is None and image is None):
         raise ValueError("a model needs either inputs, or text and image (or two texts, or an image for a ViT)")
-    if inputs is None:
-        run = prepared(model, text, image, processor)
-        return run if modality is None else Tokens(run.batch, labelled(modality), run.texts, run.picture)
-    if not isinstance(inputs, Mapping):
+    if inputs is not None and not isinstance(inputs, Mapping):
         raise TypeError(f"inputs must be a mapping of argument names to tensors, got {type(inputs).__name__}")
-    if modality is None:
-        return tokens_of(model, inputs, processor)
-    return Tokens(inputs, labelled(modality))
-
-
-def _digests(attention: Any) -> dict[str, str]:
-    """Digests of a tensor, or of one tensor per layer."""
-    if isinstance(attention, (list, tuple)):
-        return digests({f"attention.{number}": torch.as_tensor(layer) for number, layer in enumerate(attention)})
-    return {"attention": digest(torch.as_tensor(attention))}
-
-
-def _reading(
-    measured: dict[str, Any],
-    run: Tokens,
-    tokens: Sequence[str] | None,
-    model: dict[str, Any],
-    counted: bool,
-    tensors: dict[str, str],
-) -> Flow:
-    count = len(run.labels[0])
-    if tokens is not None and (isinstance(tokens, str) or len(tokens) != count):
-        raise ValueError(f"tokens must be a list of {count} strings, one per token")
-    texts = list(map(str, tokens)) if tokens is not None else run.texts or [str(position) for position in range(count)]
-    single = len(run.labels) == 1
-    return Flow(
-        model={**model, **measured.pop("sizes")},
-        tokens=texts if single else [],
-        labels=run.labels[0] if single else [],
-        picture=run.picture,
-        provenance=provenance(special="counted" if counted else "left out", tensors=tensors),
-        **measured,
-    )
+    if inputs is not None and modality is not None:
+        return Tokens(inputs, labelled(modality))
+    run = prepared(model, text, image, processor) if inputs is None else tokens_of(model, inputs, processor)
+    return run if modality is None else replace(run, labels=labelled(modality))
 
 
 def _across(blocks: Any) -> Any:
     values = np.asarray(blocks, dtype=np.float64)
     return values.sum((-1, -2)) - np.trace(values, axis1=-2, axis2=-1)
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)

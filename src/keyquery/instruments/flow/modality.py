@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from keyquery.instruments.flow.counting import CLASS, IMAGE, SPECIAL
 from keyquery.listening.hooks import Batch, evaluating, replace_method
 from keyquery.listening.inputs.word_pieces import token_texts, words_of
 from keyquery.listening.maps import TOWERS, check_length
@@ -21,10 +22,9 @@ from keyquery.support.extras import optional
 from keyquery.support.images import read_image
 from keyquery.support.printable import first_line
 
-TEXT, IMAGE, SPECIAL = "text", "image", "special"
-CLASS = "class"  # class tokens and registers of a vision Transformer
+TEXT = "text"
 SEGMENTS = ("first text", "second text")
-LARGEST = 480  # pixels per side of the image on a page
+PAGE_PIXELS = 480  # per side of the image on a page
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Tokens:
 
 def prepared(model: nn.Module, text: Any, image: Any, processor: Any) -> Tokens:
     """A text and an image, two texts, or an image alone, processed into model inputs."""
-    if image is not None and (text is None or text in ([], ())):
+    if image is not None and not text and text != "":
         return _image_alone(model, image, processor)
     texts: list[Any] = [text] if isinstance(text, str) or text is None else list(text)
     for text_part in texts:
@@ -50,12 +50,12 @@ def prepared(model: nn.Module, text: Any, image: Any, processor: Any) -> Tokens:
     if image is None:
         if len(texts) != 2:
             raise ValueError(f"flow needs two modalities: pass a text and an image, or two texts, got {len(texts)}")
-        return _pair(model, texts, processor)
+        return _pair(model, texts, getattr(processor, "tokenizer", processor))
     if len(texts) != 1:
         raise ValueError(f"an image needs exactly one text, got {len(texts)}")
     if getattr(processor, "image_processor", None) is None:
         raise ValueError(f"{type(model).__name__} takes no image: it has no image processor; pass two texts")
-    return _seen(model, texts[0], image, processor)
+    return _with_image(model, texts[0], image, processor)
 
 
 def tokens_of(model: nn.Module, batch: Batch, processor: Any = None) -> Tokens:
@@ -72,31 +72,29 @@ def tokens_of(model: nn.Module, batch: Batch, processor: Any = None) -> Tokens:
     holders = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
     holder = next((token for token in holders if isinstance(token, int)), None)
     behind = _appended(config, batch)
-    if behind is None and all(hasattr(model, part) for part in ("text_model", "vision_model", "logit_scale")):
+    if not behind and all(hasattr(model, part) for part in ("text_model", "vision_model", "logit_scale")):
         raise ValueError(f"{type(model).__name__} {TOWERS}")
-    if behind is None and (holder is None or not bool((ids == holder).any())):
+    if not behind and (holder is None or not bool((ids == holder).any())):
         raise ValueError(f"{type(model).__name__}: image tokens not found: pass modality")
     labels = [
-        [IMAGE if token == holder else SPECIAL if token in added else TEXT for token in row] + (behind or [])
+        [IMAGE if token == holder else SPECIAL if token in added else TEXT for token in row] + behind
         for row in ids.tolist()
     ]
     names = None
     if hasattr(tokenizer, "convert_ids_to_tokens") and len(ids) == 1:
-        names = token_texts(ids[0].tolist(), tokenizer)
-        names += ["[image]" if label == SPECIAL else "" for label in behind or []]
-        patches = iter(range(1, len(names) + 1))
-        names = [
-            f"patch {next(patches)}" if label == IMAGE else name for name, label in zip(names, labels[0], strict=True)
-        ]
+        names = token_texts(ids[0].tolist(), tokenizer) + ["[image]"] * len(behind)
+        patches = [place for place, label in enumerate(labels[0]) if label == IMAGE]
+        for number, place in enumerate(patches):
+            names[place] = f"patch {number + 1}"
     return Tokens(batch, labels, names)
 
 
-def _appended(config: Any, batch: Batch) -> list[str] | None:
+def _appended(config: Any, batch: Batch) -> list[str]:
     """Labels of the tokens after the text, in models that append patches."""
     if config.model_type == "visual_bert" and isinstance(batch.get("visual_embeds"), Tensor):
         return [IMAGE] * batch["visual_embeds"].shape[1]
     if config.model_type != "vilt" or not isinstance(batch.get("pixel_values"), Tensor):
-        return None
+        return []
     patch, pixels = config.patch_size, batch["pixel_values"]
     tall, wide = pixels.shape[-2] // patch, pixels.shape[-1] // patch
     mask = batch.get("pixel_mask")
@@ -108,19 +106,15 @@ def _appended(config: Any, batch: Batch) -> list[str] | None:
 
 def _pair(model: nn.Module, texts: Sequence[str], tokenizer: Any) -> Tokens:
     """Two texts concatenated by a tokenizer."""
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     if getattr(tokenizer, "is_fast", False):
         encoded = tokenizer(*texts)
-        ids, which = list(encoded["input_ids"]), encoded.sequence_ids(0)
+        ids = list(encoded["input_ids"])
         batch = {name: torch.tensor([list(row)]) for name, row in encoded.items()}
-        labels = [SPECIAL if segment is None else SEGMENTS[segment] for segment in which]
+        labels = [SPECIAL if segment is None else SEGMENTS[segment] for segment in encoded.sequence_ids(0)]
         names = token_texts(ids, tokenizer)
     else:
-        parts = [
-            words_of(segment if index == 0 else f" {segment.lstrip()}", tokenizer, False)
-            for index, segment in enumerate(texts)
-        ]
-        ids = [segment for part in parts for segment in part.ids]
+        parts = [words_of(words, tokenizer, False) for words in (texts[0], f" {texts[1].lstrip()}")]
+        ids = [number for part in parts for number in part.ids]
         batch = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
         labels = [label if real else SPECIAL for part, label in zip(parts, SEGMENTS, strict=True) for real in part.real]
         names = [name for part in parts for name in part.texts]
@@ -136,29 +130,28 @@ def _image_alone(model: nn.Module, image: Any, processor: Any) -> Tokens:
     images = getattr(processor, "image_processor", processor)
     if getattr(model, "main_input_name", None) != "pixel_values":
         raise ValueError(f"{name} is no plain vision Transformer: pass a text with the image")
-    if images is None or not hasattr(images, "image_mean"):
+    if not hasattr(images, "image_mean"):
         raise ValueError("an image needs an image processor, and none was passed or found")
-    batch = _processed(images, images=_pillow(image).convert("RGB"))
+    pixels = _processed(images, images=_pillow(image))["pixel_values"]
     with evaluating(model):
-        device = next(model.parameters()).device
-        out: Any = getattr(model, "base_model", model)(pixel_values=batch["pixel_values"].to(device))
+        out: Any = getattr(model, "base_model", model)(pixel_values=pixels.to(next(model.parameters()).device))
     hidden = getattr(out, "last_hidden_state", None)
     size: Any = getattr(model.config, "patch_size", None)
-    tall, wide = batch["pixel_values"].shape[-2:]
-    patches = (tall // size) * (wide // size) if isinstance(size, int) else 0
+    patches = (pixels.shape[-2] // size) * (pixels.shape[-1] // size) if isinstance(size, int) else 0
     more = hidden.shape[1] - patches if isinstance(hidden, Tensor) and hidden.ndim == 3 and patches else -1
     if more < 1:
         reason = "has patches only, without a class token" if more == 0 else "does not attend to patches of the image"
         raise ValueError(f"{name} {reason}: there is nothing that attention could flow between")
     texts = ["class token", *(f"extra token {i + 1}" for i in range(more - 1)), *[""] * patches]
-    return Tokens({"pixel_values": batch["pixel_values"]}, [[CLASS] * more + [IMAGE] * patches], texts)
+    return Tokens({"pixel_values": pixels}, [[CLASS] * more + [IMAGE] * patches], texts)
 
 
 def _pillow(image: Any) -> Any:
-    """An image file, array or Pillow image, as the latter."""
+    """An image file, array or Pillow image, as the latter, in colours."""
     pixels: Any = read_image(image) if isinstance(image, (str, Path)) else image
     # The channel axis of an array is not guessed.
-    return pixels if hasattr(pixels, "mode") else optional("PIL.Image", "an image").fromarray(pixels)
+    picture = pixels if hasattr(pixels, "mode") else optional("PIL.Image", "an image").fromarray(pixels)
+    return picture.convert("RGB")
 
 
 def _processed(processor: Any, **inputs: Any) -> dict[str, Any]:
@@ -169,16 +162,13 @@ def _processed(processor: Any, **inputs: Any) -> dict[str, Any]:
         raise ValueError(f"{type(processor).__name__} rejects an image of {size}: {first_line(error)}") from None
 
 
-def _seen(model: nn.Module, text: str, image: Any, processor: Any) -> Tokens:
-    pixels = _pillow(image)
+def _with_image(model: nn.Module, text: str, image: Any, processor: Any) -> Tokens:
     holder = getattr(processor, "boi_token", None) or getattr(processor, "image_token", None)
     if isinstance(holder, str) and holder not in text:
         text = f"{holder} {text}"
-    batch = _processed(processor, images=pixels.convert("RGB"), text=text)
+    batch = _processed(processor, images=_pillow(image), text=text)
     if isinstance(batch.get("input_ids"), Tensor):
         check_length(model, batch["input_ids"].shape[1])
-    if getattr(getattr(model, "config", None), "model_type", None) == "visual_bert":
-        raise ValueError("VisualBERT takes detector features (visual_embeds), not an image: pass inputs")
     return tokens_of(model, batch, processor)
 
 
@@ -200,22 +190,22 @@ def patch_order(model: nn.Module) -> Iterator[list[Tensor]]:
         yield orders
 
 
-def located(tokens: Tokens, order: Sequence[Tensor], processor: Any = None, shown: bool = False) -> Tokens:
+def located(tokens: Tokens, order: Sequence[Tensor], processor: Any, shown: bool) -> Tokens:
     """Name patches by row and column, where known; `shown`: add the image as the model sees it."""
-    count = tokens.labels[0].count(IMAGE)
+    patches = [place for place, label in enumerate(tokens.labels[0]) if label == IMAGE]
     pixels = tokens.batch.get("pixel_values")
-    if len(tokens.labels) != 1 or not count or not isinstance(pixels, Tensor) or pixels.ndim != 4 or len(pixels) != 1:
+    if len(tokens.labels) != 1 or not isinstance(pixels, Tensor) or pixels.ndim != 4 or len(pixels) != 1:
         return tokens
     tall, wide = pixels.shape[-2:]
-    places = order[0].tolist() if order else _by_rows(count, tall, wide)
-    if len(places) != count:
+    places = order[0].tolist() if order else _by_rows(len(patches), tall, wide)
+    if not patches or len(places) != len(patches):
         return tokens  # not patches of the one image
-    names = iter(f"patch {row + 1},{column + 1}" for row, column in places)
-    texts = tokens.texts or [str(place) for place in range(len(tokens.labels[0]))]
-    texts = [next(names) if label == IMAGE else text for text, label in zip(texts, tokens.labels[0], strict=True)]
-    data = _encoded(pixels[0], getattr(processor, "image_processor", processor)) if shown else None
-    if data is None:
+    texts = list(tokens.texts or map(str, range(len(tokens.labels[0]))))
+    for token, (row, column) in zip(patches, places, strict=True):
+        texts[token] = f"patch {row + 1},{column + 1}"
+    if not shown:
         return replace(tokens, texts=texts)
+    data = _encoded(pixels[0], getattr(processor, "image_processor", processor))
     grid = [1 + max(place[axis] for place in places) for axis in (0, 1)]
     return replace(tokens, texts=texts, picture={"data": data, "size": [tall, wide], "grid": grid, "places": places})
 
@@ -229,38 +219,30 @@ def _by_rows(count: int, tall: int, wide: int) -> list[list[int]]:
     return []
 
 
-def _encoded(pixels: Tensor, processor: Any) -> str | None:
-    """Preprocessed pixels (3, h, w) as a base64 JPEG; None without Pillow."""
-    try:
-        library = optional("PIL.Image", "a picture of it")
-    except ImportError:
-        return None
-    mean, spread = (getattr(processor, name, None) for name in ("image_mean", "image_std"))
+def _encoded(pixels: Tensor, processor: Any) -> str:
+    """Preprocessed pixels (3, h, w) as a base64 JPEG."""
+    mean, deviation = (getattr(processor, name, None) for name in ("image_mean", "image_std"))
     pixels = pixels.detach().float().cpu()
-    if mean is not None and spread is not None and len(mean) == len(pixels):
-        pixels = pixels * torch.tensor(spread)[:, None, None] + torch.tensor(mean)[:, None, None]
+    if mean is not None and deviation is not None and len(mean) == len(pixels):
+        pixels = pixels * torch.tensor(deviation)[:, None, None] + torch.tensor(mean)[:, None, None]
     else:
-        low, high = pixels.min(), pixels.max()
-        pixels = (pixels - low) / (high - low).clamp(min=1e-9)
+        pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-9)
     colours = pixels if len(pixels) == 3 else pixels[:1].expand(3, -1, -1)
-    bytes_ = (255 * colours.clamp(0, 1)).round().byte().permute(1, 2, 0).numpy()
-    image = library.fromarray(bytes_)
-    image.thumbnail((LARGEST, LARGEST))
+    array = (255 * colours.clamp(0, 1)).round().byte().permute(1, 2, 0).numpy()
+    image = optional("PIL.Image", "the image on a page").fromarray(array)
+    image.thumbnail((PAGE_PIXELS, PAGE_PIXELS))
     out = io.BytesIO()
     image.save(out, "JPEG", quality=88)
     return base64.b64encode(out.getvalue()).decode()
 
 
-def labelled(modality: Any, count: int | None = None) -> list[list[str]]:
+def labelled(modality: Any) -> list[list[str]]:
     """Validate labels: one per token, or one row per text."""
     rows = modality.tolist() if hasattr(modality, "tolist") else modality
     if isinstance(rows, (str, Mapping)) or not isinstance(rows, Sequence) or not len(rows):
         raise TypeError(f"modality must be one label per token, such as ['text', 'image'], got {modality!r:.60}")
     nested = [isinstance(row, (list, tuple)) for row in rows]
     labels = [[str(label) for label in row] for row in rows] if all(nested) else [[str(label) for label in rows]]
-    sizes = {len(row) for row in labels}
-    if any(nested) != all(nested) or len(sizes) != 1:
+    if any(nested) != all(nested) or len({len(row) for row in labels}) != 1:
         raise ValueError("modality must be one row of labels, or one row per text, all of one length")
-    if count is not None and sizes != {count}:
-        raise ValueError(f"modality has {sizes.pop()} labels, but the attention has {count} tokens")
     return labels
