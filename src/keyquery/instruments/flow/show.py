@@ -59,8 +59,9 @@ def lines(reading: Flow) -> list[Any]:
         table.add_row(str(layer), *values)
     grids = views(reading)
     name = "net of sinks" if "net of sinks" in grids else "flow"
-    order = [np.unravel_index(place, grids[name].shape) for place in np.argsort(-grids[name], axis=None)[:LISTED]]
-    listed = ", ".join(f"{layer}.{head} {_points(grids[name][layer, head])}" for layer, head in order)
+    flat, columns = grids[name].ravel(), grids[name].shape[1]
+    order = np.argsort(-flat)[:LISTED].tolist()
+    listed = ", ".join(f"{i // columns}.{i % columns} {_points(float(flat[i]))}" for i in order)
     return [
         Text(f"{reading.model['name']}: {_facts(reading)}", style="bold"),
         _mean(reading),
