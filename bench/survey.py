@@ -14,8 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,9 @@ from safetensors.torch import save_file
 
 from keyquery.reading import provenance
 from keyquery.survey import run
-from keyquery.survey.executors import Cluster, gather
+from keyquery.survey.executors import on_cluster
 from keyquery.survey.find_models import find_models
-from keyquery.survey.run import _prepare
-from keyquery.survey.worker import Job
+from keyquery.survey.worker import HERE, Job
 
 REPEATS = 3
 MODELS, LAYERS, NODES, CORES = 10_000, 32, 100, 64
@@ -51,20 +49,19 @@ def llama(folder: Path, layers: int, heads: int, shared: int, width: int, rank: 
 
 
 class Clock:
-    """When each layer was done: the first ones, while workers start, do not count."""
+    """When each model was done: the first ones, while workers start, do not count."""
 
-    def __init__(self, skipped: int, now: Callable[[], float] = time.monotonic) -> None:
-        self.skipped, self.now, self.times = skipped, now, list[float]()
+    def __init__(self, skipped: int) -> None:
+        self.skipped, self.times = skipped, list[float]()
 
     def __call__(self, items: Iterable[Any], what: str, total: int) -> Iterator[Any]:
         """Progress, as a survey takes it."""
         for item in items:
-            if what == "measuring layers":
-                self.times.append(self.now())
+            self.times.append(time.monotonic())
             yield item
 
     def rate(self) -> float:
-        """Layers a second."""
+        """Models a second."""
         counted = self.times[self.skipped :]
         return (len(counted) - 1) / (counted[-1] - counted[0])
 
@@ -75,17 +72,18 @@ def workers(place: Path) -> list[dict[str, Any]]:
     Where others use the cores too, only the latter says what a second process is worth. Starting processes is left out
     by what a survey takes that has nothing left to do.
     """
-    models = [llama(place / f"m{i}", 12, 12, 12, 768, 64, torch.float32) for i in range(4)]
+    layers = 12
+    models = [llama(place / f"m{i}", layers, 12, 12, 768, 64, torch.float32) for i in range(8)]
     rates: dict[int, list[float]] = {1: [], 2: []}
     costs: dict[int, list[float]] = {1: [], 2: []}
     for turn in range(REPEATS):
         for count in (1, 2):
-            out, clock, before = place / f"out{turn}{count}", Clock(skipped=8), cpu_of_all()
+            out, clock, before = place / f"out{turn}{count}", Clock(skipped=2), cpu_of_all()
             run(models, out, workers=count, progress=clock)
             between = cpu_of_all()
             run(models, out, workers=count)
             costs[count].append((between - before) - (cpu_of_all() - between))
-            rates[count].append(clock.rate())
+            rates[count].append(layers * clock.rate())
             shutil.rmtree(out)
     ratios = [two / one for one, two in zip(rates[1], rates[2], strict=True)]
     spent = [two / one for one, two in zip(costs[1], costs[2], strict=True)]
@@ -124,29 +122,24 @@ def heads(place: Path) -> list[dict[str, Any]]:
 
 
 def eight(place: Path) -> list[dict[str, Any]]:
-    """A layer of an 8B Llama, what joining costs, what is read and written, and what a scheduler adds to a job."""
+    """A layer of an 8B Llama with its share of the files, what is read and written, and what a scheduler adds."""
     layers = 2
     model = llama(place / "eight", layers, 32, 8, 4096, 128, torch.bfloat16)
     run([llama(place / "warm", 1, 2, 2, 64, 32, torch.bfloat16)], place / "warmed", workers=1)
-    whole = []
+    costs = []
     for turn in range(REPEATS):
-        clock, start = Clock(0, time.process_time), time.process_time()
-        run([model], place / f"out{turn}", workers=1, progress=clock)
-        whole.append((clock.times[-1] - start, time.process_time() - clock.times[-1]))
-    out = place / "out0"
+        start = time.process_time()
+        run([model], place / f"out{turn}", workers=1)
+        costs.append((time.process_time() - start) / layers)
     scale = LAYERS / layers
-    written = (out / "models" / "eight.json").stat().st_size * scale / 1e6
+    written = (place / "out0" / "models" / "eight.json").stat().st_size * scale / 1e6
     read = (model / "model.safetensors").stat().st_size * scale / 1e9
     job = scheduling(place)
-    each = [first / layers for first, _ in whole]
-    joined = [second * scale for _, second in whole]
-    layer, join = sorted(each)[1], sorted(joined)[1]
-    hours = MODELS * (LAYERS * layer + join) / (NODES * CORES) / 3600
-    queue = MODELS * (LAYERS + 2) * sorted(job)[1] / 1e3 / 3600
+    hours = MODELS * LAYERS * sorted(costs)[1] / (NODES * CORES) / 3600
+    queue = MODELS * sorted(job)[1] / 1e3 / 3600
     words = f"{MODELS:,} models of 8B on {NODES} nodes of {CORES} cores, on paper"
     return [
-        row("survey: a layer of random weights of an 8B Llama's shape, 32 heads, with its record", each, "CPU s", "—"),
-        row("survey: joining its 32 layers, with page and JSON", joined, "CPU s", "—"),
+        row("survey: a layer of random weights of an 8B Llama's shape, 32 heads, with all files", costs, "CPU s", "—"),
         row("survey: read of its checkpoint", [read], "GB", "—"),
         row("survey: its JSON", [written], "MB", "—"),
         row("survey: what a Dask scheduler adds to a job", job, "ms", "—"),
@@ -156,22 +149,20 @@ def eight(place: Path) -> list[dict[str, Any]]:
 
 
 def scheduling(place: Path) -> list[float]:
-    """Milliseconds that a job which only opens a model takes more through a scheduler, with its client, than here."""
-    model = llama(place / "tiny", 1, 2, 2, 16, 8, torch.float32)
+    """Milliseconds of this process per job that finds its model done, through a scheduler and its client."""
+    model, folder = llama(place / "tiny", 1, 2, 2, 16, 8, torch.float32), place / "queue"
+    run([model], folder, workers=1)
     (entry,) = find_models([model])
-    folder = place / "queue"
-    token = _prepare(folder)
-    versions = tuple(provenance()["versions"].items())
-    jobs = [Job("open", entry, str(folder), token, versions, layer=i) for i in range(1500)]
+    token = (folder / "records" / HERE).read_text().split()[-1]
+    jobs = [Job(entry, str(folder), token, tuple(provenance()["versions"].items()))] * 1500
+    samples = []
     with LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
-        crew, found = Cluster(cluster.scheduler_address), []
-        list(gather(crew, deque(jobs[:20])))  # the worker imports what it needs
+        list(on_cluster(jobs[:20], cluster.scheduler_address))  # the worker imports what it needs
         for _ in range(REPEATS):
             start = time.process_time()
-            list(gather(crew, deque(jobs)))
-            found.append(1e3 * (time.process_time() - start) / len(jobs))
-        crew.close()
-    return found
+            list(on_cluster(jobs, cluster.scheduler_address))
+            samples.append(1e3 * (time.process_time() - start) / len(jobs))
+    return samples
 
 
 def main() -> None:

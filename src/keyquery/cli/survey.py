@@ -53,8 +53,8 @@ def survey(
     Examples: `keyquery survey models/* --out atlas` · `keyquery survey run --out steps` (a training run: all of its
     checkpoint-500, step1000, …) · `keyquery survey models.txt --out atlas --scheduler tcp://127.0.0.1:8786`
 
-    Work is split by layer and every finished layer is recorded: a survey that was interrupted resumes where it stopped,
-    and gives the same result byte for byte. Checkpoints that cannot be read are listed at the end (exit code 1) and do
+    Every finished model is recorded: a survey that was interrupted resumes there, and gives the same result byte for
+    byte. Checkpoints that cannot be read are listed at the end (exit code 1) and do
     not stop the others. In --out, only files written by a survey are ever deleted or replaced. Requires the extra: pip
     install 'keyquery[survey]'.
     """

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from keyquery.reading import provenance
 from keyquery.support.checks import check_count
+from keyquery.support.extras import optional
 from keyquery.support.files import MARK, append_line, regular, remove_temporaries, write_all
 from keyquery.support.progress import Progress, silent
-from keyquery.survey.executors import Backend, Cluster, Cores, gather
+from keyquery.survey.executors import on_cluster, on_cores
 from keyquery.survey.find_models import Entry, find_models
 from keyquery.survey.parquet import arrow, write_rows
 from keyquery.survey.reading import Survey, answer
-from keyquery.survey.worker import HERE, Job, Written, kept_of
+from keyquery.survey.worker import HERE, Job, Written
 
 FOLDERS = ("models", "records", "fingerprints")
 
@@ -73,87 +75,33 @@ def run(
         check_count("workers", workers)
     if config is not None:
         regular(config)
-    backend: Backend = Cores(workers or os.cpu_count() or 1) if scheduler is None else Cluster(scheduler)
     folder = Path(os.path.abspath(out))
     _check_own(folder, entries)
+    if scheduler is not None:
+        optional("distributed", "a scheduler")
     token = _prepare(folder)
     versions = tuple(provenance()["versions"].items())
     how = (heads, query, key, None if config is None else os.path.abspath(config), layout)
-    jobs = {entry: Job("open", entry, str(folder), token, versions, how) for entry in entries}
-    work = _Work(backend, jobs, progress or silent)
+    cores = workers or os.cpu_count() or 1
+    threads = max(cores // len(entries), 1) if scheduler is None else 1  # per model, where there are few
+    jobs = [Job(entry, str(folder), token, versions, how, threads) for entry in entries]
+    results = on_cores(jobs, min(cores, len(jobs))) if scheduler is None else on_cluster(jobs, scheduler)
+    broken: dict[Entry, str] = {}
+    former: list[Written] = []  # pages, JSON and fingerprints written under a model's former name
     try:
-        work.open()
-        work.measure()
-        backend.close()
-        return _write(folder, token, work)
+        with closing(results):
+            for job, facts in (progress or silent)(results, "measuring models", len(jobs)):
+                broken |= {job.entry: facts["broken"]} if "broken" in facts else {}
+                former += [facts["was"]] if "was" in facts else []
+        survey = _write(folder, token, jobs, broken)
     except BaseException:  # also on an interrupt or SIGTERM, leave no process and no temporary file
-        backend.close(now=True)
         remove_temporaries([token], _folders(folder))
         raise
-
-
-class _Work:
-    """The state of a survey: jobs to do, models that were opened, and models that failed."""
-
-    def __init__(self, backend: Backend, jobs: Mapping[Entry, Job], progress: Progress) -> None:
-        self.backend = backend
-        self.jobs = jobs
-        self.watch = progress
-        self.opened: dict[Entry, dict[str, Any]] = {}
-        self.broken: dict[Entry, str] = {}
-        self.left: dict[Entry, set[int]] = {}
-        self.was: list[Written] = []  # pages and JSON written under a model's former name
-
-    def open(self) -> None:
-        """Open every model, to learn how many layers it has and which of them are recorded."""
-        results = gather(self.backend, deque(self.jobs.values()))
-        for job, facts in self.watch(results, "opening models", len(self.jobs)):
-            if not self._breaks(job.entry, facts):
-                self.opened[job.entry] = facts
-
-    def measure(self) -> None:
-        """Measure missing layers, and join the layers of each model as soon as it is complete."""
-        queue: deque[Job] = deque()
-        for entry, facts in sorted(self.opened.items(), key=lambda item: item[0].name):
-            self.left[entry] = set(facts["missing"])
-            if facts["missing"]:
-                queue.extend(self._job(entry, "layer", layer) for layer in facts["missing"])
-            elif not facts["joined"]:
-                queue.append(self._job(entry, "join"))
-        total = sum(map(len, self.left.values()))
-        for _ in self.watch(self._layers(queue), "measuring layers", total):
-            pass
-
-    def _layers(self, queue: deque[Job]) -> Iterator[Job]:
-        """Layers as they finish, including those of failed models; complete models are joined in between."""
-        if not queue:
-            return
-        for job, facts in gather(self.backend, queue):
-            entry = job.entry
-            if self._breaks(entry, facts):
-                waiting = list(queue)
-                queue.clear()
-                queue.extend(other for other in waiting if other.entry != entry)
-                yield from (other for other in waiting if other.entry == entry)
-            elif job.kind == "join":
-                self.was += [facts["was"]] if facts.get("was") else []
-                self.left[entry] = set(facts.get("again", ()))
-                queue.extendleft(self._job(entry, "layer", layer) for layer in self.left[entry])
-            else:
-                self.left[entry].discard(job.layer)
-                if not self.left[entry]:
-                    queue.appendleft(self._job(entry, "join"))
-            if job.kind == "layer":
-                yield job
-
-    def _breaks(self, entry: Entry, facts: Mapping[str, Any]) -> bool:
-        if "broken" in facts:
-            self.broken.setdefault(entry, facts["broken"])
-        return entry in self.broken
-
-    def _job(self, entry: Entry, kind: str, layer: int = -1) -> Job:
-        first = self.jobs[entry]
-        return Job(kind, entry, first.out, first.token, first.versions, first.read, self.opened[entry]["stamp"], layer)
+    names = {entry.file for entry in entries}
+    for written in former:
+        if written.file not in names:
+            written.remove(folder)
+    return survey
 
 
 def _check_own(folder: Path, entries: Iterable[Entry]) -> None:
@@ -190,8 +138,7 @@ def _runs(folder: Path) -> list[str]:
 
 def _folders(folder: Path) -> list[Path]:
     """The folders that a survey writes to."""
-    own = [folder, *(folder / name for name in FOLDERS)]
-    return [*own, *(path for path in (folder / "records").iterdir() if path.is_dir() and not path.is_symlink())]
+    return [folder, *(folder / name for name in FOLDERS)]
 
 
 def _prepare(folder: Path) -> str:
@@ -201,7 +148,7 @@ def _prepare(folder: Path) -> str:
     known to belong to a survey.
     """
     before = _runs(folder)
-    for part in (folder, *(folder / name for name in FOLDERS)):
+    for part in _folders(folder):
         try:
             part.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -212,29 +159,26 @@ def _prepare(folder: Path) -> str:
     return token
 
 
-def _write(folder: Path, token: str, work: _Work) -> Survey:
+def _write(folder: Path, token: str, jobs: Sequence[Job], broken: Mapping[Entry, str]) -> Survey:
     """Write the table of heads, one model at a time, and the survey."""
-    done = [entry for entry in work.jobs if entry not in work.broken]
-    if not done:
-        first, why = next(iter(work.broken.items()))
-        raise ValueError(f"none of the {len(work.broken)} models could be read; {first.name}: {why}")
+    if len(broken) == len(jobs):
+        first, why = next(iter(broken.items()))
+        raise ValueError(f"none of the {len(broken)} models could be read; {first.name}: {why}")
     rows: list[dict[str, Any]] = []
 
     def parts() -> Iterator[tuple[dict[str, Any], dict[str, list[Any]]]]:
-        for entry in done:
-            kept = kept_of(folder / "records" / entry.key, work.opened[entry]["stamp"])
-            row = {**kept["model"], "run": entry.run, "step": entry.step, "file": entry.file, "source": entry.source}
-            rows.append(row)
-            yield {**row, "model": entry.name}, kept["heads"]
+        for job in jobs:
+            if (entry := job.entry) not in broken:
+                record = json.loads(job.record.read_text(encoding="utf-8"))
+                row = {**record["model"], "run": entry.run, "step": entry.step, "file": entry.file}
+                rows.append({**row, "source": entry.source})
+                yield {**row, "model": entry.name}, record["heads"]
 
     write_rows(folder / "heads.parquet", parts(), token)
-    broken = [
+    missing = [
         {"name": entry.name, "source": entry.source, "why": why}
-        for entry, why in sorted(work.broken.items(), key=lambda item: item[0].name)
+        for entry, why in sorted(broken.items(), key=lambda item: item[0].name)
     ]
-    survey = Survey(models=rows, broken=broken, provenance=provenance(), **answer(rows))
+    survey = Survey(models=rows, broken=missing, provenance=provenance(), **answer(rows))
     write_all({folder / "survey.json": survey.to_json() + "\n", folder / "index.html": survey.page()}, token)
-    for was in work.was:
-        if was.file not in {entry.file for entry in work.jobs}:
-            was.remove(folder)
     return survey

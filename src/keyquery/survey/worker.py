@@ -1,6 +1,6 @@
-"""The jobs of a survey's workers: open a model, measure one of its layers, and join its layers.
+"""The job of a survey's workers: look at one model, and write its page, its JSON, its fingerprint and its record.
 
-Each job leaves a record in the survey's folder, written completely or not at all; a repeated job writes the same bytes.
+All are written or none; a repeated job writes the same bytes.
 """
 
 from __future__ import annotations
@@ -8,25 +8,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import torch
 
-from keyquery.checkpoints import Heads, read
+from keyquery.checkpoints import read
 from keyquery.checkpoints.hub import located
 from keyquery.checkpoints.labels import family_of
 from keyquery.instruments.lineage.fingerprint import fingerprint
 from keyquery.instruments.lineage.index import packed
 from keyquery.instruments.look.fitted import saved_network
-from keyquery.instruments.look.look import look_at_layer, whole_look
+from keyquery.instruments.look.look import look as look_at
 from keyquery.instruments.look.reading import Look
 from keyquery.reading import Reading, provenance
 from keyquery.support.files import read_bytes, write_all
@@ -47,13 +44,11 @@ FIGURES = (
 PLACE = ("layer", "head", "name", "kind", "scale", "rank")
 VIEWS = ("raw", "folded")
 HERE = "here"  # the manifest of runs, in `records`: one mark per line, with which their temporary file names end
-SCHEMA = 4  # of records
-
-CHANGED = "{} changed during the survey: run the same command again to measure it"
-RECORD = re.compile(r"layer-\d{4,}-[0-9a-f]{16}\.json|whole-[0-9a-f]{16}\.json")
+SCHEMA = 5  # of records
 
 # heads, query, key, config and layout, as `read` takes them
 Read = tuple[int | None, str | None, str | None, str | None, str | None]
+Facts = dict[str, Any]
 Files = dict[str | Path, str | bytes]
 
 
@@ -63,31 +58,19 @@ class SharedFolderError(OSError):
 
 @dataclass(frozen=True)
 class Job:
-    """A unit of work; small, since it is sent to a worker."""
+    """A model to look at; small, since it is sent to a worker."""
 
-    kind: str  # "open", "layer" or "join"
     entry: Entry
     out: str
     token: str  # the mark of the run: suffix of its temporary file names, and last line of the manifest
     versions: tuple[tuple[str, str], ...]
     read: Read = (None, None, None, None, None)
-    stamp: str = ""
-    layer: int = -1
+    threads: int = 1
 
     @property
-    def folder(self) -> Path:
-        """The folder of its model's records."""
-        return Path(self.out, "records", self.entry.key)
-
-    @property
-    def models(self) -> Path:
-        """The folder of pages and JSON files."""
-        return Path(self.out, "models")
-
-    @property
-    def fingerprint(self) -> Path:
-        """The file of its model in the index of fingerprints."""
-        return Path(self.out, "fingerprints", f"{self.entry.file}.safetensors")
+    def record(self) -> Path:
+        """The file that marks the model as finished."""
+        return Path(self.out, "records", f"{self.entry.key}.json")
 
 
 @dataclass(frozen=True)
@@ -99,154 +82,73 @@ class Written:
     json: str
     fingerprint: str | None  # None for a model without self-attention
 
+    def files(self, out: str | Path) -> dict[Path, str]:
+        """The paths in a survey's folder, and their digests."""
+        models = Path(out, "models")
+        files = {models / f"{self.file}.html": self.page, models / f"{self.file}.json": self.json}
+        prints = Path(out, "fingerprints", f"{self.file}.safetensors")
+        return files if self.fingerprint is None else {**files, prints: self.fingerprint}
+
     def remove(self, out: Path) -> None:
         """Delete these files, unless they have changed since."""
-        models = out / "models"
-        files = {
-            models / f"{self.file}.html": self.page,
-            models / f"{self.file}.json": self.json,
-            out / "fingerprints" / f"{self.file}.safetensors": self.fingerprint,
-        }
-        for path, digest in files.items():
+        for path, digest in self.files(out).items():
             if path.is_file() and _digest(path.read_bytes()) == digest:
                 path.unlink()
 
 
-def perform(job: Job) -> dict[str, Any]:
-    """Do a job and return a few facts; a model that cannot be read is reported there, not raised."""
+def perform(job: Job) -> Facts:
+    """Do a job; a model that cannot be read is reported, not raised, and so are its files of a former name."""
     _check_worker(job)
     try:
         with _one_thread():
-            facts, files = {"open": _open, "layer": _layer, "join": _join}[job.kind](job)
+            facts, files = _measured(job)
     except Exception as error:  # a bad file must not stop the others
         return {"broken": _sentence(error)}
-    if files:
-        job.folder.mkdir(exist_ok=True)
-        write_all(files, job.token)
-    if job.kind == "join" and not facts.get("again"):
-        _tidy(job)
+    write_all(files, job.token)
     return facts
 
 
-def _open(job: Job) -> tuple[dict[str, Any], Files]:
-    """The number of layers, which of them are missing, and whether the model is finished."""
-    job = replace(job, stamp=_stamp(job.entry.source, job.read, job.versions))
-    heads, _ = _opened(job.entry.source, job.read, job.stamp, job.token)
-    done = _done(job)
-    facts = {"stamp": job.stamp, "layers": len(heads), "missing": [], "joined": False}
-    if done is not None:
-        paged = (job.models / f"{job.entry.file}.html").is_file()
-        paged = paged and (done["written"]["fingerprint"] is None or job.fingerprint.is_file())
-        same = (done["written"]["file"], done["model"]["name"]) == (job.entry.file, job.entry.name)
-        return {**facts, "joined": paged and same}, {}
-    recorded = set(os.listdir(job.folder)) if job.folder.is_dir() else set()
-    missing = [index for index in range(len(heads)) if _record(job, index).name not in recorded]
-    return {**facts, "missing": missing}, {}
-
-
-def _layer(job: Job) -> tuple[dict[str, Any], Files]:
-    """Measure one layer; only its tensors are read from the checkpoint."""
-    _check_stamp(job)
-    heads, tensors = _opened(job.entry.source, job.read, job.stamp, job.token)
-    layer = heads[job.layer]
-    row, cells = look_at_layer(layer, heads)
-    # `tensors` may include those of other layers that this worker has read; the union over layers is complete.
-    record = {"width": layer.form.dim, "row": row, "cells": cells, "tensors": dict(tensors)}
-    return {"heads": len(cells)}, {_record(job, job.layer): json.dumps(record, allow_nan=False)}
-
-
-def _join(job: Job) -> tuple[dict[str, Any], Files]:
-    """Combine all layers into one look: its JSON, its page, its summary for the survey; and the model's fingerprint."""
-    done = _done(job)
-    if done is None:
-        _check_stamp(job)
-        heads, _ = _opened(job.entry.source, job.read, job.stamp, job.token)
-        layers, bad = _records(job, len(heads))
-        if bad:
-            return {"again": bad}, {}
-        model = {**heads.model, "width": layers[0]["width"], "name": job.entry.name}
-        tensors = {name: digest for layer in layers for name, digest in layer["tensors"].items()}
-        _check_stamp(job)
-        look = whole_look(model, ((layer["row"], layer["cells"]) for layer in layers), tensors)
-        parameters = sum(math.prod(shape) for shape in heads.source.shapes.values())
-    else:  # only the name of the model has changed, or a file is missing
-        heads, _ = _opened(job.entry.source, job.read, job.stamp, job.token)
-        old = Reading.load(job.models / f"{done['written']['file']}.json")
+def _measured(job: Job) -> tuple[Facts, Files]:
+    """The files of a model; none if they are there, and no measurement if only its name has changed."""
+    source, (heads, query, key, config, layout) = job.entry.source, job.read
+    stamp = _stamp(source, job.read, job.versions)
+    done = _done(job, stamp)
+    was = None if done is None else Written(**done["written"])
+    if done is None or was is None:
+        options: dict[str, Any] = {"heads": heads, "query": query, "key": key, "config": config, "layout": layout}
+        look = look_at(source, name=job.entry.name, workers=job.threads, **options)
+    else:
+        same = (was.file, done["model"]["name"]) == (job.entry.file, job.entry.name)
+        if same and all(path.is_file() for path in was.files(job.out)):
+            return {}, {}
+        old = Reading.load(Path(job.out, "models", f"{was.file}.json"))
         assert isinstance(old, Look)
-        look, parameters = replace(old, model={**old.model, "name": job.entry.name}), done["model"]["parameters"]
-    page, text = look.page(), look.to_json() + "\n"
-    whole = _fingerprint(job, heads) if any(row["kind"] == "self" for row in look.layers) else None
-    written = asdict(Written(job.entry.file, _digest(page), _digest(text), None if whole is None else _digest(whole)))
-    kept = {"written": written, "model": {**_summary(look), "parameters": parameters}}
-    files: Files = {job.models / f"{job.entry.file}.html": page, job.models / f"{job.entry.file}.json": text}
-    files |= {} if whole is None else {job.fingerprint: whole}
+        look = replace(old, model={**old.model, "name": job.entry.name})
+    network = saved_network(source)
+    weights = read(source, *job.read) if network is None else read(network)
+    contents: list[str | bytes] = [look.page(), look.to_json() + "\n"]
+    if any(row["kind"] == "self" for row in look.layers):
+        contents.append(packed(replace(fingerprint(weights), name=job.entry.name)))
+    parameters = sum(math.prod(shape) for shape in weights.source.shapes.values())
+    if _stamp(source, job.read, job.versions) != stamp:
+        raise ValueError(f"{source} changed during the survey: run the same command again to measure it")
+    digests = [*map(_digest, contents), None]
+    written = Written(job.entry.file, str(digests[0]), str(digests[1]), digests[2])
+    files: Files = dict(zip(written.files(job.out), contents, strict=True))
+    record = {"stamp": stamp, "written": asdict(written), "model": {**_summary(look), "parameters": parameters}}
     # The record that marks the model as finished is renamed last.
-    files[_whole(job.folder, job.stamp)] = json.dumps({**kept, "heads": _columns(look)}, allow_nan=False)
-    return {"heads": len(look.heads), "was": done and Written(**done["written"])}, files
+    files[job.record] = json.dumps({**record, "heads": _columns(look)}, allow_nan=False)
+    return {} if was is None else {"was": was}, files
 
 
-def _fingerprint(job: Job, heads: Heads) -> bytes:
-    """What `keyquery lineage --index` keeps of the model."""
-    return packed(replace(fingerprint(heads), name=job.entry.name))
-
-
-def _check_stamp(job: Job) -> None:
-    source = job.entry.source
-    if os.path.isabs(source) and not os.path.exists(source):
-        raise FileNotFoundError(f"{source} no longer exists")
-    if _stamp(source, job.read, job.versions) != job.stamp:
-        raise ValueError(CHANGED.format(source))
-
-
-def _records(job: Job, count: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """The records of the layers, and the indices of those that are unreadable, as after a machine crash."""
-    records, bad = [], []
-    for index in range(count):
-        try:
-            records.append(json.loads(_record(job, index).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            bad.append(index)
-    return records, bad
-
-
-def _tidy(job: Job) -> None:
-    """Delete the records of layers, and outdated records, once a model is joined."""
-    keep = _whole(job.folder, job.stamp)
-    for path in list(job.folder.iterdir()):
-        if path != keep and RECORD.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-
-
-def _done(job: Job) -> dict[str, Any] | None:
-    """The summary of the model in its present state, if its JSON still exists and is unchanged."""
+def _done(job: Job, stamp: str) -> dict[str, Any] | None:
+    """The record of the model in its present state, if its JSON still exists and is unchanged."""
     try:
-        kept = kept_of(job.folder, job.stamp)
-        text = (job.models / f"{kept['written']['file']}.json").read_text(encoding="utf-8")
+        record: dict[str, Any] = json.loads(job.record.read_text(encoding="utf-8"))
+        text = Path(job.out, "models", f"{record['written']['file']}.json").read_bytes()
     except (OSError, ValueError):
         return None
-    return kept if _digest(text) == kept["written"]["json"] else None
-
-
-def kept_of(folder: Path, stamp: str) -> dict[str, Any]:
-    """The summary that a joined model leaves for the survey: one row, and the columns of its heads."""
-    kept: dict[str, Any] = json.loads(_whole(folder, stamp).read_text(encoding="utf-8"))
-    return kept
-
-
-def _whole(folder: Path, stamp: str) -> Path:
-    return folder / f"whole-{stamp}.json"
-
-
-def _record(job: Job, layer: int) -> Path:
-    return job.folder / f"layer-{layer:04}-{job.stamp}.json"
-
-
-@lru_cache(maxsize=2)
-def _opened(source: str, how: Read, stamp: str, token: str) -> tuple[Heads, dict[str, str]]:
-    """The heads of a model, opened once per run and worker, and the digests of the tensors read so far."""
-    network = saved_network(source)
-    heads = read(source, *how) if network is None else read(network)
-    return heads, heads.recorded()
+    return record if record["stamp"] == stamp and _digest(text) == record["written"]["json"] else None
 
 
 def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:

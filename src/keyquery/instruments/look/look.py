@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from keyquery.checkpoints import Heads, Layer, read
+from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.formats.adapters import adapted_name
 from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
@@ -20,8 +20,8 @@ from keyquery.instruments.look.data import LookData, RunResult
 from keyquery.instruments.look.embeddings import Embedded
 from keyquery.instruments.look.fitted import opened
 from keyquery.instruments.look.labels import Thresholds
-from keyquery.instruments.look.layers import Measured, Metrics, measure_layer
-from keyquery.instruments.look.on_data import PAIRS, OnData
+from keyquery.instruments.look.layers import Measured, Metrics
+from keyquery.instruments.look.on_data import PAIRS
 from keyquery.instruments.look.reading import Look
 from keyquery.listening.exclusive import alone
 from keyquery.listening.hooks import Batch
@@ -172,30 +172,17 @@ def _heads(source: Any, prepared: Prepared | None, asked: Mapping[str, Any]) -> 
     return read(**{"source": source, **asked, **running})
 
 
-def look_at_layer(layer: Layer, heads: Heads) -> Measured:
-    """Metrics of one layer and its heads, from the weights alone; `whole_look` joins layers."""
-    return measure_layer(layer, heads, OnData(), Thresholds())
-
-
-def whole_look(facts: Mapping[str, Any], measured: Iterable[Measured], tensors: Mapping[str, str]) -> Look:
-    """The look of a model from the metrics of its layers; `facts` are `Heads.model` and the width.
-
-    `tensors` are the digests of the tensors that were read, as returned by `Heads.recorded`.
-    """
-    return _whole(facts, list(measured), tensors)
-
-
 def _whole(
     facts: Mapping[str, Any],
     measured: list[Measured],
     tensors: Mapping[str, str],
-    run: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any],
     **more: Any,
 ) -> Look:
     rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
     model = {**facts, "heads": len(cells)}
     in_order = dict(sorted(tensors.items()))  # layers may be read in any order
-    facts_of_run = provenance(**{"data": None, "tensors": in_order, **(run or {})})
+    facts_of_run = provenance(**{"data": None, "tensors": in_order, **run})
     return Look(model=model, layers=rows, heads=cells, **more, provenance=facts_of_run)
 
 
