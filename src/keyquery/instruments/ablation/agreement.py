@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from keyquery.support.statistics import spearman
 
 POOR = {"rank_correlation": 0.8, "inside": 0.8}  # below, estimates of this model and text are not to be relied on
 CELLS = 8  # that a correlation needs to say anything
@@ -25,17 +26,12 @@ def agreement(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in ("estimate", "change", "low")
     )
     limit = (measured - low) + 0.1 * measured.abs()
-    correlation = float(torch.corrcoef(torch.stack((_ranks(estimated), _ranks(measured))))[0, 1])
+    correlation = spearman(estimated.numpy(), measured.numpy())
     figures: dict[str, Any] = {
         "cells": len(rows),
-        "rank_correlation": correlation,
+        "rank_correlation": float("nan") if correlation is None else correlation,
         "slope": float((estimated @ measured) / (estimated @ estimated).clamp(min=1e-300)),
         "inside": float(((estimated - measured).abs() <= limit).double().mean()),
     }
     return {**figures, "poor": [name for name, least in POOR.items() if not figures[name] >= least]}
 
-
-def _ranks(x: Tensor) -> Tensor:
-    """Ranks; equal values share their mean rank."""
-    _, groups, sizes = x.unique(return_inverse=True, return_counts=True)
-    return (sizes.cumsum(0) - (sizes - 1) / 2)[groups].double()

@@ -67,44 +67,8 @@ def dial_effect(
 ) -> DialEffect:
     """Run a language model on `batches` unchanged and with `gains` on parts of some heads; means are of the batches.
 
-    With `directions`, single directions of these heads are scaled by `gain` instead, as in `kq.dial`.
-
-    A decoder continues prompts by greedy decoding, an encoder predicts masked tokens by argmax.
-
-    Parameters
-    ----------
-    model, batches
-        The live model, and token ids to run it on.
-    tokenizer
-        Decodes samples.
-    gains
-        By part: "symmetric", "skew", "popularity", "query_only", "position".
-    heads
-        As in `kq.dial`. Default: all.
-    means
-        "position" or "global", as in `kq.dial`.
-    directions, of, gain, on
-        Single directions instead of parts, as in `kq.dial`. Default: none.
-    samples
-        Texts before and after. Default: 3.
-    name
-        Of the model. Default: its class.
-    progress
-        Wraps iterables in progress bars. Default: none.
-
-    Returns
-    -------
-    DialEffect
-        A Reading.
-
-    Examples
-    --------
-    >>> from keyquery.checkpoints.tokenizer import Tokenizer
-    >>> from keyquery.layers import LanguageModel
-    >>> model, tokenizer = LanguageModel.load(kq.models.DECODER), Tokenizer.load(kq.models.DECODER)
-    >>> ids = torch.tensor(tokenizer.encode(kq.models.TEXT.read_text())[:512])
-    >>> dial_effect(model, [{"input_ids": ids.reshape(32, 16)}], tokenizer, {"position": 0}, samples=0).change > 0
-    True
+    With `directions`, single directions of these heads are scaled by `gain` instead, as in `kq.dial`. A decoder
+    continues prompts by greedy decoding, an encoder predicts masked tokens by argmax.
     """
     model = bare(model)
     objective, loss = default_loss(model, tokenizer)
