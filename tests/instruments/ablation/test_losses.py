@@ -5,8 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.instruments.ablation.losses import IGNORED, masked_loss, next_token_loss
-from keyquery.instruments.ablation.variants import losses_of
+from keyquery.instruments.ablation.losses import IGNORED, losses_of, masked_loss, next_token_loss
 
 
 class Table(nn.Module):

@@ -6,7 +6,7 @@ from torch import nn
 
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.instruments.ablation import variants
+from keyquery.instruments.ablation import measure
 from keyquery.instruments.ablation.losses import default_loss, next_token_loss
 from keyquery.layers import LanguageModel
 from keyquery.proof.families import tiny_model
@@ -20,11 +20,11 @@ def rows_alone_and_together(model, batches, monkeypatch, loss=next_token_loss, *
     calls = []
     hook = model.register_forward_pre_hook(lambda module, args, kwargs: calls.append(1), with_kwargs=True)
     with monkeypatch.context() as patch:
-        patch.setattr(variants, "TOKENS", {})
+        patch.setattr(measure, "TOKENS", {})
         alone = kq.ablate(model, batches, loss, measure="all", **options).rows
         single = len(calls)
         calls.clear()
-        patch.setattr(variants, "TOKENS", {"cpu": 7 * 160})
+        patch.setattr(measure, "TOKENS", {"cpu": 7 * 160})
         together = kq.ablate(model, batches, loss, measure="all", **options).rows
     hook.remove()
     return alone, together, len(calls) / single

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.instruments.ablation import variants
+from keyquery.instruments.ablation import measure
 from keyquery.instruments.ablation.measure import Measurement
 from keyquery.instruments.ablation.replay import from_block
 from keyquery.layers import LanguageModel
@@ -27,7 +27,7 @@ def test_ablations_are_those_of_whole_runs(by, monkeypatch):
 
 
 def test_blocks_below_are_computed_only_for_the_record(monkeypatch):
-    monkeypatch.setattr(variants, "TOKENS", {})  # one ablation at a time
+    monkeypatch.setattr(measure, "TOKENS", {})  # one ablation at a time
     model = LanguageModel.load(kq.models.DECODER)
     blocks = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
     calls = [0] * len(blocks)

@@ -34,4 +34,3 @@ def agreement(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         "inside": float(((estimated - measured).abs() <= limit).double().mean()),
     }
     return {**figures, "poor": [name for name, least in POOR.items() if not figures[name] >= least]}
-

@@ -14,8 +14,7 @@ from torch import nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.instruments.ablation.ablate import facts_of
-from keyquery.instruments.ablation.losses import default_loss, hide, logits, real_tokens
-from keyquery.instruments.ablation.variants import losses_of
+from keyquery.instruments.ablation.losses import default_loss, hide, logits, losses_of, real_tokens
 from keyquery.intervene.dial.dial import Dial, dial
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of

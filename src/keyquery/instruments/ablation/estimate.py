@@ -23,8 +23,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.instruments.ablation.changes import Cell, Change, HeadCall
-from keyquery.instruments.ablation.losses import Loss, Objective, labelled, output_of, predictions, real_outputs
-from keyquery.instruments.ablation.variants import finite
+from keyquery.instruments.ablation.losses import (
+    Loss,
+    Objective,
+    finite,
+    labelled,
+    output_of,
+    predictions,
+    real_outputs,
+)
 from keyquery.intervene.dial.means import Means, SiteMeans
 from keyquery.intervene.sites import Site
 from keyquery.listening import Batch

@@ -5,7 +5,7 @@ An objective turns a batch into inputs and labels once, so that an estimate and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from keyquery.listening import Batch
+from keyquery.listening.hooks import evaluating
 from keyquery.listening.live import live_heads
 
 # A model and a batch in, one loss per sequence out; sequences that have none may be left out.
 Loss = Callable[[nn.Module, Batch], Float[Tensor, " sequences"]]
 IGNORED = -100  # label of a token without a loss
-ROWS = 256  # tokens whose losses are computed at once on a CPU, since the copy of their logits is large
+ROWS = {"cuda": 8192, "cpu": 256}  # tokens whose losses are computed at once, since the copy of their logits is large
 MASKED = 0.15  # share of an encoder's non-padding tokens that are masked
 
 
@@ -36,12 +37,51 @@ class Objective:
     task: Callable[[nn.Module, Batch], tuple[Batch, Tensor | None]]
     units: str = "nats per token"
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Float[Tensor, " sequences"]:
-        """Mean cross-entropy per sequence, in nats."""
+    def __call__(self, model: nn.Module, batch: Batch, copies: int = 1) -> Float[Tensor, " sequences"]:
+        """Mean cross-entropy per sequence, in nats, of so many copies of the batch one after another."""
         inputs, labels = self.task(model, batch)
         if labels is None:
             raise ValueError("this objective has no loss: it compares outputs")
+        inputs, labels = repeated((inputs, labels), copies, len(labels))
         return _mean_loss(predictions(model, inputs, labels), labels)
+
+
+def losses_of(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> Float[Tensor, " sequences"]:
+    """One loss per sequence."""
+    with evaluating(model):
+        losses = torch.cat([checked(loss(model, batch)) for batch in batches])
+    if not len(losses):
+        raise ValueError("no sequence has a loss: one of at least two tokens is needed")
+    return losses
+
+
+def checked(losses: Any) -> Float[Tensor, " sequences"]:
+    """What a loss returned, in float64 on the CPU; raises if it is not one number per sequence."""
+    values = torch.as_tensor(losses).detach().double().cpu()
+    if values.ndim != 1:
+        raise ValueError(f"loss must return one value per sequence, (batch,), got {tuple(values.shape)}")
+    return finite(values)
+
+
+def finite(losses: Float[Tensor, " sequences"]) -> Float[Tensor, " sequences"]:
+    """Losses; raises if one of them is no number."""
+    wrong = losses[~losses.isfinite()]
+    if len(wrong):
+        raise ValueError(f"the loss is not finite: it is {float(wrong[0])} for {len(wrong)} of {len(losses)} sequences")
+    return losses
+
+
+def repeated(values: Any, copies: int, rows: int | None = None) -> Any:
+    """Tensors of `rows` rows, in containers, repeated along them; default: all that have a batch."""
+    if isinstance(values, Tensor):
+        batched = values.ndim > (rows is None) and copies > 1 and rows in (None, len(values))
+        return values.repeat(copies, *[1] * (values.ndim - 1)) if batched else values
+    if isinstance(values, Mapping):
+        parts = {name: repeated(part, copies, rows) for name, part in values.items()}
+        return parts if type(values) is dict else type(values)(**parts)
+    if type(values) in (tuple, list):
+        return type(values)(repeated(part, copies, rows) for part in values)
+    return values
 
 
 def run(model: nn.Module, batch: Batch) -> Any:
@@ -176,7 +216,7 @@ def _mean_loss(
     """The mean loss of every sequence that has tokens to count."""
     labels = labels.reshape(len(labels), -1).to(predicted.device)
     rows, targets = predicted.flatten(0, -2), labels.flatten()
-    size = len(rows) if rows.is_cuda else ROWS
+    size = ROWS.get(rows.device.type, ROWS["cpu"])
     parts = zip(rows.split(size), targets.split(size), strict=True)
     losses = torch.cat([cross_entropy(*part, ignore_index=IGNORED, reduction="none") for part in parts])
     counted = (labels != IGNORED).cpu()

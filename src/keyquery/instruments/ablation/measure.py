@@ -12,9 +12,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.instruments.ablation.changes import Change, HeadCall
-from keyquery.instruments.ablation.losses import Loss, Objective, output_of, real_outputs
+from keyquery.instruments.ablation.losses import (
+    Loss,
+    Objective,
+    checked,
+    losses_of,
+    output_of,
+    real_outputs,
+    repeated,
+)
 from keyquery.instruments.ablation.replay import Tape, from_block
-from keyquery.instruments.ablation.variants import fitting, losses_of, losses_together
 from keyquery.intervene.dial.means import Means, SiteMeans
 from keyquery.intervene.rewrites import check_unchanged
 from keyquery.intervene.sites import Site
@@ -22,8 +29,10 @@ from keyquery.listening import Batch
 from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
+from keyquery.listening.hooks import evaluating, is_compiled
 from keyquery.support.progress import Progress, Runs, silent
 
+TOKENS = {"cuda": 32768, "cpu": 2048}  # of a run that leaves a device little idle time
 # Kinds of error of a model that does not run on repeated inputs: any code may be in it.
 REFUSALS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
@@ -44,8 +53,8 @@ class Trial:
 class Measurement:
     """Runs of a model, one or many trials at a time; what they return differs by rounding.
 
-    Many run as one batch of repeated inputs, if the first such batch of a layer agrees with a run of its last trial
-    alone. Memory that does not suffice halves the batch.
+    Many run as one batch of repeated inputs, with an `Objective`, if the first such batch of a layer agrees with a run
+    of its last trial alone. Memory that does not suffice halves the batch.
     """
 
     def __init__(
@@ -61,8 +70,8 @@ class Measurement:
         self._by_module = {site.module: site for site in sites.values()}
         self._means_of: dict[int, SiteMeans | None] = {}
         self._trials: Sequence[Trial] = ()  # that are on
-        self._run = model, batches, _moved() if is_output(loss) else loss
-        self._most = fitting(model, batches)
+        self._run = model, batches, Moved() if is_output(loss) else loss
+        self._most = _fitting(*self._run)
         self.before = self._losses()
 
     def _losses(self) -> Float[Tensor, " sequences"]:
@@ -84,6 +93,12 @@ class Measurement:
                     runs = self._of_layer((trials[next(watched)] for _ in numbers), tape)
                     measured |= dict(zip(numbers, runs, strict=True))
         return [measured[number] for number in range(len(trials))]
+
+    def _losses_together(self, copies: int) -> Float[Tensor, "copies sequences"]:
+        """Losses of copies of the inputs; the model runs once per batch, on all of them."""
+        model, batches, loss = self._run
+        with evaluating(model):
+            return torch.cat([checked(loss(model, batch, copies)).reshape(copies, -1) for batch in batches], -1)  # type: ignore[call-arg]
 
     def _listen(self, changes: ExitStack) -> None:
         add_listener(self._run[0], self._changed, changes)
@@ -137,7 +152,7 @@ class Measurement:
                 tape.rewind(len(some))
             self._trials = some
             try:
-                losses += losses_together(*self._run, len(some))
+                losses += self._losses_together(len(some))
             except torch.OutOfMemoryError:
                 if len(some) == 1:
                     raise
@@ -152,18 +167,29 @@ def is_output(loss: Loss) -> bool:
     return isinstance(loss, Objective) and loss.name == "output"
 
 
-def _moved() -> Loss:
+class Moved:
     """How far the output moves from that of the model as it is: a share of its squared norm, per sequence."""
-    kept: dict[int, Tensor] = {}
 
-    def loss(model: nn.Module, batch: Batch) -> Float[Tensor, " sequences"]:
-        out = output_of(model, batch).double()
-        real = real_outputs(out, batch)
-        out = out * real.reshape(*real.shape, *[1] * (out.ndim - real.ndim))
-        before = kept.setdefault(id(batch), out)
-        return (out - before).flatten(1).square().sum(1) / before.flatten(1).square().sum(1)
+    def __init__(self) -> None:
+        self._before: dict[int, Tensor] = {}  # by batch
 
-    return loss
+    def __call__(self, model: nn.Module, batch: Batch, copies: int = 1) -> Float[Tensor, " sequences"]:
+        """The change since the first call with a batch."""
+        rows = len(next(x for x in batch.values() if isinstance(x, Tensor)))
+        inputs = repeated(batch, copies, rows)
+        output = output_of(model, inputs).double()
+        real = real_outputs(output, inputs)
+        output = output * real.reshape(*real.shape, *[1] * (output.ndim - real.ndim))
+        before = repeated(self._before.setdefault(id(batch), output), copies)
+        return (output - before).flatten(1).square().sum(1) / before.flatten(1).square().sum(1)
+
+
+def _fitting(model: nn.Module, batches: Sequence[Batch], loss: Loss) -> int:
+    """How many copies of the inputs a run takes, from their tokens; memory may allow fewer."""
+    tokens = max((batch["input_ids"].numel() for batch in batches if "input_ids" in batch), default=0)
+    if is_compiled(model) or not tokens or not isinstance(loss, (Objective, Moved)):  # one shape per graph
+        return 1
+    return max(TOKENS.get(next((weight.device.type for weight in model.parameters()), "cpu"), 0) // tokens, 1)
 
 
 def _runs(trials: Iterable[int], batches: Sequence[Batch]) -> Runs:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyquery.instruments.ablation.variants import repeated_rows
+from keyquery.instruments.ablation.losses import repeated
 from keyquery.listening.hooks import on_output, replace_method
 
 
@@ -61,7 +61,7 @@ class Tape:
     def peek(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the current call."""
         if self._now is None:
-            self._now = repeated_rows(self._outputs[self._at], self._copies)
+            self._now = repeated(self._outputs[self._at], self._copies)
         return self._now
 
     def play(self, *args: Any, **kwargs: Any) -> Any:
