@@ -62,7 +62,7 @@ def step_of(time, device):
     rng, users = np.random.default_rng(SEED), BATCH
     events = rng.integers(TYPES, size=users * WINDOW)
     times = rng.exponential(size=users * WINDOW).cumsum()
-    stream = stream_of(events, times, np.repeat(np.arange(users), WINDOW), False)
+    stream = stream_of(events, times, np.repeat(np.arange(users), WINDOW))
     windows, _ = cut(stream, events, Clock(1.0), WINDOW, device)
     torch.manual_seed(SEED)
     shape = (USUAL["width"], USUAL["depth"], USUAL["heads"])

@@ -29,9 +29,10 @@ def main() -> None:
     model = kq.EventModel(
         information="target_time", width=32, window=30, epochs=40, lr=5e-3, random_state=0, device="cpu"
     )
-    model.fit(TYPES[kinds.astype(int)], dates, groups)
+    events = TYPES[kinds.astype(int)], dates, groups
+    reading = model.fit(*events).interactions(*events, lags=np.geomspace(0.1, 24, 24) * HOUR)
     path = Path(__file__).with_name("events.svg")
-    path.write_bytes(pages.picture_bytes(path, model.interactions(lags=np.geomspace(0.1, 24, 24) * HOUR)))
+    path.write_bytes(pages.picture_bytes(path, reading))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """What scikit-learn asks of an estimator, and what it does with one."""
 
+import os
 import pickle
 import re
 import signal
 import subprocess
 import sys
+import threading
 from inspect import signature
 
 import numpy as np
@@ -173,7 +175,9 @@ def pairs(count=12):
 
 
 NPT = {"embedding": 4, "depth": 2, "heads": 2, "random_state": 0, "device": "cpu"}
+EVENTS = np.array(list("abab") * 6), np.tile([0.0, 1.0, 3.0, 4.0], 6), np.repeat(np.arange(6), 4)
 FITS = {  # an estimator, its training data, and a prediction
+    "events": (kq.EventModel(width=8, epochs=50, batch_size=1, random_state=0, device="cpu"), EVENTS, "predict_proba"),
     "transport": (kq.TransportClassifier(epochs=50, random_state=0, device="cpu"), slopes(12), "predict_proba"),
     "series": (kq.SeriesClassifier(**SMALL, epochs=50, random_state=0), slopes(12), "predict_proba"),
     "npt": (kq.NPTClassifier(**NPT, steps=120), (slopes(12)[0][:, :2], slopes(12)[1]), "predict_proba"),
@@ -222,13 +226,37 @@ def test_the_first_interrupt_keeps_the_best_weights_so_far(name, checks, monkeyp
         assert checks, "there was no validation"
         kept = model.network_.state_dict()
         assert all(torch.equal(kept[key], tensor) for key, tensor in states[int(best[1])].items())
-    inputs = {"match": data, "rerank": (data[0][:3], data[0])}.get(use, data[:1])
+    inputs = (data[0][:3], data[0]) if use == "rerank" else data if name in ("parser", "events") else data[:1]
     predicted = getattr(model, use)(*inputs)
     assert all(np.isfinite(part).all() for part in (predicted if use == "rerank" else [predicted]))
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_a_second_interrupt_raises_and_threads_are_left_alone():
+    seen = []
+
+    def twice():
+        with fitting.first_interrupt_stops() as stopped:
+            os.kill(os.getpid(), signal.SIGINT)
+            seen.append(stopped())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        twice()
+
+    def work():
+        with fitting.first_interrupt_stops() as stopped:
+            seen.append(stopped())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [True, False]
+
+
 def test_verbose_prints_lines_outside_a_terminal(capsys):
     expected = dict.fromkeys(FITS, "validation 1: ") | {"series": "epoch 1: ", "parser": "step 3 of 6: loss "}
+    expected["events"] = "validation: "
     for name, (model, data, _) in FITS.items():
         short = {"steps": 2} if "steps" in model.get_params() else {"epochs": 2}
         clone(model).set_params(**short, verbose=True).fit(*data)
@@ -253,11 +281,10 @@ def test_long_predictions_show_progress(monkeypatch, capsys):
     ):
         model.fit(series, names).set_params(verbose=True).predict(series)
         assert text in capsys.readouterr().err
-    columns = np.array(list("abab") * 6), np.tile([0.0, 1.0, 3.0, 4.0], 6), np.repeat(np.arange(6), 4)
-    events = kq.EventModel(width=8, epochs=1, validation_fraction=0, device="cpu").fit(*columns)
-    events.set_params(verbose=True).evaluate(*columns)
+    events = kq.EventModel(width=8, epochs=1, validation_fraction=0, device="cpu").fit(*EVENTS)
+    events.set_params(verbose=True).evaluate(*EVENTS)
     assert "evaluating: 0 of 1" in capsys.readouterr().err
-    events.sample(*columns, n=2, random_state=0)
+    events.sample(*EVENTS, n=2, random_state=0)
     assert "sampling: 1 of 2" in capsys.readouterr().err
 
 

@@ -1,17 +1,14 @@
 """EventModel: what it learns, what it cannot know, and what it says of bad input."""
 
-import pickle
 from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.base import clone
 from torch.distributions import Categorical, LogNormal, MixtureSameFamily
 
 import keyquery as kq
-from keyquery.learn.events import base as event_training
 from keyquery.learn.events.network import KNOTS, EventNetwork, Mixture, Since
 
 SMALL = {"width": 16, "heads": 2, "window": 20, "device": "cpu", "random_state": 0}
@@ -79,7 +76,7 @@ def test_a_gap_is_seen_through_lines_between_quantiles():
         assert np.allclose(row, np.interp(np.log(np.maximum(asked, 1e-4)), knots, height), atol=1e-5)
 
 
-@pytest.mark.parametrize("time", ["mercer", pytest.param("bochner", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("time", ["mercer", "bochner"])
 @pytest.mark.slow
 def test_what_depends_on_elapsed_time_is_learned_with_times_alone(time):
     options = {**SMALL, "epochs": 12, "lr": 1e-2}
@@ -158,7 +155,7 @@ def test_only_the_last_window_and_no_absolute_time_is_seen(fitted):
 
 
 @pytest.mark.slow
-def test_seasons_are_seen_with_a_calendar(tmp_path):
+def test_seasons_are_seen_with_a_calendar():
     def pairs(seed):
         """Two events each: the second is of the season in which the first was."""
         rng = np.random.default_rng(seed)
@@ -174,9 +171,6 @@ def test_seasons_are_seen_with_a_calendar(tmp_path):
     types, times, who = pairs(2)
     asked = types[::2], times[::2], who[::2]
     assert np.mean(seasoned.predict(*asked) == types[1::2]) > 0.85
-    seasoned.save(tmp_path / "model.safetensors")
-    again = kq.EventModel.load(tmp_path / "model.safetensors", device="cpu")
-    assert np.array_equal(again.predict_proba(*asked), seasoned.predict_proba(*asked))
 
 
 def test_baselines_are_counts_of_the_training_data():
@@ -210,7 +204,6 @@ def test_events_at_one_time_are_likely_and_finite():
     gaps = rng.exponential(size=600) * rng.integers(0, 2, 600)  # half of them 0
     types, who = rng.choice(["a", "b"], 600), np.repeat(np.arange(20), 30)
     model = kq.EventModel(**SMALL, epochs=8, lr=5e-3).fit(types, gaps.cumsum(), who)
-    assert model.seen_["gaps of 0"] == int((np.diff(gaps.cumsum())[np.diff(who) == 0] == 0).sum()) > 200
     drawn = model.sample(types, gaps.cumsum(), who, n=30, random_state=1)
     after = np.diff(drawn.times.reshape(20, 30), axis=1)
     assert (after >= 0).all()
@@ -231,8 +224,6 @@ def test_gaps_are_foretold():
     drawn = model.sample(types, when, who, n=4, random_state=0)
     assert drawn.events[:4].tolist() == ["b", "a", "b", "a"]
     assert drawn.groups.tolist() == np.repeat(np.arange(20), 4).tolist()
-    assert np.array_equal(model.sample(types, when, who, n=4, random_state=0).times, drawn.times)
-    assert not np.array_equal(model.sample(types, when, who, n=4, random_state=1).times, drawn.times)
     first = drawn.times.reshape(20, 4) - when.reshape(20, 30)[:, -1:]
     assert np.median(first[:, 0]) == pytest.approx(1.0, rel=0.2)
     assert np.median(np.diff(first, axis=1)[:, 0]) == pytest.approx(5.0, rel=0.2)
@@ -257,22 +248,6 @@ def test_dates_go_in_and_come_out(fitted):
         model.predict(types, times, who)
 
 
-def test_it_is_an_estimator_of_scikit_learn(fitted):
-    data = clicks()
-    twin = clone(fitted)
-    assert twin.get_params() == fitted.get_params()
-    with pytest.raises(ValueError, match="This EventModel instance is not fitted yet"):
-        twin.predict(*data)
-    state = torch.get_rng_state()
-    expected = fitted.predict_proba(*data)
-    assert np.array_equal(twin.fit(*data).predict_proba(*data), expected)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert np.array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(*data), expected)
-    assert fitted.score(*data) == fitted.evaluate(*data).accuracy
-    assert np.allclose(expected.sum(1), 1)
-    assert np.array_equal(fitted.predict(*data), fitted.classes_[expected.argmax(1)])
-
-
 @pytest.mark.parametrize("information", ["past", "target_time"])
 def test_it_is_saved_bit_for_bit(tmp_path, information):
     data = clicks()
@@ -281,46 +256,19 @@ def test_it_is_saved_bit_for_bit(tmp_path, information):
     again = kq.EventModel.load(tmp_path / "model.safetensors", device="cpu")
     assert again.get_params() == model.get_params()
     assert again.evaluate(*data).rows == model.evaluate(*data).rows
+    assert model.score(*data) == model.evaluate(*data).accuracy
     assert np.array_equal(again.predict_time(*data), model.predict_time(*data))
-    assert again.interactions().to_json() == model.interactions().to_json()
-    assert (again.history_, again.seen_) == (model.history_, model.seen_)
-    model.save(tmp_path / "model.safetensors", contexts=False)
-    bare = kq.EventModel.load(tmp_path / "model.safetensors", device="cpu")
-    with pytest.raises(ValueError, match="there are no histories to compare: pass events, times and groups"):
-        bare.interactions()
-    assert bare.interactions(*data).change == model.interactions(*data).change
-    with pytest.raises(ValueError, match="is not a saved SeriesClassifier"):
-        kq.SeriesClassifier.load(tmp_path / "model.safetensors")
-
-
-def test_whole_groups_are_held_out(monkeypatch):
-    taken = []
-    train = event_training.fit_network
-
-    def spy(network, draw, loss, recipe, **options):
-        steps = range(recipe.steps)
-        taken.extend(draw(step, torch.Generator()) for step in steps)
-        return train(network, draw, loss, recipe, **options)
-
-    monkeypatch.setattr("keyquery.learn.events.base.fit_network", spy)
-    types = np.repeat(["x", "y"], 500)
-    groups = np.repeat(np.arange(20), 50)
-    kq.EventModel(**QUICK, validation_fraction=0.25, batch_size=4).fit(
-        types, np.exp(groups) * 1.0 + np.arange(1000), groups
-    )
-    counted = sum(int(batch.counted.sum()) for batch in taken)
-    assert counted == 15 * 49
+    assert again.interactions(*data).to_json() == model.interactions(*data).to_json()
+    assert again.history_ == model.history_
 
 
 def test_what_is_set_after_a_fit_is_for_the_next_one(tmp_path):
     types, times = np.array(["a", "b"] * 20), np.arange(40.0)
     model = kq.EventModel(width=8, heads=2, window=8, epochs=1, validation_fraction=0, random_state=0, device="cpu")
-    before, said = model.fit(types, times).predict_proba(types, times), model.evaluate(types, times)
+    before = model.fit(types, times).evaluate(types, times)
     model.set_params(width=16, heads=4, window=3, time="positions", information="target_time", calendar=True)
-    assert np.array_equal(model.predict_proba(types, times), before)
-    assert model.evaluate(types, times) == said
+    assert model.evaluate(types, times) == before
     model.save(tmp_path / "model")
     again = kq.EventModel.load(tmp_path / "model", device="cpu")
-    assert np.array_equal(again.predict_proba(types, times), before)
-    assert again.evaluate(types, times) == said
+    assert again.evaluate(types, times) == before
     assert (again.width, again.window, again.information) == (8, 8, "past")

@@ -16,26 +16,22 @@ NAN = float("nan")
 
 
 def test_rows_of_groups_may_stand_anywhere():
-    stream = stream_of(["x", "y", "z", "x", "y"], [5, 1, 6, 2, 7], ["b", "a", "b", "a", "b"], strict=True)
+    stream = stream_of(["x", "y", "z", "x", "y"], [5, 1, 6, 2, 7], ["b", "a", "b", "a", "b"])
     assert stream.groups.tolist() == ["b", "a"]
     assert stream.types.tolist() == ["x", "z", "y", "y", "x"]
     assert stream.times.tolist() == [5, 6, 7, 1, 2]
     assert stream.lengths.tolist() == [3, 2]
     assert stream.gaps.tolist() == [1, 1, 1]
     assert stream.last.tolist() == [7, 2]
-    assert stream.moved == 0
 
 
-def test_times_that_decrease_are_sorted_aloud_or_refused():
+def test_times_that_decrease_are_sorted_with_a_warning():
     events, times, groups = ["x", "y", "z", "w"], [3.0, 2.0, 2.0, 1.0], ["a", "a", "a", "b"]
     with pytest.warns(
         UserWarning, match="decrease within a group at 1 row, the first of them row 1; events were sorted"
     ):
         stream = stream_of(events, times, groups)
     assert stream.types.tolist() == ["y", "z", "x", "w"]  # ties stay as they were
-    assert stream.moved == 1
-    with pytest.raises(ValueError, match="at 1 row, the first of them row 1, which strict=True does not allow"):
-        stream_of(events, times, groups, strict=True)
 
 
 EAST, WEST = timezone(timedelta(hours=5)), timezone(timedelta(hours=-8))
@@ -93,11 +89,6 @@ def test_precision_that_is_lost_is_told():
         times_of(begin + 10**6 * np.arange(10))  # milliseconds, in nanoseconds
         times_of((begin + 10**6 * np.arange(10)).astype("M8[ns]"))
         times_of(np.arange(10, dtype=np.float32) / 4)
-
-
-def test_strict_is_yes_or_no():
-    with pytest.raises(TypeError, match="strict must be True or False, got 'no'"):
-        stream_of(["x"], [1.0], strict="no")
 
 
 def test_columns_of_pyarrow():

@@ -1,48 +1,43 @@
-"""Base class of EventModel: parameter checks, encoding of events, training, forward passes, save and load."""
+"""The private half of EventModel: encoding of events, predictions, save and load."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int, Shaped
+from jaxtyping import Float64, Int, Shaped
 from torch import Tensor
 
-from keyquery.learn.base import SavedEstimator, check_is_fitted, check_sizes, hold_out
+from keyquery.learn.base import SavedEstimator, check_is_fitted, check_sizes, seed_of
 from keyquery.learn.events.covariates import Described
-from keyquery.learn.events.interactions import Context, context_tensors, take_contexts
-from keyquery.learn.events.losses import Lasts, following, judged, losses
+from keyquery.learn.events.evaluation import EventEvaluation, Events, evaluated, sampled
+from keyquery.learn.events.interactions import Interactions, interactions_of
+from keyquery.learn.events.losses import following, log_ends
 from keyquery.learn.events.network import TIMES, EventNetwork, Mixture
-from keyquery.learn.events.windows import Batch, Clock, Windows, cut, ends
-from keyquery.learn.fitting import fit_network, report
-from keyquery.learn.inputs.columns import times_of
-from keyquery.learn.inputs.event_streams import Stream, stream_of, unpacked
+from keyquery.learn.events.windows import Clock, Windows, cut, ends
+from keyquery.learn.inputs.event_streams import Stream, stream_of, times_per_group, unpacked, weights_of_events
 from keyquery.learn.inputs.targets import classes_of, label_facts
 from keyquery.learn.layers.time.attention import WAYS
-from keyquery.learn.series.training import epochs_of
-from keyquery.learn.training import Recipe
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.devices import pick_device
-from keyquery.support.progress import Progress
+from keyquery.support.progress import bars
 
 INFORMATION = ("past", "target_time")
-UNKNOWN = ("other", "refuse")
-SAVED = ("scale", "floor", "clock", "start", "log_gaps", "seen")
+SAVED = ("scale", "floor", "clock", "start", "log_gaps")
 
 
 class EventEstimator(SavedEstimator):
-    """The private half of EventModel."""
+    """The predictions of EventModel: all take the events so far, and `covariates` and `group_covariates` of `fit`."""
 
     time: str
     how: str
     information: str
-    unknown: str
     calendar: bool
     width: int
     depth: int
@@ -52,6 +47,7 @@ class EventEstimator(SavedEstimator):
     gap_weight: float
     batch_size: int
     device: Any
+    verbose: bool
     network_: EventNetwork
     classes_: Shaped[np.ndarray, " classes"]
     scale_: float  # median of the positive inter-event times; the internal unit of time
@@ -60,69 +56,117 @@ class EventEstimator(SavedEstimator):
     start_: float | None  # origin of time, with `calendar`
     transitions_: Int[np.ndarray, "classes classes"]
     log_gaps_: tuple[float, float]  # mean and standard deviation of the log inter-event times
-    contexts_: list[Context]
     described_: Described  # encodings of covariates
     ends_: bool  # whether it was fitted with `ended`
-    seen_: dict[str, int]
 
-    @classmethod
-    def _params_of(cls, facts: dict[str, Any]) -> dict[str, Any]:
-        """The parameters of a file; former versions called `validation_fraction` `holdout`."""
-        params = dict(facts["params"])
-        if "holdout" in params:
-            params["validation_fraction"] = params.pop("holdout")
-        return params
+    def predict_proba(
+        self, events: Any, times: Any = None, groups: Any = None, at: Any = None, **described: Any
+    ) -> Float64[np.ndarray, "n classes"]:
+        """Probabilities (groups, classes) of the type of the next event, if there is one, in the order of `classes_`.
 
-    def _saved(self, contexts: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        facts = {name: getattr(self, f"{name}_") for name in SAVED} | {"classes": label_facts(self.classes_)}
-        facts |= {"covariates": self.described_.facts(), "ends": self.ends_}
-        tensors = context_tensors(self.contexts_ if contexts else [])
-        return facts, {"transitions": torch.from_numpy(self.transitions_), **tensors}
+        `at` are the times of the next events, with `information="target_time"`; `covariates` and `group_covariates` as
+        in `fit`.
+        """
+        stream = self._stream(events, times, groups, **described)
+        if self._targeted and at is None:
+            raise ValueError('at must hold a time for each group: this model was fitted with information="target_time"')
+        if not self._targeted and at is not None:
+            raise ValueError('at is for information="target_time": this model was fitted with information="past"')
+        when = stream.last if at is None else times_per_group("at", at, stream)
+        logits, _ = self._last(stream, self._codes(stream), when)
+        return logits[:, : len(self.classes_)].softmax(-1).cpu().numpy()
 
-    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], EventNetwork], int]:
-        self.classes_, self.transitions_ = classes_of(facts["classes"]), tensors.pop("transitions").numpy()
-        _check_facts(facts, self.classes_, self.transitions_)
-        self.scale_, self.floor_ = float(facts["scale"]), float(facts["floor"])
-        self.start_ = None if facts["start"] is None else float(facts["start"])
-        self.clock_, self.seen_ = str(facts["clock"]), dict(facts["seen"])
-        self.log_gaps_ = (float(facts["log_gaps"][0]), float(facts["log_gaps"][1]))
-        self.described_, self.ends_ = Described.of_facts(facts.get("covariates")), bool(facts.get("ends", False))
-        self.contexts_ = take_contexts(tensors, len(self.classes_), self.described_.size)
-        more = self._further(self.described_, self.ends_)
-        return lambda: self._network(len(self.classes_), self.floor_, **more), self.depth
+    def predict(self, *events: Any, **options: Any) -> Shaped[np.ndarray, " n"]:
+        """Most probable next event of each group, in order of first appearance; arguments as in `predict_proba`."""
+        probabilities = self.predict_proba(*events, **options)  # raises if not fitted
+        return self.classes_[probabilities.argmax(1)]
 
-    def _check(self) -> None:
-        check_choice("time", self.time, TIMES)
-        check_choice("how", self.how, WAYS)
-        check_choice("information", self.information, INFORMATION)
-        check_choice("unknown", self.unknown, UNKNOWN)
-        if not isinstance(self.calendar, (bool, np.bool_)):
-            raise TypeError(f"calendar must be True or False, got {self.calendar!r}")
-        if self.time == "positions" and self.information == "target_time":
-            raise ValueError('information="target_time" needs times, which time="positions" does not use')
-        sizes = ("width", "depth", "heads", "epochs", "batch_size", "patience")
-        check_sizes(self, sizes, gap_weight=math.inf, lr=math.inf, dropout=1, validation_fraction=1)
-        check_count("window", self.window, least=2)
-        if self.width % self.heads:
-            raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
+    def predict_end(
+        self, events: Any, times: Any = None, groups: Any = None, *, now: Any = None, **described: Any
+    ) -> Float64[np.ndarray, " n"]:
+        """Probability of each group that no event follows, given none until `now`; for models fitted with `ended`.
+
+        With p after the last event and survival function S of inter-event times, p/(p + (1 − p)·S(now − last)).
+        """
+        logits, mixture, silence = self._next(events, times, groups, now, **described)
+        if not self.ends_:
+            raise ValueError("this EventModel does not know ends: fit it with ended=")
+        end, more = log_ends(logits, len(self.classes_)) or (logits, logits)
+        return (end - torch.logaddexp(end, more + mixture.log_survival(silence))).exp().cpu().numpy()
+
+    def predict_time(
+        self,
+        events: Any,
+        times: Any = None,
+        groups: Any = None,
+        what: str = "median",
+        *,
+        now: Any = None,
+        quantiles: Sequence[float] | None = None,
+        **described: Any,
+    ) -> Float64[np.ndarray, "groups ..."]:
+        """Predicted time to the next event of each group, if there is one, in units of `times` (dates: seconds).
+
+        The "median", the "mean" or some `quantiles`, given that there was no event until `now`.
+        """
+        check_choice("what", what, ("median", "mean"))
+        shares = [0.5] if quantiles is None else [float(share) for share in quantiles]
+        if not all(0 < share < 1 for share in shares) or not shares:
+            raise ValueError(f"quantiles must be between 0 and 1, got {shares}")
+        _, mixture, silence = self._next(events, times, groups, now, **described)
+        if what == "mean" and quantiles is None:
+            return (mixture.average(silence) - silence).cpu().numpy() * self.scale_
+        gaps = torch.stack([mixture.quantile(share, silence) - silence for share in shares], 1)
+        return (gaps[:, 0] if quantiles is None else gaps).cpu().numpy() * self.scale_
+
+    def score(self, *events: Any, **options: Any) -> float:
+        """Accuracy on all events but the first of each group; arguments as in `evaluate`."""
+        return self.evaluate(*events, **options).accuracy
+
+    def evaluate(
+        self, events: Any, times: Any = None, groups: Any = None, *, sample_weight: Any = None, **described: Any
+    ) -> EventEvaluation:
+        """Evaluate next-event prediction on all events but the first of each group; arguments as in `fit`.
+
+        The model is compared to two baselines from counts of its training data, "majority" and "Markov".
+        """
+        stream = self._stream(events, times, groups, **described)
+        return evaluated(self, replace(stream, weights=weights_of_events(stream, sample_weight)))
+
+    def sample(
+        self,
+        events: Any,
+        times: Any = None,
+        groups: Any = None,
+        n: int = 10,
+        random_state: Any = None,
+        **described: Any,
+    ) -> Events:
+        """Sample the next n events of each group, fewer where it ends; columns, group after group.
+
+        `random_state` is a seed; covariates of sampled events are unknown, and count as missing.
+        """
+        check_count("n", n, least=1)
+        stream = self._stream(events, times, groups, **described)
+        with bars(self.verbose) as progress:
+            return sampled(self, stream, n, seed_of(random_state), progress)
+
+    def interactions(
+        self, events: Any, times: Any = None, groups: Any = None, lags: Any = None, **described: Any
+    ) -> Interactions:
+        """Which event types change the prediction of the next event, and at which lags.
+
+        One event is inserted into some of these histories at each of the `lags` before now, in units of `times` (dates:
+        seconds), of each type in turn, and the predictions are compared between types. Default lags: 16, from the
+        shortest inter-event times to the length of half of the histories. This describes the model; it is causal in the
+        data only without confounding. The Reading's `plot()` draws it.
+        """
+        stream = self._stream(events, times, groups, **described)
+        return interactions_of(self, self._windows(stream, self._codes(stream)), lags)
 
     @property
     def _targeted(self) -> bool:
         return bool(self.params_["information"] == "target_time")
-
-    @staticmethod
-    def _further(described: Described, ends: bool) -> dict[str, Any]:
-        """Options of a network with covariates or ends."""
-        return ({"inputs": described.size} if described.size else {}) | ({"ends": True} if ends else {})
-
-    def _network(self, types: int, floor: float, **further: Any) -> EventNetwork:
-        shape, targeted = (types, self.width, self.depth, self.heads), self.information == "target_time"
-        return EventNetwork(*shape, self.time, self.how, self.dropout, targeted, self.calendar, floor, **further)
-
-    def _provenance(self) -> dict[str, Any]:
-        """What readings of this model were computed from."""
-        tensors = digests(self.network_.state_dict())
-        return provenance(tensors=tensors, estimator=repr(type(self)(**self.params_)))
 
     def _stream(
         self, events: Any, times: Any, groups: Any, covariates: Any = None, group_covariates: Any = None
@@ -131,10 +175,10 @@ class EventEstimator(SavedEstimator):
         check_is_fitted(self)
         events, times, groups, covariates = unpacked(events, times, groups, covariates)
         stream = stream_of(events, times, groups)
-        inputs = self.described_.encode(covariates, group_covariates, stream.rows, stream.lengths)
         if stream.clock != self.clock_:
             fitted = f"as this {type(self).__name__} was fitted on"
             raise ValueError(f"times must be {self.clock_}, {fitted}, got {stream.clock}")
+        inputs = self.described_.encode(covariates, group_covariates, stream.rows, stream.lengths)
         return replace(stream, inputs=inputs)
 
     def _codes(self, stream: Stream) -> Int[np.ndarray, " n"]:
@@ -145,8 +189,6 @@ class EventEstimator(SavedEstimator):
             listed = ", ".join(repr(label.item()) for label in unknown[:5]) + (", …" if len(unknown) > 5 else "")
             rows = f"{int((~known).sum())} of {len(known)} rows"
             problem = f"events hold types that did not occur in training, in {rows}: {listed}"
-            if self.unknown == "refuse":
-                raise ValueError(problem)
             warnings.warn(f"{problem}; they count as an event of unknown type", stacklevel=4)
         codes = np.full(len(known), -1, dtype=np.int64)
         codes[known] = np.searchsorted(self.classes_, stream.types[known])
@@ -158,10 +200,9 @@ class EventEstimator(SavedEstimator):
 
     @torch.no_grad()
     def _last(
-        self, stream: Stream, when: Float64[np.ndarray, " groups"], codes: Int[np.ndarray, " n"] | None = None
+        self, stream: Stream, codes: Int[np.ndarray, " n"], when: Float64[np.ndarray, " groups"]
     ) -> tuple[Tensor, Mixture]:
         """Logits (groups, types) of the next event of each group at time `when`, and the inter-event time."""
-        codes = self._codes(stream) if codes is None else codes
         device, clock = pick_device(self.device), Clock(self.scale_, self.start_)
         windows = ends(stream, codes, clock, self.params_["window"], device)
         since = torch.from_numpy((when - clock.begin(stream)) / self.scale_).to(device).unsqueeze(1)
@@ -174,138 +215,67 @@ class EventEstimator(SavedEstimator):
             gaps.append(mixture)
         return torch.cat(logits), Mixture.join(gaps)
 
-    def _moments(self, stream: Stream, at: Any) -> Float64[np.ndarray, " groups"]:
-        """The times of the predicted events; any time if the model does not condition on it."""
-        if self._targeted and at is None:
-            raise ValueError('at must hold a time for each group: this model was fitted with information="target_time"')
-        if not self._targeted and at is not None:
-            raise ValueError('at is for information="target_time": this model was fitted with information="past"')
-        return stream.last if at is None else _per_group("at", at, stream)
+    def _next(
+        self, events: Any, times: Any, groups: Any, now: Any, **described: Any
+    ) -> tuple[Tensor, Mixture, Float64[Tensor, " groups"]]:
+        """As `_last`, and how long groups have been silent `now`, in units of the median gap."""
+        stream = self._stream(events, times, groups, **described)
+        # The inter-event time is predicted by a token that does not see the time of the next event: any time will do.
+        logits, mixture = self._last(stream, self._codes(stream), stream.last)
+        silence = np.zeros(len(stream.groups)) if now is None else times_per_group("now", now, stream) - stream.last
+        return logits, mixture, torch.from_numpy(silence / self.scale_).to(logits.device)
 
-    def _lasts(
-        self, stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, until: Any, ended: Any, device: str
-    ) -> Lasts | None:
-        """What is known after the last events of the groups; None if nothing is."""
-        if until is None and ended is None:
-            return None
-        count, last = len(stream.groups), stream.last
-        over = np.zeros(count, dtype=bool) if ended is None else self._ended(ended, count)
-        spans = np.zeros(count) if until is None else (_per_group("until", until, stream) - last) / clock.scale
-        weights = np.where(over, 1.0, self.gap_weight)
-        if stream.weights is not None:
-            weights *= np.add.reduceat(stream.weights, stream.offsets[:-1]) / stream.lengths
-        windows = ends(stream, codes, clock, self.window, device)
-        parts = [torch.from_numpy(part).to(device) for part in (spans, over, weights)]
-        lasts = Lasts(windows, parts[0], parts[1], np.arange(count), parts[2], int(codes.max()) + 1)
-        return lasts.of(over | (until is not None))
+    def _network(self, types: int, floor: float, **further: Any) -> EventNetwork:
+        shape, targeted = (types, self.width, self.depth, self.heads), self.information == "target_time"
+        return EventNetwork(*shape, self.time, self.how, self.dropout, targeted, self.calendar, floor, **further)
 
-    def _ended(self, ended: Any, count: int) -> Bool[np.ndarray, " groups"]:
-        """Whether each group has ended; a single value is that of all."""
-        over = np.asarray(ended)
-        if over.dtype.kind != "b" or over.shape not in ((), (count,)):
-            raise ValueError(
-                f"ended must be True or False, or one of them for each of {count} groups in order of first appearance, "
-                f"got {over.dtype} of shape {over.shape}"
-            )
-        if not over.any():
-            raise ValueError("ended is False for all groups: there is no end to learn from; leave it out")
-        if self.information == "target_time":
-            raise ValueError('ended needs information="past": an end has no time at which a type could be asked for')
-        return np.broadcast_to(over, count).copy()
+    def _provenance(self) -> dict[str, Any]:
+        """What readings of this model were computed from."""
+        tensors = digests(self.network_.state_dict())
+        return provenance(tensors=tensors, estimator=repr(type(self)(**self.params_)))
 
-    def _silent(self, stream: Stream, now: Any) -> Float64[Tensor, " groups"]:
-        """The time since the last event of each group, in units of the median gap."""
-        spans = np.zeros(len(stream.groups)) if now is None else _per_group("now", now, stream) - stream.last
-        return torch.from_numpy(spans / self.scale_)
+    def _check(self) -> None:
+        check_choice("time", self.time, TIMES)
+        check_choice("how", self.how, WAYS)
+        check_choice("information", self.information, INFORMATION)
+        if not isinstance(self.calendar, (bool, np.bool_)):
+            raise TypeError(f"calendar must be True or False, got {self.calendar!r}")
+        if self.time == "positions" and self.information == "target_time":
+            raise ValueError('information="target_time" needs times, which time="positions" does not use')
+        sizes = ("width", "depth", "heads", "epochs", "batch_size", "patience")
+        check_sizes(self, sizes, gap_weight=math.inf, lr=math.inf, dropout=1, validation_fraction=1)
+        check_count("window", self.window, least=2)
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
 
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        facts = {name: getattr(self, f"{name}_") for name in SAVED} | {"classes": label_facts(self.classes_)}
+        facts |= {"covariates": self.described_.facts(), "ends": self.ends_}
+        return facts, {"transitions": torch.from_numpy(self.transitions_)}
 
-def learn(
-    estimator: Any,
-    network: EventNetwork,
-    windows: Windows,
-    owners: Int[np.ndarray, " windows"],
-    lasts: Lasts | None,
-    seed: int,
-    progress: Progress,
-) -> list[dict[str, float]]:
-    """Train in place by the parameters of an EventModel; returns one row per epoch.
+    def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], EventNetwork], int]:
+        for name in [name for name in tensors if name.startswith("contexts.")]:  # histories in files of version 0.1
+            del tensors[name]
+        self.classes_, self.transitions_ = classes_of(facts["classes"]), tensors.pop("transitions").numpy()
+        self.scale_, self.floor_, self.clock_, self.start_, self.log_gaps_ = (facts[name] for name in SAVED)
+        self.described_, self.ends_ = Described.of_facts(facts["covariates"]), bool(facts["ends"])
+        self._check_restored()
+        inputs, types, floor, ended = self.described_.size, len(self.classes_), self.floor_, self.ends_
+        return lambda: self._network(types, floor, inputs=inputs, ends=ended), self.depth
 
-    Some of the groups, whose windows `owners` name, are a validation split. `lasts` is what is known after the last
-    events of groups.
-    """
-    gap_weight, size = estimator.gap_weight, estimator.batch_size
-    names = np.unique(owners[windows.weighed()])
-    _, held = hold_out(np.zeros(len(names)), estimator.validation_fraction, seed)
-    apart = torch.from_numpy(np.isin(owners, names[held])).to(windows.starts.device)
-    learned, checked = windows.of(~apart), windows.of(apart) if len(held) else None
-    inside = np.zeros(0, dtype=bool) if lasts is None else np.isin(lasts.owners, names[held])
-    known, tested = (None, None) if lasts is None else (lasts.of(~inside), lasts.of(inside))
-    share = 0.0 if known is None else len(known.spans) / int((learned.lengths - learned.skips).sum())
-
-    def loss(model: Any, batch: Batch) -> Tensor:
-        kind, gap, _ = losses(model, batch)
-        total = kind.mean() + gap_weight * gap.mean()
-        if batch.weights is not None:
-            total = ((kind + gap_weight * gap) * batch.weights[batch.predicted]).mean().float()
-        if known is not None and share:
-            total = total + share * known.losses(model, torch.randint(len(known.spans), (size,))).mean()
-        return total
-
-    def validate(model: Any) -> float:
-        assert checked is not None
-        metrics = judged(model, checked, 4 * size)
-        value = metrics["nll_type"] + gap_weight * metrics["nll_gap"]
-        if tested is not None and len(tested.spans):
-            value += share * tested.judged(model, 4 * size)
-        report(estimator.verbose, f"validation: {value:.4f} nats per event, accuracy {metrics['accuracy']:.3f}")
-        return value
-
-    draw, every = epochs_of(learned.take, len(learned.starts), size, seed)
-    steps = estimator.epochs * every
-    recipe = Recipe(
-        steps=steps,
-        lr=estimator.lr,
-        warmup=min(2 * every, steps // 10),
-        seed=seed,
-        check_every=every,
-        patience=estimator.patience,
-    )
-    log = fit_network(network, draw, loss, recipe, validate=validate if checked else None, progress=progress)
-    return [{"epoch": int(row.pop("step")) // every, **row} for row in log.rows]
-
-
-def _per_group(name: str, moments: Any, stream: Stream) -> Float64[np.ndarray, " groups"]:
-    """A time for each group, none before its last event; a single time is that of all."""
-    last, single = stream.last, np.ndim(moments) == 0
-    when, clock = times_of([moments] if single else moments, name)
-    when = np.repeat(when, len(last)) if single else when
-    if len(when) != len(last):
-        raise ValueError(f"{name} must hold a time for each of {len(last)} groups, got {len(when)}")
-    if clock != stream.clock:
-        raise ValueError(f"{name} must be {stream.clock}, like times, got {clock}")
-    if early := int((when < last).sum()):
-        raise ValueError(f"{name} must not be before a group's last event; {early} of {len(when)} are")
-    return when
-
-
-def _check_facts(
-    facts: Mapping[str, Any], classes: Shaped[np.ndarray, " classes"], transitions: Shaped[np.ndarray, "..."]
-) -> None:
-    """Raise ValueError for facts of a file that no fit produces."""
-    logs = facts["log_gaps"]
-    if not isinstance(logs, (list, tuple)) or len(logs) != 2:
-        raise ValueError(f"log_gaps must be a mean and a standard deviation, got {logs!r}")
-    numbers = {"scale": facts["scale"], "floor": facts["floor"], "log_gaps": logs[1]}
-    for name, value in {**numbers, "start": facts["start"] or 0.0, "mean of log_gaps": logs[0]}.items():
-        check_number(name, value)
-    for name, value in numbers.items():
-        if not value > 0:
-            positive = "have a standard deviation above 0" if name == "log_gaps" else "be above 0"
-            raise ValueError(f"{name} must {positive}, got {value}")
-    check_choice("clock", facts["clock"], ("numbers", "dates", "spans"))
-    if len(classes) < 1 or np.any(classes[1:] <= classes[:-1]):
-        raise ValueError("classes must be one or more, in rising order")
-    count = len(classes)
-    if transitions.shape != (count, count) or transitions.dtype.kind != "i" or np.any(transitions < 0):
-        received = f"{transitions.dtype} of shape {transitions.shape}"
-        raise ValueError(f"transitions must be non-negative counts, ({count}, {count}), got {received}")
+    def _check_restored(self) -> None:
+        """Raise ValueError for facts of a file that no fit produces."""
+        mean, deviation = self.log_gaps_
+        for name, value in (("scale", self.scale_), ("floor", self.floor_), ("deviation of log_gaps", deviation)):
+            check_number(name, value)
+            if not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+        check_number("mean of log_gaps", mean)
+        check_number("start", self.start_ or 0.0)
+        check_choice("clock", self.clock_, ("numbers", "dates", "spans"))
+        count, counts = len(self.classes_), self.transitions_
+        if count < 1 or np.any(self.classes_[1:] <= self.classes_[:-1]):
+            raise ValueError("classes must be one or more, in rising order")
+        if counts.shape != (count, count) or counts.dtype.kind != "i" or np.any(counts < 0):
+            received = f"{counts.dtype} of shape {counts.shape}"
+            raise ValueError(f"transitions must be non-negative counts, ({count}, {count}), got {received}")

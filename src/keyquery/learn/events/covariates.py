@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +19,9 @@ Rows = tuple[tuple[float, ...], ...]
 class CovariateCode:
     """The encoding of a table of covariates, k numbers per row.
 
-    A number x has up to 8 inputs clamp((x − c_k)/(c_{k+1} − c_k), 0, 1) with knots c at quantiles
-    of the training data, so that outliers and units do not matter; a category has one input per value. The mean of the
-    training data is subtracted, and one more input per column is 1 where the entry is missing and 0 elsewhere: a
-    missing entry, or a category that did not occur in training, is the average entry.
+    A number x has up to 8 inputs clamp((x − c_k)/(c_{k+1} − c_k), 0, 1) with knots c at quantiles of the training data,
+    so that outliers and units do not matter; a category has one input per value. Means of the training data are
+    subtracted, and one more input per column says where it is missing: such an entry is the average one.
     """
 
     fields: tuple[Field, ...]
@@ -33,19 +30,18 @@ class CovariateCode:
     named: bool
 
     @classmethod
-    def learn(cls, columns: Columns) -> CovariateCode:
-        """Knots, categories and means of columns."""
+    def learn(cls, table: Any) -> CovariateCode:
+        """Knots, categories and means of a table."""
+        columns = columns_of(table)
         fields, knots, shares = fields_of(columns), list[tuple[float, ...]](), np.linspace(0, 1, BINS + 1)
         for field, values in zip(fields, columns.values, strict=True):
             known = values[~np.isnan(values)] if field.categories is None else values[:0]
             quantiles = np.unique(np.quantile(known, shares, method="inverted_cdf")) if len(known) else known
             knots.append(tuple(map(float, quantiles)))
         bare = cls(tuple(fields), tuple(knots), (), columns.names is not None)
-        means = [
-            tuple(map(float, part[~missing].mean(0))) if not missing.all() else (0.0,) * part.shape[1]
-            for part, missing in bare._parts(columns)
-        ]
-        return cls(bare.fields, bare.knots, tuple(means), bare.named)
+        parts = bare._parts(columns)
+        means = (part[~missing].mean(0) if not missing.all() else np.zeros(part.shape[1]) for part, missing in parts)
+        return replace(bare, means=tuple(tuple(map(float, row)) for row in means))
 
     @property
     def size(self) -> int:
@@ -95,9 +91,8 @@ class CovariateCode:
             max(len(row) - 1, 0) if field.categories is None else field.size
             for field, row in zip(fields, knots, strict=True)
         ]
-        rising = all(later > sooner for row in knots for sooner, later in pairwise(row))
-        finite = all(math.isfinite(number) for row in (*knots, *means) for number in row)
-        if [len(row) for row in means] != widths or not rising or not finite:
+        rising = all((np.diff(row) > 0).all() for row in knots)
+        if [len(row) for row in means] != widths or not rising or not np.isfinite(np.concatenate(knots + means)).all():
             raise ValueError("covariates do not have the knots and means of their columns")
         return cls(fields, knots, means, bool(facts["named"]))
 
@@ -112,7 +107,7 @@ class Described:
     @classmethod
     def learn(cls, events: Any, groups: Any) -> Described:
         """From tables, or None."""
-        return cls(*(None if table is None else CovariateCode.learn(columns_of(table)) for table in (events, groups)))
+        return cls(*(None if table is None else CovariateCode.learn(table) for table in (events, groups)))
 
     @property
     def size(self) -> int:
@@ -126,8 +121,8 @@ class Described:
         parts = []
         if (table := _encoded("covariates", self.events, events, len(rows), "event")) is not None:
             parts.append(table[rows])
-        each = "group, in order of first appearance"
-        if (table := _encoded("group_covariates", self.groups, groups, len(lengths), each)) is not None:
+        row = "group, in order of first appearance"
+        if (table := _encoded("group_covariates", self.groups, groups, len(lengths), row)) is not None:
             parts.append(np.repeat(table, lengths, 0))
         return np.concatenate(parts, 1) if parts else None
 
@@ -144,9 +139,9 @@ class Described:
         return {name: None if code is None else code.facts() for name, code in codes.items()}
 
     @classmethod
-    def of_facts(cls, facts: Mapping[str, Any] | None) -> Described:
-        """From the JSON of `facts`; files of former versions have none."""
-        codes = (None, None) if facts is None else (facts["events"], facts["groups"])
+    def of_facts(cls, facts: Mapping[str, Any]) -> Described:
+        """From the JSON of `facts`."""
+        codes = (facts["events"], facts["groups"])
         return cls(*(None if code is None else CovariateCode.of_facts(code) for code in codes))
 
 

@@ -128,10 +128,10 @@ def sampled(model: Any, stream: Stream, n: int, seed: int, progress: Progress) -
     drawn_codes, drawn_times, alive = list[Any](), list[Any](), [np.ones(len(stream.groups), dtype=bool)]
     inputs = None if stream.inputs is None else model.described_.unknown(stream.inputs[stream.offsets[1:] - 1])
     for _ in progress(range(n), "sampling", n):
-        logits, mixture = model._last(stream, stream.last, codes)
+        logits, mixture = model._last(stream, codes, stream.last)
         when = stream.last + mixture.draw(generator).double().cpu().numpy() * model.scale_
         if model._targeted:
-            logits, _ = model._last(stream, when, codes)
+            logits, _ = model._last(stream, codes, when)
         kind = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).squeeze(1).numpy()
         alive.append(alive[-1] & (kind < types))
         kind = np.minimum(kind, types - 1)  # what follows an end is left out

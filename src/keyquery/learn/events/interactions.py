@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float32, Float64, Int
 from torch import Tensor
 
-from keyquery.learn.events.covariates import Described
 from keyquery.learn.events.losses import following
 from keyquery.learn.events.network import Mixture
 from keyquery.learn.events.windows import Batch, Windows
@@ -50,23 +49,14 @@ class Interactions(Reading, kind="interactions"):
     def records(self) -> list[dict[str, Any]]:
         """One row per pair of types and lag."""
         return [
-            {
-                "past": a,
-                "next": b,
-                "lag": lag,
-                "change": self.change[i][j][k],
-                "error": self.error[i][j][k],
-                "information": self.information,
-            }
-            for i, a in enumerate(self.types)
-            for j, b in enumerate(self.types)
-            for k, lag in enumerate(self.lags)
+            {"past": a, "next": b, "lag": lag, "change": change, "error": error, "information": self.information}
+            for a, changes, errors in zip(self.types, self.change, self.error, strict=True)
+            for b, *curves in zip(self.types, changes, errors, strict=True)
+            for lag, change, error in zip(self.lags, *curves, strict=True)
         ]
 
     def strongest(self, count: int = 6) -> list[dict[str, Any]]:
-        """The pairs with the largest increase, each at its best lag, largest first.
-
-        Two standard errors are subtracted. Increases only: if one type becomes more probable, others become less.
+        """The pairs with the largest increase, each at its best lag, largest first, minus two standard errors.
 
         Parameters
         ----------
@@ -105,24 +95,21 @@ class Context:
         """The longest lag within the history."""
         return self.now(targeted) - float(self.times[0])
 
-    def batch(self, device: str, lags: Any = None, types: int = 1, targeted: bool = False) -> Batch:
-        """The history, or (types · lags) histories with one inserted event, the lags of the first type first."""
-        codes, times = self.types[None], self.times[None]
-        inputs = None if self.inputs is None else self.inputs[None]
-        if lags is not None:
-            inserted = self.now(targeted) - np.asarray(lags)
-            # At ties the inserted event comes first: simultaneous events are not in each other's past.
-            index = np.searchsorted(self.times, inserted, side="left")
-            index = index if targeted else np.minimum(index, len(self.times) - 1)
-            codes = np.concatenate([[np.insert(self.types, i, kind) for i in index] for kind in range(types)])
-            times = np.tile([np.insert(self.times, i, t) for i, t in zip(index, inserted, strict=True)], (types, 1))
-            if self.inputs is not None and self.blank is not None:
-                inputs = np.tile([np.insert(self.inputs, i, self.blank, axis=0) for i in index], (types, 1, 1))
+    def batch(self, device: str, lags: Any, types: int, targeted: bool) -> Batch:
+        """Histories (types · lags) with one inserted event, the lags of the first type first."""
+        inserted = self.now(targeted) - np.asarray(lags)
+        # At ties the inserted event comes first: simultaneous events are not in each other's past.
+        index = np.searchsorted(self.times, inserted, side="left")
+        index = index if targeted else np.minimum(index, len(self.times) - 1)
+        codes = np.concatenate([[np.insert(self.types, i, kind) for i in index] for kind in range(types)])
+        times = np.tile([np.insert(self.times, i, t) for i, t in zip(index, inserted, strict=True)], (types, 1))
         counted = np.zeros(codes.shape, dtype=bool)
         counted[:, -1] = True
-        parts = [codes, times, np.ones(codes.shape, dtype=bool), np.zeros_like(codes)]
-        parts += [np.full(codes.shape, self.next_time), counted, *([] if inputs is None else [inputs])]
-        return Batch(*(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in parts))
+        real, next_times = np.ones_like(counted), np.full(codes.shape, self.next_time)
+        parts = [codes, times, real, np.zeros_like(codes), next_times, counted]
+        if self.inputs is not None and self.blank is not None:
+            parts.append(np.tile([np.insert(self.inputs, i, self.blank, axis=0) for i in index], (types, 1, 1)))
+        return Batch(*(torch.from_numpy(part).to(device) for part in parts))
 
 
 def compare(
@@ -153,13 +140,13 @@ def compare(
     return {**{name: values.tolist() for name, values in effects.items()}, "contexts": len(chosen)}
 
 
-def interactions_of(model: Any, contexts: Sequence[Context], lags: Any) -> Interactions:
-    """The interactions of a fitted EventModel, in these histories."""
+def interactions_of(model: Any, windows: Windows, lags: Any) -> Interactions:
+    """The interactions of a fitted EventModel, in some of these histories."""
     device, targeted, types = pick_device(model.device), model._targeted, len(model.classes_)
-    contexts = [context for context in contexts if context.reach(targeted) > 0]
+    contexts = [context for context in _contexts(model, windows) if context.reach(targeted) > 0]
     if not contexts:
-        raise ValueError("there are no histories to compare: pass events, times and groups")
-    chosen = usual_lags(contexts, targeted) if lags is None else checked_lags(lags) / model.scale_
+        raise ValueError("no history of the events has two different times: there is nothing to compare")
+    chosen = _usual_lags(contexts, targeted) if lags is None else _checked_lags(lags) / model.scale_
     network = model.network_.to(device).eval()
 
     @torch.no_grad()
@@ -179,19 +166,19 @@ def interactions_of(model: Any, contexts: Sequence[Context], lags: Any) -> Inter
     )
 
 
-def contexts_of(windows: Windows, longest: int, seed: int, described: Described) -> list[Context]:
-    """A few histories, each the last `longest` events of a window, with the time of the next event."""
-    contexts = []
-    for number in np.random.default_rng(seed).permutation(len(windows.starts))[:CONTEXTS]:
+def _contexts(model: Any, windows: Windows) -> list[Context]:
+    """The ends of some windows, one event shorter than the network's, each with the time of the next event."""
+    contexts, longest = [], model.params_["window"] - 1
+    for number in np.random.default_rng(0).permutation(len(windows.starts))[:CONTEXTS]:
         batch = windows.take([number])
         types, times = batch.types[0, -longest:].cpu().numpy(), batch.times[0, -longest:].cpu().numpy()
         inputs = None if batch.inputs is None else batch.inputs[0, -longest:].cpu().numpy()
-        blank = None if inputs is None else described.unknown(inputs[0])
+        blank = None if inputs is None else model.described_.unknown(inputs[0])
         contexts.append(Context(types, times, float(batch.next_times[0, -1]), inputs, blank))
     return contexts
 
 
-def usual_lags(contexts: Sequence[Context], targeted: bool) -> Float64[np.ndarray, " lags"]:
+def _usual_lags(contexts: Sequence[Context], targeted: bool) -> Float64[np.ndarray, " lags"]:
     """Log-spaced lags, from the 10 % quantile of the inter-event times to the median length of the contexts."""
     gaps = np.concatenate([np.diff(context.times) for context in contexts])
     longest = float(np.median([context.reach(targeted) for context in contexts]))
@@ -199,8 +186,7 @@ def usual_lags(contexts: Sequence[Context], targeted: bool) -> Float64[np.ndarra
     return np.geomspace(min(shortest, longest / 10), longest, LAGS)
 
 
-def checked_lags(lags: Any) -> Float64[np.ndarray, " lags"]:
-    """Validated lags, numbers above 0."""
+def _checked_lags(lags: Any) -> Float64[np.ndarray, " lags"]:
     try:
         values = np.asarray(lags, dtype=np.float64)
     except (TypeError, ValueError):
@@ -208,34 +194,3 @@ def checked_lags(lags: Any) -> Float64[np.ndarray, " lags"]:
     if values.ndim != 1 or not len(values) or not (np.isfinite(values) & (values > 0)).all():
         raise ValueError(f"lags must be a list of numbers above 0, got {lags!r}")
     return values
-
-
-def context_tensors(contexts: Sequence[Context]) -> dict[str, Tensor]:
-    """Contexts as tensors to save."""
-    tensors = {}
-    for number, context in enumerate(contexts):
-        tensors[f"contexts.{number:03}.types"] = torch.from_numpy(context.types)
-        tensors[f"contexts.{number:03}.times"] = torch.from_numpy(np.append(context.times, context.next_time))
-        if context.inputs is not None and context.blank is not None:
-            rows = np.concatenate((context.inputs, context.blank[None]))
-            tensors[f"contexts.{number:03}.inputs"] = torch.from_numpy(rows)
-    return tensors
-
-
-def take_contexts(tensors: dict[str, Tensor], classes: int, inputs: int) -> list[Context]:
-    """Contexts from the tensors of a file, which are removed; raises unless types and times are valid."""
-    contexts = []
-    for name in sorted(name for name in tensors if name.startswith("contexts.") and name.endswith(".types")):
-        times, types = tensors.pop(name.replace(".types", ".times")), tensors.pop(name)
-        valid = types.dtype == torch.int64 and times.dtype == torch.float64 and types.ndim == times.ndim == 1
-        valid = valid and len(times) - 1 == len(types) > 0 and 0 <= int(types.min()) <= int(types.max()) < classes
-        if not valid or not bool(times.isfinite().all() & (times.diff() >= 0).all()):
-            raise ValueError(f"{name} must be event types below {classes}, at times that do not decrease")
-        covariates: tuple[np.ndarray, ...] = ()
-        if inputs:
-            rows = tensors.pop(name.replace(".types", ".inputs"))
-            if rows.dtype != torch.float32 or rows.shape != (len(times), inputs) or not bool(rows.isfinite().all()):
-                raise ValueError(f"{name} must have {inputs} covariates for each event")
-            covariates = (rows[:-1].numpy(), rows[-1].numpy())
-        contexts.append(Context(types.numpy(), times[:-1].numpy(), float(times[-1]), *covariates))
-    return contexts

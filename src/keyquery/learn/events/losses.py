@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,7 @@ from keyquery.support.progress import Progress, silent
 def losses(model: nn.Module, batch: Batch, types: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Per predicted event of a known type: cross-entropy, negative log-likelihood of its gap, and whether it is right.
 
-    All (count,), in nats; gaps in units of the median gap. Cross-entropies include that an event follows at all, unless
-    `types` is the number of types.
+    All (count,), in nats; cross-entropies include that an event follows at all, unless `types` is their number.
     """
     logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times, batch.inputs)
     chosen = batch.predicted
@@ -49,7 +48,7 @@ def following(model: nn.Module, batch: Batch) -> tuple[Tensor, Mixture]:
     return logits[batch.counted].float(), mixture.at(batch.counted)
 
 
-def log_ends(logits: Any, types: int) -> tuple[Tensor, Tensor] | None:
+def log_ends(logits: Tensor, types: int) -> tuple[Tensor, Tensor] | None:
     """Log-probabilities that no event follows and that one does; None if the model does not know ends."""
     if logits.shape[-1] == types:
         return None
@@ -58,24 +57,20 @@ def log_ends(logits: Any, types: int) -> tuple[Tensor, Tensor] | None:
 
 
 class Lasts(NamedTuple):
-    """The last event of each group of which something is known, and the span without an event after it.
-
-    Spans are in units of the median gap. A group that has ended has no next event; of one that was observed for a span
-    it is known that the next event, if there is one, comes later (censoring).
-    """
+    """The last events of groups that have ended, or that were observed for a span without another event (censoring)."""
 
     windows: Windows
-    spans: Float64[Tensor, " groups"]
+    spans: Float64[Tensor, " groups"]  # in units of the median gap
     ended: Bool[Tensor, " groups"]
-    owners: Int[np.ndarray, " groups"]
     weights: Float64[Tensor, " groups"]
+    owners: Int[np.ndarray, " groups"]
     types: int  # number of event types
 
     def of(self, chosen: Bool[np.ndarray, " groups"]) -> Lasts:
         """Some of the groups."""
         which = torch.from_numpy(chosen).to(self.spans.device)
         spans, ended, weights = self.spans[which], self.ended[which], self.weights[which]
-        return Lasts(self.windows.of(which), spans, ended, self.owners[chosen], weights, self.types)
+        return Lasts(self.windows.of(which), spans, ended, weights, self.owners[chosen], self.types)
 
     def losses(self, model: nn.Module, index: Tensor) -> Tensor:
         """Weighted −log P(end) of groups that have ended, and −log P(no event within the span) of others, in nats."""

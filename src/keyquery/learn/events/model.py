@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 
 from keyquery.learn.base import seed_of, seeded
-from keyquery.learn.events.base import learn
+from keyquery.learn.events.base import EventEstimator
 from keyquery.learn.events.covariates import Described
 from keyquery.learn.events.evaluation import transitions
-from keyquery.learn.events.interactions import contexts_of
-from keyquery.learn.events.prediction import EventPredictor
+from keyquery.learn.events.training import lasts_of, learn
 from keyquery.learn.events.windows import Clock, cut
-from keyquery.learn.inputs.event_streams import learnable, seen, stream_of, unpacked, weights_of_events
+from keyquery.learn.inputs.event_streams import learnable, stream_of, unpacked, weights_of_events
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 
-class EventModel(EventPredictor):
+class EventModel(EventEstimator):
     """Continuous-time event model: predicts the type and the time of the next event of each group.
 
     Recommended: times predict types better than order alone on two of four datasets, by .015 to .033 nats per event.
@@ -41,9 +40,6 @@ class EventModel(EventPredictor):
     information
         "past": the next event is predicted from the past only. "target_time": its type is predicted given its time,
         as in published work; metrics of the two are not comparable. Default: "past".
-    unknown
-        Types that did not occur in training: "other", the average of all types, with a warning, or "refuse".
-        Default: "other".
     calendar
         Measure time from the earliest training event, not from the start of the window, so that the model can use
         seasons and dates. Default: False.
@@ -102,7 +98,6 @@ class EventModel(EventPredictor):
         random_state: Any = None,
         device: str = "auto",
         verbose: bool = False,
-        unknown: str = "other",
     ) -> None:
         self.time, self.how, self.information, self.calendar = time, how, information, calendar
         self.width, self.depth, self.heads, self.window = width, depth, heads, window
@@ -110,7 +105,6 @@ class EventModel(EventPredictor):
         self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
         self.validation_fraction, self.patience = validation_fraction, patience
         self.random_state, self.device, self.verbose = random_state, device, verbose
-        self.unknown = unknown
 
     def fit(
         self,
@@ -118,7 +112,6 @@ class EventModel(EventPredictor):
         times: Any = None,
         groups: Any = None,
         *,
-        strict: bool = False,
         until: Any = None,
         ended: Any = None,
         covariates: Any = None,
@@ -127,22 +120,20 @@ class EventModel(EventPredictor):
     ) -> EventModel:
         """Fit to columns of types, times and groups; Ctrl-C ends training and keeps the best epoch.
 
-        Groups may be interleaved. Dates with time zones are converted to UTC, refused if only some have one. A warning
-        says if distinct times become equal, as integers from 2⁵³ on and nanoseconds do.
+        Groups may be interleaved; times that decrease within a group are sorted, with a warning. Dates with time zones
+        are converted to UTC, refused if only some have one. A warning says if distinct times become equal, as integers
+        from 2⁵³ on and nanoseconds do. Types that did not occur in training are later the average of all types.
 
         Parameters
         ----------
         events, times, groups
             Columns, or a data frame of these columns in this order; its further columns are `covariates`.
-        strict
-            Raise where times decrease within a group. Default: sort them, with a warning.
         until
-            Time up to which groups were observed, one or one per group in order of first appearance: that no event
-            followed the last one (censoring) is then part of the likelihood. Default: none.
+            Time up to which groups were observed without another event (censoring), one or one per group in order of
+            first appearance. Default: none.
         ended
-            Whether groups have ended for good after their last event: True, or one value per group in order of first
-            appearance. `predict_end` then returns the probability of it; of groups that have not ended, nothing is
-            known after the last event unless `until` is given. Requires `information="past"`. Default: no ends.
+            Whether groups have ended for good after their last event, which `predict_end` then predicts: True, or one
+            value per group in order of first appearance. Requires `information="past"`. Default: no ends.
         covariates
             Table with a row per event, such as its price: what is known once the event has happened. Numbers,
             categories and missing values, as in `NPTClassifier`. Default: none.
@@ -161,7 +152,7 @@ class EventModel(EventPredictor):
         self._check()
         device, seed = pick_device(self.device), seed_of(self.random_state)
         events, times, groups, covariates = unpacked(events, times, groups, covariates)
-        stream = stream_of(events, times, groups, strict)
+        stream = stream_of(events, times, groups)
         described = Described.learn(covariates, group_covariates)
         inputs = described.encode(covariates, group_covariates, stream.rows, stream.lengths)
         stream = replace(stream, inputs=inputs, weights=weights_of_events(stream, sample_weight))
@@ -170,14 +161,14 @@ class EventModel(EventPredictor):
         scale = float(np.median(gaps[gaps > 0]))
         floor = float(min(gaps[gaps > 0].min() / scale / 2, 1e-3))
         clock = Clock(scale, float(stream.times.min()) if self.calendar else None)
-        lasts = self._lasts(stream, codes, clock, until, ended, device)
+        lasts = lasts_of(self, stream, codes, clock, until, ended, device)
         windows, owners = cut(stream, codes, clock, self.window, device)
         counts = transitions(codes[:-1][stream.inside], codes[1:][stream.inside], len(classes))
         frequencies = counts.sum(0).astype(np.float64)
         if ended is not None and lasts is not None:
             frequencies = np.append(frequencies, float(lasts.ended.sum()))
         with seeded(seed, device), bars(self.verbose) as progress:
-            network = self._network(len(classes), floor, **self._further(described, ended is not None)).to(device)
+            network = self._network(len(classes), floor, inputs=described.size, ends=ended is not None).to(device)
             network.begin(frequencies, gaps / scale, windows)
             self.history_ = learn(self, network, windows, owners, lasts, seed, progress)
         self.network_, self.classes_, self.scale_, self.floor_ = network, classes, scale, floor
@@ -185,6 +176,4 @@ class EventModel(EventPredictor):
         self.transitions_, self.described_, self.ends_ = counts, described, ended is not None
         logs = np.log(np.maximum(gaps / scale, floor))
         self.log_gaps_ = float(logs.mean()), float(max(logs.std(), 0.05))
-        self.contexts_ = contexts_of(windows, self.window - 1, seed, described)
-        self.seen_ = seen(stream, len(owners))
         return self

@@ -31,8 +31,7 @@ LEAST_SPREAD = 0.05  # least standard deviation of log gaps: no spikes at freque
 class Mixture(NamedTuple):
     """Gaps g with density Σ_k w_k LogNormal(g; mean_k, spread_k), w = softmax(weights).
 
-    Gaps at or below `floor`, including 0, are left-censored: they count with the distribution function at the floor,
-    all others with the density. A log-normal has no density at 0, and simultaneous events are common.
+    Gaps at or below `floor` count with the distribution function: simultaneous events are common, and have no density.
     """
 
     weights: Float[Tensor, "*batch k"]
@@ -115,13 +114,9 @@ class Mixture(NamedTuple):
 class EventNetwork(nn.Module):
     """Predictions after each event of a window: logits of types (batch, n, types), and a Mixture of gaps (batch, n).
 
-    Events are type embeddings plus sinusoidal positions, with causal attention. With `time` other than "positions" a
-    function of the time since the previous event is added, and blocks use `kq.TimeAttention`. With `targeted`, the next
-    type is predicted by a separate query token at the time of the next event, which sees that time and the past and is
-    seen by no other token; the gap is predicted by the previous event, which does not see it. Attention measures time
-    from the first event of the window, or with `calendar` from 0. `since` forces that function of the time since the
-    previous event on or off, and `hidden` is the width of the MLPs, for comparisons of equal size. `inputs` is the
-    number of covariates per event, and `ends` adds a last logit: that no event follows.
+    With `targeted`, the next type is predicted by a separate query token at the time of the next event, which sees that
+    time and the past and is seen by no other token. `since` forces the input of the time since the previous event on or
+    off, `hidden` is the width of the MLPs, both for comparisons; `ends` adds a logit that no event follows.
     """
 
     def __init__(
@@ -190,8 +185,7 @@ class EventNetwork(nn.Module):
 
     def _embedded(self, types: Int[Tensor, "batch n"]) -> Float[Tensor, "batch n width"]:
         """Embeddings of types; −1, a type that did not occur in training, has the mean of all."""
-        known = self.types(types.clamp(min=0))
-        return known if bool((types >= 0).all()) else known.where((types >= 0).unsqueeze(-1), self.types.weight.mean(0))
+        return self.types(types.clamp(min=0)).where((types >= 0).unsqueeze(-1), self.types.weight.mean(0))
 
     @torch.no_grad()
     def begin(
@@ -218,8 +212,7 @@ class EventNetwork(nn.Module):
 class Since(nn.Module):
     """A learned function of the time g since another event, (…, width), piecewise linear in log g.
 
-    Σ_k w_k clamp((log g − c_k)/(c_{k+1} − c_k), 0, 1) + b, with knots c at quantiles of the log gaps of the data, since
-    gaps span many scales, which a few sines do not resolve.
+    Its knots are quantiles of the log gaps of the data, which span many scales that a few sines do not resolve.
     """
 
     knots: Tensor
@@ -238,21 +231,17 @@ class Since(nn.Module):
     @torch.no_grad()
     def begin(self, gaps: Float64[np.ndarray, " pairs"]) -> None:
         """Set the knots to quantiles of the gaps."""
-        logs = np.log(np.maximum(gaps, self.floor))
-        quantiles = np.quantile(logs, np.linspace(0, 1, KNOTS))
+        quantiles = np.quantile(np.log(np.maximum(gaps, self.floor)), np.linspace(0, 1, KNOTS))
         # If many gaps are equal, quantiles coincide.
         self.knots.copy_(torch.from_numpy(quantiles + APART * np.arange(KNOTS)))
-
-
-def _code(time: str) -> TimeCode:
-    dim = 2 * DEGREE * PERIODS
-    return MercerTime(dim, DEGREE, PERIODS) if time == "mercer" else BochnerTime(dim, "free")
 
 
 def _block(width: int, heads: int, time: str, how: str, dropout: float, hidden: int | None) -> Block:
     block = Block(width, heads, hidden, dropout=dropout)
     if time != "positions":
-        block.attention = TimeAttention(width, heads, _code(time), how=how, dropout=dropout)
+        dim = 2 * DEGREE * PERIODS
+        code = MercerTime(dim, DEGREE, PERIODS) if time == "mercer" else BochnerTime(dim, "free")
+        block.attention = TimeAttention(width, heads, code, how=how, dropout=dropout)
     return block
 
 

@@ -14,13 +14,13 @@ from keyquery.learn.inputs.event_streams import Stream
 
 
 class Clock(NamedTuple):
-    """The internal clock: units of `scale`, measured from `start`, or from the first event of each group."""
+    """Units of `scale` from `start`, or from the first event of each group: small numbers keep more digits of gaps."""
 
     scale: float
     start: float | None = None
 
     def begin(self, stream: Stream) -> Float64[np.ndarray, " groups"]:
-        """The origin of time of each group; small numbers keep more digits of the gaps."""
+        """The origin of time of each group."""
         return stream.times[stream.offsets[:-1]] if self.start is None else np.full(len(stream.groups), self.start)
 
 
@@ -48,10 +48,7 @@ class Batch(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Slices of one long stream.
-
-    Window w sees the `lengths[w]` events from `starts[w]` on, and counts them from its `skips[w]`-th.
-    """
+    """Slices of one long stream: window w sees `lengths[w]` events from `starts[w]`, and counts from `skips[w]` on."""
 
     types: Int[Tensor, " events"]
     times: Float64[Tensor, " events"]
@@ -94,8 +91,8 @@ class Windows(NamedTuple):
         if self.weights is None:
             return np.ones(len(self.starts), dtype=bool)
         above = torch.cat((torch.zeros(1), (self.weights > 0).cpu().cumsum(0)))
-        first, last = self.starts + self.skips + 1, self.starts + self.lengths + 1
-        return (above[last.cpu()] > above[first.cpu()]).numpy()
+        first, last = (self.starts + self.skips + 1).cpu(), (self.starts + self.lengths + 1).cpu()
+        return (above[last] > above[first]).numpy()
 
 
 def cut(
@@ -103,8 +100,7 @@ def cut(
 ) -> tuple[Windows, Int[np.ndarray, " windows"]]:
     """Windows of at most `window` events, and the number of the group of each.
 
-    Longer groups are cut into windows that overlap by half: each next event is predicted once, in the first window that
-    holds it, so that only the first events of a group have less than half a window of history.
+    Windows of a longer group overlap by half, so that only its first events have less than half a window of history.
     """
     rows = []
     for group, (first, end) in enumerate(zip(stream.offsets[:-1], stream.offsets[1:] - 1, strict=True)):

@@ -1,0 +1,100 @@
+"""Training of an EventModel, with a validation split of whole groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from keyquery.learn.base import hold_out
+from keyquery.learn.events.losses import Lasts, judged, losses
+from keyquery.learn.events.network import EventNetwork
+from keyquery.learn.events.windows import Batch, Clock, Windows, ends
+from keyquery.learn.fitting import fit_network, report
+from keyquery.learn.inputs.event_streams import Stream, times_per_group
+from keyquery.learn.series.training import epochs_of
+from keyquery.learn.training import Recipe
+from keyquery.support.progress import Progress
+
+
+def lasts_of(
+    estimator: Any, stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, until: Any, ended: Any, device: str
+) -> Lasts | None:
+    """What is known after the last events of the groups; None if nothing is."""
+    if until is None and ended is None:
+        return None
+    count = len(stream.groups)
+    over = np.zeros(count, dtype=bool) if ended is None else _ended(estimator, ended, count)
+    spans = np.zeros(count) if until is None else (times_per_group("until", until, stream) - stream.last) / clock.scale
+    weights = np.where(over, 1.0, estimator.gap_weight)
+    if stream.weights is not None:
+        weights *= np.add.reduceat(stream.weights, stream.offsets[:-1]) / stream.lengths
+    windows = ends(stream, codes, clock, estimator.window, device)
+    known, heavy, gone = (torch.from_numpy(part).to(device) for part in (spans, weights, over))
+    return Lasts(windows, known, gone, heavy, np.arange(count), int(codes.max()) + 1).of(over | (until is not None))
+
+
+def _ended(estimator: Any, ended: Any, count: int) -> Bool[np.ndarray, " groups"]:
+    """Whether each group has ended; a single value is that of all."""
+    over = np.asarray(ended)
+    if over.dtype.kind != "b" or over.shape not in ((), (count,)):
+        raise ValueError(
+            f"ended must be True or False, or one of them for each of {count} groups in order of first appearance, "
+            f"got {over.dtype} of shape {over.shape}"
+        )
+    if not over.any():
+        raise ValueError("ended is False for all groups: there is no end to learn from; leave it out")
+    if estimator.information == "target_time":
+        raise ValueError('ended needs information="past": an end has no time at which a type could be asked for')
+    return np.broadcast_to(over, count).copy()
+
+
+def learn(
+    estimator: Any,
+    network: EventNetwork,
+    windows: Windows,
+    owners: Int[np.ndarray, " windows"],
+    lasts: Lasts | None,
+    seed: int,
+    progress: Progress,
+) -> list[dict[str, float]]:
+    """Train in place, holding out some of the groups, whose windows `owners` name; one row per epoch."""
+    gap_weight, size = estimator.gap_weight, estimator.batch_size
+    names = np.unique(owners[windows.weighed()])
+    _, held = hold_out(np.zeros(len(names)), estimator.validation_fraction, seed)
+    apart = torch.from_numpy(np.isin(owners, names[held])).to(windows.starts.device)
+    learned, checked = windows.of(~apart), windows.of(apart) if len(held) else None
+    known = tested = None
+    share = 0.0
+    if lasts is not None:
+        inside = np.isin(lasts.owners, names[held])
+        known, tested = lasts.of(~inside), lasts.of(inside)
+        share = len(known.spans) / int((learned.lengths - learned.skips).sum())
+
+    def loss(model: Any, batch: Batch) -> Tensor:
+        kind, gap, _ = losses(model, batch)
+        total = kind.mean() + gap_weight * gap.mean()
+        if batch.weights is not None:
+            total = ((kind + gap_weight * gap) * batch.weights[batch.predicted]).mean().float()
+        if known is not None and share:
+            total = total + share * known.losses(model, torch.randint(len(known.spans), (size,))).mean()
+        return total
+
+    def validate(model: Any) -> float:
+        assert checked is not None
+        metrics = judged(model, checked, 4 * size)
+        value = metrics["nll_type"] + gap_weight * metrics["nll_gap"]
+        if tested is not None and len(tested.spans):
+            value += share * tested.judged(model, 4 * size)
+        report(estimator.verbose, f"validation: {value:.4f} nats per event, accuracy {metrics['accuracy']:.3f}")
+        return value
+
+    draw, every = epochs_of(learned.take, len(learned.starts), size, seed)
+    steps = estimator.epochs * every
+    options = {"warmup": min(2 * every, steps // 10), "check_every": every, "patience": estimator.patience}
+    recipe = Recipe(steps, estimator.lr, seed=seed, **options)
+    log = fit_network(network, draw, loss, recipe, validate=validate if checked else None, progress=progress)
+    return [{"epoch": int(row.pop("step")) // every, **row} for row in log.rows]
