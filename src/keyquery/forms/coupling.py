@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -16,51 +15,23 @@ from torch import Tensor
 from keyquery.support.checks import check_count, check_float, check_number
 from keyquery.support.extras import optional
 
-# Largest exact problem: 2,000 points take about a second, 5,000 ten seconds and 200 MB; time is cubic.
-EXACT = 5000
-
-# Entropic regularisation of Sinkhorn, relative to the mean cost between the centred clouds, and the relative error of
-# its marginals at which it stops.
-EPSILON = 0.01
-STOP = 1e-3
-ROUNDS = 1000
-UNSETTLED = 0.05  # error of the marginals above which it warns
+EPSILON = 0.01  # entropic regularisation of Sinkhorn, relative to the mean cost between the centred clouds
+STOP = 1e-7  # error of its marginals at which it stops
+UNSETTLED = 0.05  # and above which it warns
 
 
-class Match(NamedTuple):
-    """A coupling of two point clouds.
+def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
+    """The permutation π that minimises 1/n Σᵢ ‖startᵢ − end_π(i)‖², in float64; the identity if it is optimal.
 
-    `partner` (n,) is a permutation if `exact`, else the target that receives most of a point's mass; `target` (n, d) is
-    the partner's position, or the barycentric projection if not exact. `cost` is the mean squared distance of the
-    coupling and `least` a lower bound: both are W₂² if exact, else they bracket it.
+    Time is cubic: 2,000 points take about a second, 5,000 ten seconds and 200 MB.
     """
+    from scipy.optimize import linear_sum_assignment
 
-    partner: Int[Tensor, " n"]
-    target: Float[Tensor, "n d"]
-    cost: Float[Tensor, ""]
-    least: Float[Tensor, ""]
-    exact: bool
-
-
-def match(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], *, exact_limit: int = EXACT) -> Match:
-    """The coupling of two clouds of n points each that minimises 1/n Σᵢ ‖startᵢ − end_π(i)‖² over permutations π.
-
-    In float64. If the identity is optimal, π is the identity. More than `exact_limit` points are coupled by Sinkhorn on
-    the device of `start`, which splits mass, with a warning. Needs the extra `transport`.
-    """
-    check_count("exact_limit", exact_limit, least=0)
     start, end = _clouds(start.detach(), end.detach())
-    stay = (start - end).square().sum(-1).mean()
-    if len(start) <= exact_limit or stay == 0:
-        partner, cost = torch.arange(len(start), device=start.device), stay
-        if stay > 0:
-            assigned = _assign(start, end)
-            least = (start - end[assigned]).square().sum(-1).mean()
-            partner, cost = (assigned, least) if least < stay * (1 - 1e-12) else (partner, cost)
-        return Match(partner, end[partner], cost, cost, True)
-    # The text does not depend on the size, so that Python shows the warning once only.
-    warnings.warn(f"clouds of more than {exact_limit} points are coupled by Sinkhorn, not exactly", stacklevel=2)
-    return _soft(start, end)
+    products = _centred(start) @ _centred(end).mT  # the optimum has the largest sum of inner products
+    partner = torch.from_numpy(linear_sum_assignment(products.cpu().numpy(), maximize=True)[1]).long().to(start.device)
+    stay, least = ((start - cloud).square().sum(-1).mean() for cloud in (end, end[partner]))
+    return partner if least < stay * (1 - 1e-12) else torch.arange(len(start), device=start.device)
 
 
 def gaussian(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
@@ -72,11 +43,14 @@ def gaussian(start: Float[Tensor, "n d"], end: Float[Tensor, "n d"]) -> Float[Te
     first, second = (_centred(cloud) / math.sqrt(len(cloud)) for cloud in (start, end))  # Σ = FᵀF already
     if len(start) > start.shape[1]:
         first, second = torch.linalg.qr(first).R, torch.linalg.qr(second).R
-    return ((start.mean(0) - end.mean(0)).square().sum() + _shapes(first, second)).sqrt()
+    # tr(Σ₁ + Σ₂ − 2(Σ₁^½ Σ₂ Σ₁^½)^½) = min over orthogonal U of ‖F₁ − U F₂‖², without cancellation of similar ones.
+    left, _, right = torch.linalg.svd(first @ second.mT)
+    shapes = (first - left @ right @ second).square().sum()
+    return ((start.mean(0) - end.mean(0)).square().sum() + shapes).sqrt()
 
 
 def monge_gap(
-    start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], epsilon: float | None = None, rounds: int = ROUNDS
+    start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], epsilon: float | None = None, rounds: int = 1000
 ) -> Float[Tensor, ""]:
     """Monge gap (Uscidda and Cuturi 2023): a differentiable loss that is small if a map is optimal transport.
 
@@ -120,64 +94,31 @@ def monge_gap(
         check_number("epsilon", epsilon)
         if epsilon <= 0:
             raise ValueError(f"epsilon must be positive, got {epsilon}")
-    cost = _costs(start, end)
-    epsilon = float(_epsilon(cost) if epsilon is None else epsilon)
-    f, g = _sinkhorn(cost.detach(), epsilon, STOP * 1e-4, rounds)
+    cost = (start.square().sum(-1, keepdim=True) + end.square().sum(-1) - 2 * start @ end.mT).clamp(min=0)
+    epsilon = float(epsilon or EPSILON * float(cost.detach().mean()) or EPSILON)
+    f, g = _sinkhorn(cost.detach(), epsilon, rounds)
     # The dual at potentials f, g, which sums to Sinkhorn's minimum; its gradient in the costs is the coupling.
     plan = ((f[:, None] + g - cost) / epsilon - 2 * math.log(len(start))).exp()
     least = f.mean() + g.mean() - epsilon * (plan.sum() - 1) - epsilon * math.log(len(start))
     return (start - end).square().sum(-1).mean() - least
 
 
-def _assign(start: Tensor, end: Tensor) -> Tensor:
-    """The exact optimum: the permutation with the largest sum of inner products."""
-    from scipy.optimize import linear_sum_assignment
-
-    products = _centred(start) @ _centred(end).mT
-    _, partner = linear_sum_assignment(products.cpu().numpy(), maximize=True)
-    return torch.from_numpy(partner).long().to(start.device)
-
-
-def _soft(start: Tensor, end: Tensor) -> Match:
-    """Sinkhorn's coupling, rounded so that its marginals are exact, and the bound that its potentials prove."""
-    n = len(start)
-    between = (start.mean(0) - end.mean(0)).square().sum()
-    cost = _costs(_centred(start), _centred(end))
-    epsilon = _epsilon(cost)
-    f, g = _sinkhorn(cost, epsilon, STOP, ROUNDS)
-    plan = ((f[:, None] + g - cost) / epsilon - 2 * math.log(n)).exp_()
-    plan *= (1 / n / plan.sum(1, keepdim=True)).clamp(max=1)
-    plan *= (1 / n / plan.sum(0)).clamp(max=1)
-    rows, columns = 1 / n - plan.sum(1), 1 / n - plan.sum(0)
-    if (missing := rows.sum()) > 0:
-        plan += rows.clamp(min=0)[:, None] * columns.clamp(min=0) / missing
-    # Any f with gⱼ = minᵢ (cᵢⱼ − fᵢ) obeys fᵢ + gⱼ ≤ cᵢⱼ, so that the mean of f and g is at most that of any coupling.
-    least = f.mean() + (cost - f[:, None]).amin(0).mean()
-    return Match(plan.argmax(1), n * plan @ end, between + (plan * cost).sum(), between + least.clamp(min=0), False)
-
-
-def _sinkhorn(cost: Tensor, epsilon: float, stop: float, rounds: int) -> tuple[Tensor, Tensor]:
+def _sinkhorn(cost: Tensor, epsilon: float, rounds: int) -> tuple[Tensor, Tensor]:
     """Potentials f and g of P = exp((f + g − c)/ε)/n², without regard for gradients.
 
     ε is lowered by factors of four, each time from the previous potentials: from zeros, 1/ε rounds would be needed.
     """
     n = len(cost)
+    sinkhorn = optional("ot.bregman", "optimal transport").sinkhorn_log
     mass = torch.full((n,), 1 / n, dtype=cost.dtype, device=cost.device)
-    f = torch.zeros_like(mass)
-    g = torch.zeros_like(mass)
-    now = max(epsilon, EPSILON * float(cost.mean()))
-    error = 0.0
-    while True:
-        _, log = optional("ot.bregman", "optimal transport").sinkhorn_log(
-            mass, mass, cost, now, rounds, stop / math.sqrt(n), log=True, warn=False, warmstart=(f / now, g / now)
-        )
-        f = now * log["log_u"]
-        g = now * log["log_v"]
-        error = float(log["err"][-1]) * math.sqrt(n)
-        if now == epsilon:
-            break
+    f, g = torch.zeros_like(mass), torch.zeros_like(mass)
+    now = 4 * max(epsilon, EPSILON * float(cost.mean()))
+    while now > epsilon:
         now = max(epsilon, now / 4)
-    if error > UNSETTLED:
+        options = {"numItermax": rounds, "stopThr": STOP / math.sqrt(n), "log": True, "warn": False}
+        _, log = sinkhorn(mass, mass, cost, now, warmstart=(f / now, g / now), **options)
+        f, g = now * log["log_u"], now * log["log_v"]
+    if float(log["err"][-1]) * math.sqrt(n) > UNSETTLED:
         warnings.warn(
             f"epsilon = {epsilon:.1e} is small for these clouds: after {rounds} rounds Sinkhorn has not converged; use "
             "a larger epsilon, or more rounds",
@@ -191,33 +132,9 @@ def _centred(cloud: Tensor) -> Tensor:
     return cloud - cloud.mean(0)
 
 
-def _costs(start: Tensor, end: Tensor) -> Tensor:
-    """Squared distances (n, n)."""
-    return (start.square().sum(-1, keepdim=True) + end.square().sum(-1) - 2 * start @ end.mT).clamp(min=0)
-
-
-def _epsilon(cost: Tensor) -> float:
-    return EPSILON * float(cost.detach().mean()) or EPSILON
-
-
-def _shapes(first: Tensor, second: Tensor) -> Tensor:
-    """tr(Σ₁ + Σ₂ − 2(Σ₁^½ Σ₂ Σ₁^½)^½) with Σ = FᵀF, as min over orthogonal U of ‖F₁ − U F₂‖².
-
-    This form avoids cancellation if both are similar.
-    """
-    left, _, right = torch.linalg.svd(first @ second.mT)
-    return (first - left @ right @ second).square().sum()
-
-
 def _clouds(start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
     """Two clouds of one shape in float64, on a device that supports it."""
     check_float("start", start, "n d")
     check_float("end", end, "n d", n=start.shape[0], d=start.shape[1])
     start, end = ((cloud.cpu() if cloud.device.type == "mps" else cloud).double() for cloud in (start, end))
     return start, end
-
-
-def check_installed(points: int) -> None:
-    """Raise early if a package that is needed to couple so many points is missing."""
-    if points > EXACT:
-        optional("ot.bregman", "optimal transport")

@@ -9,7 +9,6 @@ from typing import Any
 EXTRAS = {
     "PIL": ("Pillow", "images"),
     "distributed": ("dask", "survey"),
-    "faiss": ("faiss", "search"),
     "gguf": ("gguf", "gguf"),
     "huggingface_hub": ("huggingface_hub", "hf"),
     "matplotlib": ("matplotlib", "plot"),

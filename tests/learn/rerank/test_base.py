@@ -55,15 +55,6 @@ def test_a_search_of_ones_own_is_the_first_round(groups):
     assert [one.shape for one in asked] == [queries.shape] * 3  # the expanded queries are asked, too
 
 
-def test_an_index_of_faiss_is_the_first_round(groups):
-    faiss = pytest.importorskip("faiss")
-    queries, database, _ = groups
-    index = faiss.IndexFlatIP(database.shape[1])
-    index.add(database.numpy())
-    model = kq.AffinityReranker(20, 8, "cpu")
-    assert torch.equal(model.rerank(queries, database, index=index)[0], model.rerank(queries, database)[0])
-
-
 def test_affinities_are_compared_by_their_cosine(groups):
     queries, database, _ = groups
     order, scores = kq.AffinityReranker(top=24, anchors=12, device="cpu").rerank(queries, database)

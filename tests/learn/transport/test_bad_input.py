@@ -1,7 +1,5 @@
 """What TransportClassifier says of input that it cannot use: one sentence, and nothing is changed."""
 
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +10,6 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 import keyquery as kq
-from keyquery.forms import coupling
 
 NAN = float("nan")
 X = np.random.default_rng(0).normal(size=(12, 2))
@@ -102,21 +99,6 @@ def test_a_class_of_one_point_is_learned_from():
         assert model.predict([[30.0, -30.0]]) == [2]
 
 
-def test_classes_of_one_point_each_leave_nothing_to_hold_out():
-    model = small(epochs=50).fit([[0.0], [1.0], [2.0]], ["a", "b", "c"])
-    assert len(model.history_) == 50
-    assert "validation_loss" not in model.history_[0]
-    assert model.score([[0.0], [1.0], [2.0]], ["a", "b", "c"]) == 1.0
-
-
-def test_without_the_libraries_of_transport_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ot.bregman", None)
-    with pytest.raises(ImportError, match=r"optimal transport needs POT: pip install 'keyquery\[transport\]'"):
-        coupling.check_installed(coupling.EXACT + 1)
-    assert small().fit(X, Y).predict(X).shape == (12,)  # of few points scipy matches all
-    assert small(match="mean").fit(X, Y).predict(X).shape == (12,)  # what matches nothing needs none
-
-
 def test_files_that_are_no_such_classifier(tmp_path):
     path = tmp_path / "a.safetensors"
     small().fit(X, Y).save(path)
@@ -136,14 +118,3 @@ def test_files_that_are_no_such_classifier(tmp_path):
         save_file({**tensors, **changed}, path, said)
         with pytest.raises(ValueError, match=f"is not a complete TransportClassifier file: .*{name}"):
             kq.TransportClassifier.load(path)
-
-
-def test_booleans_are_numbers():
-    X = np.random.default_rng(0).normal(size=(30, 2)) > 0
-    y = X[:, 0].astype(int)
-    expected = small().fit(X.astype(float), y).predict_proba(X.astype(float))
-    assert np.array_equal(small().fit(X, y).predict_proba(X), expected)
-    frame = pd.DataFrame(X, columns=["a", "b"])
-    assert np.array_equal(small().fit(frame, y).predict_proba(frame), expected)
-    with pytest.raises(ValueError, match="column 'a' holds categories"):
-        small().fit(frame.assign(a="yes"), y)

@@ -1,19 +1,15 @@
 """TransportLens: what it records, in which ways, and that training does not notice."""
 
 import copy
-import gc
-import sys
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.forms import coupling
 from keyquery.learn.training import Recipe, train
-from keyquery.learn.transport.store import Store
+from keyquery.learn.transport.path import RecordedCourse
 
 pytest.importorskip("ot")
 
@@ -56,7 +52,7 @@ def made(**options):
     torch.manual_seed(0)
     model = Small()
     x, y = data()
-    return model, kq.TransportLens(model, "body", **{"inputs": x, "labels": y, **options})
+    return model, kq.TransportLens(model, **{"module": "body", "inputs": x, "labels": y, **options})
 
 
 def given(model, x):
@@ -122,17 +118,6 @@ def test_training_does_not_notice(way):
     assert all(not module._forward_hooks for module in model.modules())
 
 
-def test_modes_of_single_modules_and_gradients_stay():
-    model, lens = made()
-    model.norm.eval()
-    model(data()[0]).sum().backward()
-    before = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-    lens.step()
-    assert (model.norm.training, model.body.training) == (False, True)
-    after = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-
-
 def test_a_buffer_that_is_replaced_comes_back():
     class Counting(nn.Linear):
         def __init__(self):
@@ -160,11 +145,6 @@ def test_around_any_training_the_optimiser_tells_the_steps():
     assert lens.reading().unit == "step"
     fit(model, 5)  # outside nothing is recorded
     assert lens.steps == [0, 5, 10, 12]
-
-
-def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(NotADirectoryError, match="folder must be an existing folder"):
-        kq.TransportLens(Small(), "body", inputs=data()[0], folder=tmp_path / "none")
 
 
 def test_of_two_optimisers_the_first_counts():
@@ -226,8 +206,6 @@ def test_padding_is_left_out_and_tokens_are_chosen():
     same(points("first"), [body[0, 0], body[1, 1], body[2, 0], body[3, 2]], range(4))
     same(points("last"), [body[0, 3], body[1, 2], body[2, 0], body[3, 3]], range(4))
     same(points("mean"), [body[i][mask[i].bool()].mean(0) for i in range(4)], range(4))
-    same(points(2), [body[0, 2], body[1, 2], body[3, 2]], [0, 1, 3])
-    same(points([0, -1]), [body[0, 0], body[0, 3], body[2, 0], body[3, 3]], [0, 0, 2, 3])
 
 
 def test_sequences_may_come_first_and_outputs_in_tuples():
@@ -241,49 +219,32 @@ def test_sequences_may_come_first_and_outputs_in_tuples():
     assert kq.TransportLens(nn.LSTM(8, 4), inputs=(x, None)).path().shape == (1, 15, 4)
 
 
-@pytest.mark.parametrize("make", [lambda x: x, lambda x: (x,), lambda x: {"x": x}, lambda x: [x[:10], x[10:]]])
-def test_inputs_of_every_kind(make):
-    x, _ = data()
-    model, lens = made(inputs=make(x))
-    torch.testing.assert_close(lens.path()[0], given(model, x).flatten(0, 1), rtol=0, atol=1e-6)
+def test_a_recorded_path_keeps_small_steps_and_any_size():
+    start = 100 + torch.rand(5, 4)
+    course = RecordedCourse(start)
+    for step in range(1, 401):
+        course.add(step, start + step * 1e-3)
+    assert course.gone(200).numpy() == pytest.approx(200 * 2e-3, rel=1e-2)  # float32 of 100 has steps of 8e-6
+    torch.testing.assert_close(course.place(200), start.double() + 0.2, rtol=0, atol=2e-4)
+    course = RecordedCourse(torch.zeros(2, 2))
+    for step, size in enumerate((1e8, 1e-8, 0.0), 1):
+        course.add(step, torch.full((2, 2), size))
+    assert course.place(1).tolist() == [[1e8, 1e8]] * 2
+    assert course.place(2).numpy() == pytest.approx(1e-8, rel=1e-3)
 
 
-def test_points_are_drawn_by_seed_and_the_same_at_every_step():
+def test_points_are_drawn_once_and_keep_their_labels():
     x, y = data()
-    model, whole = made(points=None)
-    some = [kq.TransportLens(model, "body", inputs=x, labels=y, points=17, seed=seed) for seed in (0, 0, 1)]
-    fit(model, 2, lambda: [lens.step() for lens in (whole, *some)])
-    paths = [lens.path() for lens in some]
-    assert paths[0].shape == (3, 17, 8)
-    assert torch.equal(paths[0], paths[1])
-    assert not torch.equal(paths[0], paths[2])
-    found = (paths[0][0][:, None] - whole.path()[0]).abs().amax(-1).min(1)
+    model, whole = made(points=None, inputs=[x[:10], x[10:]])
+    lens = kq.TransportLens(torch.compile(model), "body", inputs=(x,), labels=y, points=17)
+    fit(model, 2, lambda: [one.step() for one in (whole, lens)])
+    assert lens.path().shape == (3, 17, 8)
+    found = (lens.path()[0][:, None] - whole.path()[0]).abs().amax(-1).min(1)
     assert found.values.max() == 0
     assert len(set(found.indices.tolist())) == 17
-    torch.testing.assert_close(paths[0][2], whole.path()[2][found.indices])
-    assert some[0].labels.tolist() == y.repeat_interleave(4)[found.indices].tolist()
-    assert some[0].reading().provenance["points"] == "17 of 96"
-
-
-def test_lengths_of_many_small_steps_are_not_made_of_rounding():
-    start = 100 + torch.rand(5, 4)
-    store = Store(start)
-    for step in range(1, 401):
-        store.add(step, start + step * 1e-3)
-    assert store.gone(400).numpy() == pytest.approx(400 * 2e-3, rel=1e-2)  # float32 of 100 has steps of 8e-6
-    assert store.gone(200).numpy() == pytest.approx(200 * 2e-3, rel=1e-2)
-    torch.testing.assert_close(store.place(200), start.double() + 0.2, rtol=0, atol=2e-4)
-
-
-def test_places_far_beyond_float16_are_kept(tmp_path):
-    store = Store(torch.zeros(2, 2), folder=tmp_path)
-    for step, size in enumerate((1e8, 1e-8, 0.0), 1):
-        store.add(step, torch.full((2, 2), size))
-    assert store.place(1).tolist() == [[1e8, 1e8]] * 2
-    assert store.place(2).numpy() == pytest.approx(1e-8, rel=1e-3)
-    del store
-    gc.collect()
-    assert list(tmp_path.iterdir()) == []
+    torch.testing.assert_close(lens.path()[2], whole.path()[2][found.indices])
+    assert lens.labels.tolist() == y.repeat_interleave(4)[found.indices].tolist()
+    assert lens.reading().provenance["points"] == "17 of 96"
 
 
 def test_heads_are_followed_and_one_that_turns_is_skew_since_then():
@@ -320,29 +281,6 @@ def test_models_of_transformers_have_heads_and_strangers_have_none():
     plain.step()
     assert plain.heads == []
     assert plain.reading().provenance["heads"].startswith("not read: ")
-    assert kq.TransportLens(model, inputs={"input_ids": ids}, heads=False).heads == []
-
-
-def test_primal_attention_is_followed_in_training():
-    torch.manual_seed(0)
-    model = Small(kernel="primal", primal={"rank": 2})
-    lens = kq.TransportLens(model, "body", inputs=data()[0])
-    x, y = data(seed=1)
-    for _ in range(2):
-        loss = nn.functional.cross_entropy(model(x), y) + kq.regularizer(model)
-        loss.backward()
-        lens.step()
-    assert lens.reading(frames=0).distance == 0
-
-
-def test_compiled_models_are_unwrapped():
-    model, lens = made()
-    x, _ = data()
-    wrapped = kq.TransportLens(torch.compile(model), "body", inputs=x)
-    assert torch.equal(wrapped.path(), lens.path())
-
-
-# Bad input
 
 
 class Broken(nn.Linear):
@@ -395,11 +333,8 @@ def test_modules_that_are_not_there_or_never_run():
         ({"inputs": torch.ones(2, 4, 5)}, "Small does not run on these inputs: "),
         ({"inputs": []}, "inputs must contain at least one batch, got none"),
         ({"labels": [0, 1]}, r"labels must have one class per instance in inputs, 24, got shape \(2,\)"),
-        (
-            {"tokens": "middle"},
-            "tokens must be 'all', 'first', 'last', 'mean', a position or a list of them, got 'middle'",
-        ),
-        ({"tokens": 4}, "tokens contains position 4, but there are only 4 tokens"),
+        ({"tokens": "middle"}, "tokens must be one of 'all', 'first', 'last', 'mean', got 'middle'"),
+        ({"module": "out", "tokens": "first"}, r"tokens 'first' needs outputs \(batch, tokens, width\), not \(batch"),
         ({"every": "step"}, "every must be 'epoch' or a number of steps, got 'step'"),
         ({"every": 0}, "every must be at least 1, got 0"),
         ({"points": 0}, "points must be at least 1, got 0"),
@@ -408,14 +343,6 @@ def test_modules_that_are_not_there_or_never_run():
 def test_arguments_are_told(change, words):
     with pytest.raises(ValueError, match=words):
         made(**change)
-
-
-def test_outputs_without_tokens_have_none_to_choose():
-    model, x = Small(), data()[0]
-    with pytest.raises(
-        ValueError, match=r"tokens 'first' needs outputs \(batch, tokens, width\), not \(batch, width\)"
-    ):
-        kq.TransportLens(model, "out", inputs=x, tokens="first")
 
 
 @pytest.mark.unchecked
@@ -433,31 +360,9 @@ def test_a_lens_that_saw_nothing_says_what_to_do():
         lens.step()
 
 
-def test_without_pot_it_is_told_before_training(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ot.bregman", None)
-    monkeypatch.setattr(coupling, "EXACT", 2)  # above it, scipy does not do
-    with pytest.raises(ImportError, match=r"optimal transport needs POT: pip install 'keyquery\[transport\]'"):
-        made()
-
-
-def test_epochs_are_told_by_hand_also_inside_a_block():
-    model, lens = made()
-    with lens:
-        fit(model, 2, lens.step)
-    assert lens.steps == [0, 1, 2]
-
-
 def test_a_failing_training_leaves_no_hook():
     model, lens = made(every=1)
     with pytest.raises(RuntimeError, match="mine"), lens:
         raise RuntimeError("mine")
     fit(model, 2)
     assert lens.steps == [0]
-
-
-def test_classes_of_one_instance():
-    model, lens = made(labels=np.array(["one"] + ["rest"] * 23), tokens="first")
-    fit(model, 2, lens.step)
-    one, rest = lens.reading().classes
-    assert (one["class"], one["points"], one["optimality"]) == ("one", 1, 1.0)
-    assert rest["points"] == 23

@@ -9,7 +9,6 @@ import torch
 
 import keyquery as kq
 from keyquery.pages.document import page
-from keyquery.pages.notebook import frame
 from tests.conftest import CHROMIUM
 from tests.pages.readings import EVIL
 
@@ -73,18 +72,6 @@ def test_figures_are_those_of_the_reading_at_every_step(visit, reading):
     assert cells[:4] == [three(reading.classes[0][name]) for name in ("points", "distance", "wasserstein", "random")]
 
 
-def test_it_plays_to_the_end_and_pauses(visit, reading):
-    tab = visit(reading)
-    tab.locator(".time input").fill("0")
-    tab.get_by_role("button", name="play").click()
-    expect(tab.locator(".time output")).not_to_have_text("epoch 0")
-    tab.get_by_role("button", name="pause").click()
-    assert tab.locator("#play").inner_text() == "play"
-    tab.get_by_role("button", name="play").click()
-    expect(tab.locator(".time output")).to_have_text("epoch 3")
-    expect(tab.locator("#play")).to_have_text("play")
-
-
 def test_the_coupling_leads_to_places_of_the_end_and_ways_are_drawn_instead(visit, reading):
     tab = visit(reading)
     ends = tab.evaluate(
@@ -132,18 +119,6 @@ def test_curves_and_heads_are_drawn_and_copied(visit, reading):
     assert [float(row[2]) for row in heads[:4]] == pytest.approx(reading.heads[0]["symmetry"], rel=1e-4)
     tab.locator(".of-steps svg").first.click(position={"x": 60, "y": 60})
     assert tab.locator(".time output").inner_text() == "epoch 0"
-
-
-def test_light_dark_narrow_and_in_a_frame(visit, reading):
-    for scheme, dark in (("light", False), ("dark", True)):
-        tab = visit(reading, color_scheme=scheme)
-        colour = tab.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
-        assert (sum(colour[:3]) < 100) is dark
-        for width in (400, 900, 1600):
-            tab.set_viewport_size({"width": width, "height": 800})
-            assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    tab = visit(None, html=f"<!doctype html><body>{frame(reading)}</body>")
-    assert tab.frame_locator("iframe").locator(".cloud .dot").count() == 30
 
 
 def test_paths_of_one_dimension_one_class_and_one_step_draw(visit):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 
 from keyquery.forms.coupling import match
 from keyquery.support.progress import Progress, silent
@@ -94,10 +94,16 @@ def align(
     if how == "ot":
         wide = torch.zeros_like(offset)
         wide[:, : x.shape[1]] = x
-        blocks = [block for place in target.unique() for block in _blocks((target == place).nonzero()[:, 0], rng)]
-        _warn_of_batches(target)
+        if (large := int(target.bincount().max())) > MOST:
+            warnings.warn(
+                f"a class of {large:,} points, more than {MOST:,}, is matched exactly only within mini-batches of "
+                f"{BATCH}",
+                stacklevel=4,
+            )
+        members = [(target == number).nonzero()[:, 0] for number in target.unique()]
+        blocks = [block for rows in members for block in _blocks(rows, rng)]
         for block in progress(blocks, "matching", len(blocks)):
-            offset[block] = match(wide[block], offset[block], exact_limit=MOST).target
+            offset[block] = offset[block][match(wide[block], offset[block])]
     return Aligned(x, target, offset)
 
 
@@ -106,14 +112,6 @@ def _blocks(members: Int[Tensor, " some"], rng: np.random.Generator) -> Sequence
     if len(members) <= MOST:
         return [members]
     return members[torch.from_numpy(rng.permutation(len(members)))].tensor_split(-(-len(members) // BATCH))
-
-
-def _warn_of_batches(target: Int[Tensor, " points"]) -> None:
-    if (large := int(target.bincount().max())) > MOST:
-        warnings.warn(
-            f"a class of {large:,} points, more than {MOST:,}, is matched exactly only within mini-batches of {BATCH}",
-            stacklevel=5,
-        )
 
 
 class Mapper(nn.Module):
@@ -153,8 +151,6 @@ def map_loss(model: nn.Module, batch: Aligned) -> Float[Tensor, ""]:
     """‖f(x) − μ_c − offset‖², the mean over points and dimensions, without gradients of the centres."""
     assert isinstance(model, Mapper)
     targets = model.centres.detach()[batch.target] + batch.offset
-    if batch.weight is None:
-        return mse_loss(model(batch.x), targets)
     return batch.mean((model(batch.x) - targets).square().mean(1))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from keyquery.checkpoints import read
 
@@ -19,49 +19,44 @@ class Energies:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.missing = model, ""
-        self._places: list[dict[str, Any]] = []
-        self._values: list[list[tuple[float, float]]] = []
-        try:
-            self._measure()
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            self.missing = str(error).split("\n")[0]
+        self._heads: list[dict[str, Any]] = []
+        self._values: list[Tensor] = []
 
     def add(self) -> None:
         """Record all heads."""
-        if not self.missing:
-            self._values.append(self._measure())
+        if self.missing:
+            return
+        try:
+            layers = [
+                (layer, layer.form.to(torch.promote_types(layer.form.dtype, torch.float32)))
+                for layer in read(self.model)
+            ]
+            energies = [torch.stack([part.flatten() for part in form.core().energies]).cpu() for _, form in layers]
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            self.missing = str(error).split("\n")[0]
+            return
+        self._values.append(torch.cat(energies, 1))
+        self._heads = [
+            {"layer": layer.index, "head": head, "name": f"{layer.name}.{head}"}
+            for (layer, _), values in zip(layers, energies, strict=True)
+            for head in range(values.shape[1])
+        ]
 
     def rows(self, records: Sequence[int], steps: Sequence[int]) -> list[dict[str, Any]]:
         """One row per head: energies and symmetry at some records, and `since` which of all `steps` it is skew.
 
         `since` is the first recorded step from which on its symmetry stays at SKEW or below; None if it ends above.
         """
+        if not self._values:
+            return []
+        symmetric, skew = torch.stack(self._values, 1)
+        total = symmetric + skew
+        symmetry = (symmetric - skew) / total.where(total > 0, 1)
+        curves = {"symmetric_energy": symmetric, "skew_energy": skew, "symmetry": symmetry}
         rows = []
-        for at, place in enumerate(self._places if self._values else []):
-            every = [values[at] for values in self._values]
-            shown = [every[record] for record in records]
-            is_skew = [_symmetry(*values) <= SKEW for values in every]
-            first = next((k for k in range(len(is_skew)) if all(is_skew[k:])), None)
-            curves = {
-                "symmetric_energy": [symmetric for symmetric, _ in shown],
-                "skew_energy": [skew for _, skew in shown],
-            }
-            curves["symmetry"] = [_symmetry(*values) for values in shown]
-            rows.append({**place, **curves, "since": None if first is None else steps[first]})
+        for number, head in enumerate(self._heads):
+            above = (symmetry[:, number] > SKEW).nonzero()
+            first = int(above[-1]) + 1 if len(above) else 0
+            shown = {name: values[list(records), number].tolist() for name, values in curves.items()}
+            rows.append({**head, **shown, "since": steps[first] if first < len(steps) else None})
         return rows
-
-    def _measure(self) -> list[tuple[float, float]]:
-        places, values = [], []
-        for layer in read(self.model):
-            form = layer.form
-            symmetric, skew = form.to(torch.promote_types(form.dtype, torch.float32)).core().energies
-            pairs = zip(symmetric.flatten().tolist(), skew.flatten().tolist(), strict=True)
-            for head, pair in enumerate(pairs):
-                places.append({"layer": layer.index, "head": head, "name": f"{layer.name}.{head}"})
-                values.append(pair)
-        self._places = places
-        return values
-
-
-def _symmetry(symmetric: float, skew: float) -> float:
-    return (symmetric - skew) / (symmetric + skew) if symmetric + skew else 0.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -13,13 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from keyquery.forms.coupling import EXACT, check_installed
 from keyquery.learn.transport.head_energies import Energies
-from keyquery.learn.transport.path import ends
+from keyquery.learn.transport.path import RecordedCourse, ends
 from keyquery.learn.transport.probe import Probe
-from keyquery.learn.transport.store import Store
-from keyquery.learn.transport.transport import FRAMES, POINTS, Settings, Transport, frames_of, measured
-from keyquery.listening.hooks import device_of
+from keyquery.learn.transport.transport import FRAMES, POINTS, Transport, frames_of, measured
 from keyquery.reading import provenance
 from keyquery.support.checks import check_count
 from keyquery.support.extras import optional
@@ -32,7 +27,7 @@ class TransportLens:
     The start is recorded on construction. Then `lens.step()` in a training loop records after each epoch (or every
     `every` calls); `with lens:` records every `every` steps of the model's optimiser, and at the end;
     `lens.callback()` does either in the transformers Trainer. A record runs `inputs` in eval mode without gradients,
-    and restores modes, random states and buffers. Needs the extra `transport`.
+    and restores modes, random states and buffers.
 
     Parameters
     ----------
@@ -47,23 +42,14 @@ class TransportLens:
     every
         "epoch", or a number of steps. Default: "epoch".
     tokens
-        For outputs (batch, tokens, width): "all" non-padding tokens, "first", "last", "mean", or positions.
-        Default: "all".
+        For outputs (batch, tokens, width): "all" non-padding tokens, "first", "last" or "mean". Default: "all".
     points
         How many points to keep, drawn at random; None keeps all. Default: 2000.
-    heads
-        Also record the symmetric and skew energy of every attention head. Default: True.
-    seed
-        Seed of the draw. Default: 0.
-    folder
-        Where positions are stored, as float16. Default: that of temporary files.
     name
         Name of the model. Default: that of its class.
 
     Raises
     ------
-    ImportError
-        Without the extra `transport`.
     ValueError
         If the module is unknown, does not run on `inputs`, or gives NaN or infinity.
 
@@ -91,15 +77,11 @@ class TransportLens:
         inputs: Any,
         labels: Any = None,
         every: int | str = "epoch",
-        tokens: str | int | Sequence[int] = "all",
+        tokens: str = "all",
         points: int | None = 2000,
-        heads: bool = True,
-        seed: int = 0,
-        folder: str | Path | None = None,
         name: str | None = None,
     ) -> None:
         check_count("points", points, optional=True)
-        check_count("seed", seed, least=0)
         if every != "epoch":
             if isinstance(every, str):
                 raise ValueError(f"every must be 'epoch' or a number of steps, got {every!r}")
@@ -109,21 +91,19 @@ class TransportLens:
         self.name = name or type(self.probe.model).__name__
         start = self._points("the start")
         self._all = len(start)
-        drawn = torch.randperm(self._all, generator=torch.Generator().manual_seed(seed))
+        drawn = torch.randperm(self._all, generator=torch.Generator().manual_seed(0))
         self._kept = drawn[: points or self._all].sort().values
-        check_installed(len(self._kept))  # fail now, not after training
         self.labels = self._labels(labels)
-        self.store = Store(start[self._kept], folder, device_of(self.probe.model))
-        self._energies = Energies(self.probe.model) if heads else None
-        if self._energies is not None:
-            self._energies.add()
+        self.course = RecordedCourse(start[self._kept])
+        self._energies = Energies(self.probe.model)
+        self._energies.add()
         self._hook: Any = None
         self._optimiser: Optimizer | None = None
 
     @property
     def steps(self) -> list[int]:
         """Recorded steps or epochs; 0 is the start."""
-        return list(self.store.steps)
+        return list(self.course.steps)
 
     @property
     def unit(self) -> str:
@@ -136,7 +116,7 @@ class TransportLens:
 
         `since` is the first recorded step from which on its symmetry stays at −0.1 or below; None if it ends above.
         """
-        return [] if self._energies is None else self._energies.rows(range(len(self.steps)), self.steps)
+        return self._energies.rows(range(len(self.steps)), self.steps)
 
     def step(self) -> None:
         """Signal the end of an epoch or step; records if it is due."""
@@ -146,7 +126,7 @@ class TransportLens:
 
     def path(self) -> Tensor:
         """Positions of all points at every record, (records, points, width), float32."""
-        return torch.stack([self.store.place(record).float() for record in range(len(self.steps))])
+        return torch.stack([self.course.place(record).float() for record in range(len(self.steps))])
 
     def reading(
         self,
@@ -154,7 +134,6 @@ class TransportLens:
         *,
         frames: int = FRAMES,
         points: int = POINTS,
-        exact_limit: int = EXACT,
         progress: Progress | None = None,
     ) -> Transport:
         """The reading of `kq.transport` for the path so far, with head energies; options as there."""
@@ -164,35 +143,24 @@ class TransportLens:
             raise ValueError(f"the lens has recorded only the start{progress_so_far}: {ways}")
         last = len(self.steps) - 1
         selected = frames_of(last, frames)
-        heads = [] if self._energies is None else self._energies.rows(selected, self.steps)
+        heads = self._energies.rows(selected, self.steps)
         facts: dict[str, Any] = {
             "records": last + 1,
             "every": self.every,
             "points": f"{len(self._kept)} of {self._all}",
-            "tensors": ends(self.store),
+            "tensors": ends(self.course),
         }
-        if self._energies is not None and self._energies.missing:
+        if self._energies.missing:
             facts["heads"] = f"not read: {self._energies.missing}"
         model = {"name": self.name, "module": self.probe.module}
         reading_facts = {"model": model, "unit": self.unit, "heads": heads, "provenance": provenance(**facts)}
-        settings = Settings(published, frames, points, exact_limit)
-        return measured(self.store, self.labels, settings, reading_facts, progress)
+        return measured(self.course, self.labels, published, frames, points, reading_facts, progress)
 
     def callback(self) -> Any:
         """A TrainerCallback that records after each epoch, or every `every` optimiser steps (extra `hf`)."""
         base = optional("transformers", "callback").TrainerCallback
-        lens = self
-
-        class Recorder(base):  # type: ignore[misc, valid-type]
-            def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-                if lens.every == "epoch":
-                    lens.step()
-
-            def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-                if lens.every != "epoch":
-                    lens.step()
-
-        return Recorder()
+        event = f"on_{self.unit}_end"
+        return type("Recorder", (base,), {event: lambda *_, **given: self.step()})()
 
     def __enter__(self) -> TransportLens:
         if self.every != "epoch":
@@ -224,13 +192,12 @@ class TransportLens:
 
     def _record(self) -> None:
         when = f"{self.unit} {self.count}"
-        place = self._points(when)
-        if len(place) != self._all:
-            then, now = f"{self._all} points at the start", f"{len(place)} at {when}"
+        points = self._points(when)
+        if len(points) != self._all:
+            then, now = f"{self._all} points at the start", f"{len(points)} at {when}"
             raise ValueError(f"{self.probe.module or self.name} must give the same number of points: {then}, {now}")
-        self.store.add(self.count, place[self._kept])
-        if self._energies is not None:
-            self._energies.add()
+        self.course.add(self.count, points[self._kept])
+        self._energies.add()
 
     def _points(self, when: str) -> Tensor:
         points = self.probe()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import partial
@@ -10,13 +10,14 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import device_of, on_output, untouched
 from keyquery.listening.tokens import has_two_sides, mask_for, masks_of
+from keyquery.support.checks import check_choice
 from keyquery.support.printable import first_line
 
 KINDS = ("all", "first", "last", "mean")
@@ -26,39 +27,36 @@ class Probe:
     """Runs `inputs` through a model and returns the outputs of a module: points (n, width), float32, on the CPU.
 
     `inputs` is a batch or a list of them; a batch is a tensor, a tuple of arguments, or a mapping of them. Of outputs
-    (batch, tokens, width), `tokens` selects "all" non-padding tokens, the "first", the "last", their "mean", or
-    positions. `owners` are the instance indices of the points. Of a module called several times, the last call counts.
+    (batch, tokens, width), `tokens` selects "all" non-padding tokens, the "first", the "last", or their "mean".
+    `owners` are the instance indices of the points. Of a module called several times, the last call counts.
     """
 
-    def __init__(
-        self, model: nn.Module, module: str | nn.Module, inputs: Any, tokens: str | int | Sequence[int] = "all"
-    ) -> None:
+    def __init__(self, model: nn.Module, module: str | nn.Module, inputs: Any, tokens: str = "all") -> None:
         self.model = bare(model)
         self.module = _name(self.model, module)
         self.batches = list(inputs) if isinstance(inputs, list) else [inputs]
         if not self.batches:
             raise ValueError("inputs must contain at least one batch, got none")
-        self.tokens = _tokens(tokens)
+        check_choice("tokens", tokens, KINDS)
+        self.tokens = tokens
         self.owners: Int[Tensor, " n"] = torch.empty(0, dtype=torch.long)
         self.instances = 0
 
     def __call__(self) -> Float[Tensor, "n width"]:
         """The current points."""
-        points_of = []
-        owners = []
-        self.instances = 0
+        points, owners, self.instances = [], [], 0
         with untouched(self.model), self._hooked() as outputs:
             for batch in self.batches:
                 outputs.clear()
                 arguments = _run(self.model, batch)
                 if not outputs:
                     raise ValueError(f"{self._called()} is not called on these inputs: there is nothing to record")
-                points, owner, count = self._selected(outputs[-1], arguments)
-                points_of.append(points.float().cpu())
+                selected, owner, count = self._selected(outputs[-1], arguments)
+                points.append(selected.float().cpu())
                 owners.append(self.instances + owner.cpu())
                 self.instances += count
         self.owners = torch.cat(owners)
-        return torch.cat(points_of)
+        return torch.cat(points)
 
     @contextmanager
     def _hooked(self) -> Iterator[list[Any]]:
@@ -93,7 +91,8 @@ class Probe:
         if self.tokens == "mean":
             total = (output * real[..., None]).sum(1)
             return total / real.sum(1, keepdim=True).clamp(min=1), each, count
-        chosen = _chosen(real, self.tokens)
+        order = real.long().cumsum(1)
+        chosen = {"all": real, "first": real & (order == 1), "last": real & (order == order[:, -1:])}[self.tokens]
         return output[chosen], each[:, None].expand_as(chosen)[chosen], count
 
     def _called(self) -> str:
@@ -128,32 +127,6 @@ def _name(model: nn.Module, module: str | nn.Module) -> str:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{type(model).__name__} has no module {module!r}{hint}")
     return module
-
-
-def _tokens(tokens: Any) -> str | list[int]:
-    if isinstance(tokens, str) and tokens in KINDS:
-        return tokens
-    listed = [tokens] if isinstance(tokens, int) and not isinstance(tokens, bool) else tokens
-    if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
-        raise ValueError(f"tokens must be {', '.join(map(repr, KINDS))}, a position or a list of them, got {tokens!r}")
-    return list(listed)
-
-
-def _chosen(real: Bool[Tensor, "batch n"], tokens: str | list[int]) -> Bool[Tensor, "batch n"]:
-    """Which tokens are selected; positions count all tokens, padding is dropped."""
-    if tokens == "all":
-        return real
-    order = real.long().cumsum(1)
-    if tokens == "first":
-        return real & (order == 1)
-    if tokens == "last":
-        return real & (order == order[:, -1:])
-    selected = torch.zeros_like(real)
-    for position in tokens:
-        if not isinstance(position, int) or not -real.shape[1] <= position < real.shape[1]:
-            raise ValueError(f"tokens contains position {position!r}, but there are only {real.shape[1]} tokens")
-        selected[:, position] = True
-    return real & selected
 
 
 def _first(output: Any) -> Tensor | None:

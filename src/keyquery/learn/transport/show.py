@@ -28,19 +28,15 @@ def recorded(reading: Transport) -> str:
 
 def notes(reading: Transport) -> list[str]:
     """Explanations of the metrics."""
-    lines = [
+    if reading.published:
+        return [
+            "Released definition, for comparison: sums over points and classes; a straight path scores far below 1."
+        ]
+    return [
         "distance: root mean square from start to end; optimal: the minimum over matchings within classes;",
         "random: a random matching; if it is close to optimal, an optimality near 1 is not informative;",
         "efficiency: straightness of the path; matched: share of points that are matched to themselves.",
     ]
-    if reading.published:
-        lines = [
-            "Released definition, for comparison: sums over points and classes; a straight path scores far below 1."
-        ]
-    if not reading.exact:
-        bounds = (f"{row['class']}: {row['least']:.4g}" for row in reading.classes if not row["exact"])
-        lines.append(f"optimal is computed by Sinkhorn, an upper bound; lower bounds: {', '.join(bounds)}.")
-    return lines
 
 
 def heads_notes(reading: Transport) -> list[str]:

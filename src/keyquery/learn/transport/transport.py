@@ -6,34 +6,32 @@ is the cheapest matching of the two clouds. The excess cost of training is the M
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from keyquery.forms.coupling import EXACT, gaussian, match
-from keyquery.learn.transport.path import ArrayCourse, Course, ends
-from keyquery.learn.transport.sketch import sketch
+from keyquery.forms.coupling import gaussian, match
+from keyquery.learn.transport.path import ArrayCourse, Course, ends, sketch
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress, silent
 
 FRAMES, POINTS = 25, 300  # steps of curves and of the page, and points on the page
 CURVES = ("distance", "wasserstein", "optimality", "path_length", "efficiency")
-FIGURES = ("points", "distance", "wasserstein", "random", "monge_gap", *CURVES[2:], "matched", "bures", "exact")
+FIGURES = ("points", "distance", "wasserstein", "random", "monge_gap", *CURVES[2:], "matched", "bures")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transport(Reading, kind="transport"):
     """A path of points compared with the optimal transport from its start to its end, overall and per class.
 
-    Every class has the same metrics, its `points`, and `least`, a lower bound of its W₂, below `wasserstein` where
-    Sinkhorn replaced the exact coupling. `curves` hold metrics of the path up to each of `steps`; `heads` the energies
-    of each head at these steps; `sketch` the points in two dimensions.
+    Every class has the same metrics and its `points`. `curves` hold metrics of the path up to each of `steps`; `heads`
+    the energies of each head at these steps; `sketch` the points in two dimensions.
     """
 
     units: ClassVar[Mapping[str, str]] = {
@@ -60,9 +58,9 @@ class Transport(Reading, kind="transport"):
     efficiency: float | None
     matched: float
     bures: float
-    exact: bool  # couplings by assignment, not by Sinkhorn
     published: bool  # numbers as in the released code
     classes: Sequence[Mapping[str, Any]]  # the same metrics per class
+    exact: bool = True  # False in files of former versions, where Sinkhorn replaced the exact coupling of large classes
     unit: str = "step"  # of `steps`
     steps: Sequence[int] = ()  # at which curves are measured
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # metrics of the path up to each step
@@ -83,7 +81,6 @@ def transport(
     *,
     frames: int = FRAMES,
     points: int = POINTS,
-    exact_limit: int = EXACT,
     name: str = "a path",
     progress: Progress | None = None,
 ) -> Transport:
@@ -106,8 +103,6 @@ def transport(
         Largest number of steps in curves and on the page; each needs a coupling. Default: 25.
     points
         Largest number of points on the page. Default: 300.
-    exact_limit
-        Classes with more points are coupled by Sinkhorn. Default: 5000.
     name
         Name of the path. Default: "a path".
     progress
@@ -120,10 +115,12 @@ def transport(
 
     Raises
     ------
-    ImportError
-        Without the extra `transport`.
     TypeError, ValueError
         If `path` has the wrong shape or is not finite, or `labels` do not fit.
+
+    Notes
+    -----
+    The time of a coupling is cubic in the points of a class: 5,000 take ten seconds.
 
     Examples
     --------
@@ -142,54 +139,42 @@ def transport(
     """
     recorded = ArrayCourse(path)
     facts = {"model": {"name": name}, "provenance": provenance(records=len(recorded.steps), tensors=ends(recorded))}
-    settings = Settings(published, frames, points, exact_limit)
-    return measured(recorded, labels, settings, facts, progress)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a path is compared with its optimal transport, as in `transport`; checked when created."""
-
-    published: bool
-    frames: int
-    points: int
-    exact_limit: int
-
-    def __post_init__(self) -> None:
-        check_count("points", self.points)
-        check_count("frames", self.frames, least=0)
+    return measured(recorded, labels, published, frames, points, facts, progress)
 
 
 def measured(
-    course: Course, labels: Any, settings: Settings, facts: Mapping[str, Any], progress: Progress | None
+    course: Course,
+    labels: Any,
+    published: bool,
+    frames: int,
+    points: int,
+    facts: Mapping[str, Any],
+    progress: Progress | None,
 ) -> Transport:
     """The reading of a recorded path; `facts` are further fields of the reading."""
-    published, limit = settings.published, settings.exact_limit
-    groups = groups_of(labels, course.count)
+    check_count("points", points)
+    selected = frames_of(len(course.steps) - 1, frames)
+    groups = _groups(labels, course.count)
     last = len(course.steps) - 1
-    selected = frames_of(last, settings.frames)
-    start = course.place(0)
-    end = course.place(last)
-    lengths = course.gone(last)
-    target = torch.empty_like(start)
-    parts = []
+    start, end, lengths = course.place(0), course.place(last), course.gone(last)
+    target, parts = torch.empty_like(start), []
     for rows in groups.values():
-        part, target[rows] = _class_statistics(start[rows], end[rows], lengths[rows], limit)
-        parts.append(part)
+        partner = match(start[rows], end[rows])
+        target[rows] = end[rows][partner]
+        parts.append(_statistics(start[rows], end[rows], lengths[rows], partner))
     classes = [{"class": name, **_metrics([part], published)} for name, part in zip(groups, parts, strict=True)]
     curves: dict[str, list[float | None]] = {name: [] for name in CURVES}
-    for at in (progress or silent)(selected, "coupling steps", len(selected)):
+    for record in (progress or silent)(selected, "coupling steps", len(selected)):
         pieces = parts
-        if at != last:
-            place, length = course.place(at), course.gone(at)
-            pieces = [_path_statistics(start[rows], place[rows], length[rows], limit)[0] for rows in groups.values()]
+        if record != last:
+            place, length = course.place(record), course.gone(record)
+            pieces = [_statistics(start[rows], place[rows], length[rows]) for rows in groups.values()]
         now = _metrics(pieces, published)
         for name, values in curves.items():
             values.append(now[name])
-    drawn = sketch(course, selected, groups, target, settings.points) if settings.frames else None
-    steps = [course.steps[at] for at in selected]
+    drawn = sketch(course, selected, groups, target, points) if frames else None
+    steps = [course.steps[record] for record in selected]
     whole = _metrics(parts, published)
-    del whole["least"]  # reported per class
     return Transport(**facts, **whole, published=published, classes=classes, steps=steps, curves=curves, sketch=drawn)
 
 
@@ -199,101 +184,60 @@ def frames_of(last: int, frames: int) -> list[int]:
     return sorted({round(at) for at in np.linspace(0, last, min(max(frames, 2), last + 1)).tolist()}) if frames else []
 
 
-def groups_of(labels: Any, count: int) -> dict[Any, Tensor]:
+def _groups(labels: Any, count: int) -> dict[Any, Tensor]:
     """The rows of each class, sorted by name; a single class "all" without labels."""
     if labels is None:
         return {"all": torch.arange(count)}
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if array.shape != (count,):
         raise ValueError(f"labels must have one class per point, {count}, got shape {array.shape}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError("labels must be finite, got NaN or infinity")
+    if array.dtype.kind in "fO" and any(name is None or name != name or name in (np.inf, -np.inf) for name in array):
+        raise ValueError("labels must not contain None, NaN or infinity")
     if array.dtype == object:
-        if any(name is None or name != name for name in array):
-            raise ValueError("labels must not contain None or NaN")
-        array = np.array([str(name) for name in array])
+        array = array.astype(str)
     names, index = np.unique(array, return_inverse=True)
     return {name.item(): torch.from_numpy(np.flatnonzero(index == at)) for at, name in enumerate(names)}
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Statistics of a class: points, T², W₂² and its lower bound, mean ‖p₀ − p_K‖, path length."""
-
-    points: int
-    square: float
-    best: float
-    least: float
-    straight: float
-    length: float
-    random: float = 0.0  # squared
-    matched: float = 0.0
-    bures: float = 0.0
-    exact: bool = True
-
-
-Metrics = dict[str, Any]
-
-
-def _path_statistics(
-    start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], lengths: Float[Tensor, " n"], limit: int
-) -> tuple[_Part, Any]:
-    """Statistics of a class for curves, and the coupling."""
-    moved = (start - end).norm(dim=-1)
-    coupling = match(start, end, exact_limit=limit)
-    square = float((start - end).square().sum(-1).mean())
-    best = min(float(coupling.cost), square)  # the identity is a coupling, too
-    least = min(float(coupling.least), best)
-    part = _Part(len(start), square, best, least, float(moved.mean()), float(lengths.mean()), exact=coupling.exact)
-    return part, coupling
+def _statistics(
+    start: Float[Tensor, "n d"],
+    end: Float[Tensor, "n d"],
+    lengths: Float[Tensor, " n"],
+    partner: Int[Tensor, " n"] | None = None,
+) -> dict[str, float]:
+    """Means of a class: T², W₂², T² of random partners, ‖p₀ − p_K‖, path length, share matched to itself, Bures²."""
+    partner = match(start, end) if partner is None else partner
+    spread = sum((cloud - cloud.mean(0)).square().sum(-1).mean() for cloud in (start, end))
+    means = {
+        "distance": (start - end).square().sum(-1).mean(),
+        "wasserstein": (start - end[partner]).square().sum(-1).mean(),
+        "random": (start.mean(0) - end.mean(0)).square().sum() + spread,  # the mean over all pairs
+        "straight": (start - end).norm(dim=-1).mean(),
+        "length": lengths.mean(),
+        "matched": (partner == torch.arange(len(start), device=partner.device)).double().mean(),
+        "bures": gaussian(start, end).square(),
+    }
+    return {"points": len(start), **{name: float(value) for name, value in means.items()}}
 
 
-def _class_statistics(
-    start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], lengths: Float[Tensor, " n"], limit: int
-) -> tuple[_Part, Float[Tensor, "n d"]]:
-    """All statistics of a class, and the optimal target of each point."""
-    part, coupling = _path_statistics(start, end, lengths, limit)
-    own = torch.arange(len(start), device=coupling.partner.device)
-    more = {"matched": float((coupling.partner == own).double().mean()), "bures": float(gaussian(start, end))}
-    spread = sum(float((cloud - cloud.mean(0)).square().sum(-1).mean()) for cloud in (start, end))
-    more["random"] = float((start.mean(0) - end.mean(0)).square().sum()) + spread  # the mean over all pairs
-    return _Part(**{**vars(part), **more}), coupling.target
-
-
-def _metrics(parts: Sequence[_Part], published: bool) -> Metrics:
+def _metrics(parts: Sequence[Mapping[str, float]], published: bool) -> dict[str, Any]:
     """Metrics of some classes together, ours or as published."""
-    count = sum(part.points for part in parts)
-
-    def mean(of: Callable[[_Part], float]) -> float:
-        return sum(part.points * of(part) for part in parts) / count
-
-    squares: list[Callable[[_Part], float]] = [
-        lambda part: part.square,
-        lambda part: part.best,
-        lambda part: part.random,
-        lambda part: part.least,
-    ]
+    count = sum(part["points"] for part in parts)
+    mean = {name: sum(part["points"] * part[name] for part in parts) / count for name in parts[0]}
+    roots = {name: mean[name] ** 0.5 for name in ("distance", "wasserstein", "random", "bures")}
+    length, straight = mean["length"], mean["straight"]
     if published:
-        distance, wasserstein, random, least = (
-            sum((part.points * square(part)) ** 0.5 for part in parts) for square in squares
-        )
-        length, straight = count * mean(lambda part: part.length), distance
-        bures = sum(part.bures**2 for part in parts)
-    else:
-        distance, wasserstein, random, least = (mean(square) ** 0.5 for square in squares)
-        length, straight = mean(lambda part: part.length), mean(lambda part: part.straight)
-        bures = mean(lambda part: part.bures**2) ** 0.5
+        for name in ("distance", "wasserstein", "random"):
+            roots[name] = sum((part["points"] * part[name]) ** 0.5 for part in parts)
+        roots["bures"] = sum(part["bures"] for part in parts)
+        length, straight = count * length, roots["distance"]
+    distance, wasserstein = roots["distance"], roots["wasserstein"]
     return {
         "points": count,
-        "distance": distance,
-        "wasserstein": wasserstein,
-        "random": random,
+        **roots,
         "monge_gap": distance - wasserstein,
         "optimality": wasserstein / distance if distance else None,
         "path_length": length,
         "efficiency": min(straight / length, 1.0) if length else None,  # above 1 only by rounding
-        "matched": mean(lambda part: part.matched),
-        "bures": bures,
-        "least": least,
-        "exact": all(part.exact for part in parts),
+        "matched": mean["matched"],
     }
