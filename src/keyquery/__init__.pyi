@@ -26,7 +26,7 @@ from keyquery.instruments.attribution.attribution import attribute as attribute
 from keyquery.instruments.attribution.wiring import wiring as wiring
 from keyquery.learn.causes.causes import causes as causes
 from keyquery.learn.causes.explain import explain as explain
-from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence as Cooccurrence
+from keyquery.learn.cooccurrence.cooccurrence import Cooccurrence as Cooccurrence
 from keyquery.learn.depth.depth import depth as depth
 from keyquery.learn.depth.separation import separation_rank as separation_rank
 from keyquery.learn.discover.discover import discover as discover

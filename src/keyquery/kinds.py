@@ -41,7 +41,7 @@ KINDS: dict[str, Kind] = {
     "monitor": Kind("keyquery.instruments.monitor.reading", "keyquery.instruments.monitor.show"),
     "npt explanation": Kind("keyquery.learn.npt.explanation", "keyquery.learn.npt.show"),
     "primal": Kind("keyquery.learn.layers.primal.spectrum"),
-    "projection": Kind("keyquery.instruments.cooccurrence.cooccurrence"),
+    "projection": Kind("keyquery.learn.cooccurrence.cooccurrence"),
     "ranking scores": Kind("keyquery.learn.rankings.rankings", "keyquery.learn.rankings.show"),
     "reranking": Kind("keyquery.learn.rerank.reading", "keyquery.learn.rerank.show"),
     "roles": Kind("keyquery.instruments.roles.roles", "keyquery.instruments.roles.show"),

@@ -10,8 +10,7 @@ pytest.importorskip("transformers", reason="needs the extra hf")
 import transformers
 
 import keyquery as kq
-from keyquery.forms.shares import Visible, shares
-from keyquery.listening import joint_moments
+from keyquery.forms.shares import Visible
 from keyquery.proof.families import tiny_model
 
 LENGTH = 14
@@ -70,21 +69,6 @@ def test_windows_are_those_of_the_model(case, tmp_path):
     config.pop("layer_types", None)
     for layer, expected in zip(kq.read(tmp_path, config={**config, **OLD.get(case, {})}), seen, strict=True):
         assert torch.equal(seen_by_us(layer), expected), layer.name
-
-
-def test_a_window_narrows_the_offsets_of_the_shares():
-    model = tiny_model("mistral", sliding_window=3)
-    batch = {"input_ids": torch.randint(3, 60, (2, 12))}
-    heads = kq.read(model)
-    moments = joint_moments(model, [batch], heads)[1]
-    looked = kq.look(model, inputs=[batch], pairs="independent")
-    given = [head["on_data"]["position"] for head in looked.heads if head["layer"] == 1]
-    narrow, wide = (
-        shares(moments.mean, moments.covariance, heads[1].scale, Visible(12, True, window), heads[1].rope)["position"]
-        for window in (3, None)
-    )
-    assert given == pytest.approx(narrow.tolist())
-    assert given != pytest.approx(wide.tolist(), rel=0.05)
 
 
 ROPES = {

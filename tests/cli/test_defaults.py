@@ -10,7 +10,6 @@ import keyquery as kq
 from keyquery.cli.commands import MODULES, load
 from keyquery.cli.options import FILES, Output, chosen, default_of, writes
 from keyquery.instruments.ablation.dialled import dial_effect
-from keyquery.instruments.look.labels import Thresholds
 from keyquery.layers import Shape
 from keyquery.learn.causes.explain import explain
 from keyquery.learn.rerank.learned import Reranker
@@ -133,4 +132,4 @@ def test_further_files_are_checked_with_the_others(tmp_path):
 
 def test_what_is_not_chosen_keeps_its_default():
     assert chosen(seeds=None, sets=[], kernels=["psd", "skew", "psd"]) == {"kernels": ("psd", "skew")}
-    assert default_of(Thresholds, "loss") == default_of(kq.ablate, "threshold") == 0.003
+    assert default_of(kq.look, "threshold") == default_of(kq.ablate, "threshold") == 0.003

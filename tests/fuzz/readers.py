@@ -23,11 +23,11 @@ from keyquery import Reading
 from keyquery.checkpoints.hub import Hub
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.checkpoints.vocabulary import vocabulary
-from keyquery.instruments.cooccurrence.tally import Tally, read_into
 from keyquery.instruments.look.fitted import saved_network
 from keyquery.intervene.swap.swap import FORMAT, _read_saved
 from keyquery.kinds import kinds
 from keyquery.layers import LanguageModel, Shape
+from keyquery.learn.cooccurrence.tally import Tally, read_into
 from keyquery.learn.data import load_images, load_revisited, load_table, load_ts
 from keyquery.learn.data.text import read_column, read_corpus
 from keyquery.learn.training import Recipe, train

@@ -29,18 +29,19 @@ from keyquery.cli.options import (
     numbers_of,
     writes,
 )
-from keyquery.instruments.cooccurrence.cooccurrence import WINDOW
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.compare import compare as side_by_side
 from keyquery.instruments.look.fitted import saved_network
 from keyquery.instruments.look.look import look as look_at
-from keyquery.instruments.look.on_data import PAIRS
 from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show.page import DIRECTIONS
 from keyquery.instruments.look.show.page import TOKENS as SAMPLE
+from keyquery.learn.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.listening.inputs.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
+from keyquery.listening.inputs.load import load_tokenizer
 from keyquery.reading import Reading
 from keyquery.support.devices import pick_device
+from keyquery.support.progress import Progress
 
 Text = Annotated[
     Path | None,
@@ -79,32 +80,11 @@ Length = Annotated[
         min=2, help="With --text: window length in tokens; the variance shares depend on it.", rich_help_panel=DATA
     ),
 ]
-Lengths = Annotated[
-    str | None,
-    typer.Option(
-        help="With --text: further window lengths (tokens) to measure shares at, such as 64,256,1024. Default: none.",
-        rich_help_panel=DATA,
-    ),
-]
-Pairs = Annotated[
-    str,
-    typer.Option(
-        help="visible: shares over the query-key pairs that the model scores; independent: in closed form, treating "
-        "tokens as independent.",
-        rich_help_panel=DATA,
-    ),
-]
 Corpus = Annotated[
     Path | None,
     typer.Option(
         help="A text file: measure how much of each head its token co-occurrence explains; weights only.",
         rich_help_panel=DATA,
-    ),
-]
-Window = Annotated[
-    int,
-    typer.Option(
-        min=1, help="With --corpus: maximum distance, in tokens, of two that count as a pair.", rich_help_panel=DATA
     ),
 ]
 Roles = Annotated[
@@ -145,10 +125,7 @@ def look(
     directions: Count = None,
     tokens: Tokens = TOKENS,
     length: Length = LENGTH,
-    lengths: Lengths = None,
-    pairs: Pairs = PAIRS[0],
     corpus: Corpus = None,
-    window: Window = WINDOW,
     ids: Ids = None,
     roles: Roles = False,
     cost: Cost = None,
@@ -178,10 +155,7 @@ def look(
         "cost": cost,
         "tokens": tokens,
         "length": length,
-        "lengths": None if lengths is None else numbers_of("--lengths", lengths),
-        "pairs": pairs,
         "corpus": corpus,
-        "window": window,
         "device": device,
         "dtype": dtype,
         **for_page("html" in output.files, directions, model),
@@ -281,15 +255,26 @@ def _distinguished(looks: list[Look], sources: Sequence[str]) -> list[Look]:
 def watched_look(source: Any, output: Output, **options: Any) -> Look:
     """A look with a progress bar."""
     with output.watching() as progress:
-        ids, device = options.pop("ids", None), options.pop("device", None)
+        ids, device, corpus = (options.pop(name, None) for name in ("ids", "device", "corpus"))
         by_default = device == "auto" and saved_network(source) is not None  # a live model, which is not moved
         options["device"] = None if device is None or by_default or pick_device(device) == "cpu" else device
         options |= {} if ids is None else on_ids(source, ids, options)
+        options |= {} if corpus is None else {"corpus": counted(source, corpus, progress)}
         reading = look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
-    if ids is None:
-        return reading
-    data = {**reading.provenance["data"], "from": ids.name}
-    return replace(reading, provenance={**reading.provenance, "data": data})
+    if corpus is not None:
+        reading = replace(reading, corpus={**(reading.corpus or {}), "from": corpus.name})
+    if ids is not None:
+        data = {**reading.provenance["data"], "from": ids.name}
+        reading = replace(reading, provenance={**reading.provenance, "data": data})
+    return reading
+
+
+def counted(source: Any, corpus: Path, progress: Progress) -> Cooccurrence:
+    """Co-occurrence of a model's tokens in a text."""
+    tokenizer = load_tokenizer(source)
+    if tokenizer is None:
+        raise ValueError("--corpus needs a tokenizer, and none was found with the model")
+    return Cooccurrence.from_text(corpus, tokenizer=tokenizer, progress=progress)
 
 
 def on_ids(source: Any, ids: Path, options: Mapping[str, Any]) -> dict[str, Any]:

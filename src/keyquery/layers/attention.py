@@ -286,7 +286,7 @@ class Attention(nn.Module):
     ) -> dict[str, Float[Tensor, " heads"]]:
         """Shares of each head's score variance on x by part, in closed form for independent tokens, and symmetry.
 
-        Same as `kq.look` with pairs="independent", for this layer and its own input; no attention is computed.
+        For this layer and its own input; no attention is computed.
 
         >>> shares = kq.Attention(8, 2, kernel="psd").parts(torch.randn(4, 16, 8))
         >>> bool(shares["skew"].max() < 1e-12)

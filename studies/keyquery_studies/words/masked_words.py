@@ -14,8 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from keyquery.instruments.ablation.losses import logits
-from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
-from keyquery.instruments.cooccurrence.counts import KINDS, normed_rows
+from keyquery.learn.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.learn.data import windows
 from keyquery.listening.inputs.encoding import encoded
 from keyquery.listening.inputs.load import load_model, load_tokenizer

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from keyquery.forms import Form
-from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
-from keyquery.instruments.cooccurrence.counts import dealt
 from keyquery.layers import Attention, LanguageModel, Shape
+from keyquery.learn.cooccurrence.cooccurrence import Cooccurrence
+from keyquery.learn.cooccurrence.counts import dealt
 from keyquery.learn.training import Recipe, train
 from keyquery.support.checks import check_choice, check_count
 from keyquery_studies.common.language_models import begin, tasks

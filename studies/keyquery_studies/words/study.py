@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.instruments.look.corpus import NAMES, level
 from keyquery.instruments.look.look import look
 from keyquery.instruments.look.reading import FORMER
+from keyquery.learn.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.devices import pick_device

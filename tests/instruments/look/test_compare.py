@@ -104,14 +104,6 @@ def test_norms_that_alone_differ_are_seen_in_the_folded_view():
     assert "of the folded weights (only biases or norms differ)" in printed(both)
 
 
-def test_rotations_of_our_own_layers_are_compared():
-    one = stack(1, rope=kq.Rope(6))
-    other = stack(1, rope=kq.Rope(6, base=500.0))
-    other.load_state_dict(one.state_dict())
-    assert kq.compare(one, one).changes[0]["notes"] == []
-    assert kq.compare(one, other).changes[0]["notes"] == ["the rotation of queries and keys differs in some layers"]
-
-
 def test_other_rotations_of_the_same_weights_are_noted():
     pytest.importorskip("transformers")
     from keyquery.proof.families import tiny_model

@@ -11,8 +11,6 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.instruments.look.corpus import Corpus, centred, level
-from keyquery.layers import LanguageModel, Shape
-from keyquery.pages.document import page
 from tests.pages.readings import data_of, measure_of
 
 run = CliRunner().invoke
@@ -46,17 +44,11 @@ def test_scores_that_are_the_corpus_are_explained_by_it(counts, corpus):
     assert halves["skew_cosine"] == 0  # what rounding leaves of a part is no part
 
 
-def test_what_each_query_or_each_key_has_of_its_own_is_not_compared(counts, corpus):
-    ppmi = in_order(counts)
-    shifted = ppmi + 5 * torch.randn(WORDS, 1) + 5 * torch.randn(WORDS)
-    assert corpus.beside(shifted[None])[0]["explained"] == pytest.approx(1, abs=1e-4)
-    assert centred(shifted).allclose(centred(ppmi), atol=1e-4)
-
-
 def test_parts_of_scores_add_up(counts, corpus):
     """Explained is the R² of a least-squares fit by both parts, without the words' own pairs."""
     ppmi, scores = in_order(counts), torch.randn(WORDS, WORDS) + 0.7 * in_order(counts)
-    found = corpus.beside(scores[None])[0]
+    shifted = scores + 5 * torch.randn(WORDS, 1) + 5 * torch.randn(WORDS)  # what a query or a key has of its own
+    found = corpus.beside(shifted[None])[0]
     apart = ~torch.eye(WORDS, dtype=torch.bool)
     x = torch.stack([(centred(ppmi) + sign * centred(ppmi).mT)[apart] for sign in (1, -1)], 1).double().numpy()
     y = centred(scores)[apart].double().numpy()
@@ -92,47 +84,27 @@ def test_a_head_made_of_counts_is_found_in_a_checkpoint(counts):
     assert other["explained"] < 0.01
     assert reading.corpus["compared"] == WORDS
     assert kq.Reading.load(reading.to_json()) == reading
+    with pytest.raises(ValueError, match="corpus needs token embeddings"):
+        kq.look(torch.nn.MultiheadAttention(8, 2), corpus=counts)
+    with pytest.raises(ValueError, match="at least 20 different tokens of the model, got 19"):
+        kq.look(Tiny(), corpus=counts.most(19))
 
 
 def test_look_sets_the_models_that_ship_beside_a_corpus(tmp_path):
     files = {name: tmp_path / f"heads.{name}" for name in ("json", "csv", "html")}
     options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
     model = str(kq.models.DECODER)
-    result = run(cli.app, ["look", model, "--corpus", str(kq.models.TEXT), "--window", "3", "--layers", "0", *options])
+    result = run(cli.app, ["look", model, "--corpus", str(kq.models.TEXT), "--layers", "0", *options])
     assert result.exit_code == 0, result.output
     assert "symmetric cosine" in result.output
     assert "skew cosine" in result.output
     assert re.search(r"0\.3 +[+-]0\.\d\d \(0\.\d\d\) +[+-]0\.\d\d \(0\.\d\d\) +\d+\.\d% \(", result.output)
     data = json.loads(files["json"].read_text())
     assert data["corpus"]["from"] == "text.txt"
-    assert data["corpus"]["window"] == 3
+    assert data["corpus"]["window"] == 5
     figures = data["heads"][0]["corpus"]
     assert len(figures) == 9
     assert "corpus_skew_cosine_random" in files["csv"].read_text().splitlines()[0]
     shown = data_of(files["html"].read_text())
     assert measure_of(shown, "corpus.skew_cosine")["values"][0] == float(f"{figures['skew_cosine']:.3g}")
     assert "compared with text.txt" in shown["tabs"][0]["facts"]
-
-
-def test_pages_without_a_corpus_say_nothing_of_one():
-    html = page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))
-    assert not any(one["key"].startswith("corpus") for one in data_of(html)["tabs"][0]["frame"]["measures"])
-
-
-def test_what_is_missing_is_told(tmp_path, counts):
-    bare = torch.nn.MultiheadAttention(8, 2)
-    with pytest.raises(ValueError, match="corpus needs token embeddings"):
-        kq.look(bare, corpus=counts)
-    few = tmp_path / "few.txt"
-    few.write_text("a few words")
-    with pytest.raises(ValueError, match="at least 20 different tokens of the model, got 3"):
-        kq.look(kq.models.DECODER, corpus=few)
-    empty = tmp_path / "empty.txt"
-    empty.write_text("")
-    with pytest.raises(ValueError, match="texts contain no words"):
-        kq.look(kq.models.DECODER, corpus=empty)
-    with pytest.raises(FileNotFoundError):
-        kq.look(kq.models.DECODER, corpus=tmp_path / "none.txt")
-    live = LanguageModel(Shape(vocab_size=50, width=16, depth=1))
-    with pytest.raises(ValueError, match="corpus needs a tokenizer: none was passed, and none was found"):
-        kq.look(live, corpus=few)

@@ -1,9 +1,6 @@
 """Files that estimators have saved: looked at by Python as by the command line, and refused where they are broken."""
 
-import json
-
 import pytest
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
@@ -31,41 +28,15 @@ def test_python_and_the_command_line_look_at_the_same(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused(kind, bad, tmp_path):
+def test_weights_that_are_no_numbers_are_refused(kind, tmp_path):
     saved(kind)(tmp_path)
     path = tmp_path / "a.safetensors"
     with safe_open(path, "pt") as file:
         facts = file.metadata()
     tensors = load_file(path)
-    for name in [name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()]:
-        broken = {**tensors, name: tensors[name].clone()}
-        broken[name].view(-1)[0] = bad
-        save_file(broken, path, facts)
-        with pytest.raises(
-            ValueError, match=r"is not a complete \w+ file: .*(NaN or infinity|at times that do not decrease)"
-        ):
-            KINDS[kind].load(path)
-
-
-def test_columns_whose_mean_is_no_number_are_refused(tmp_path):
-    saved("rows")(tmp_path)
-    path = tmp_path / "a.safetensors"
-    with safe_open(path, "pt") as file:
-        facts = json.loads(file.metadata()["keyquery"])
-    facts["fields"][0][1] = float("nan")
-    save_file(load_file(path), path, {"keyquery": json.dumps(facts)})
-    with pytest.raises(ValueError, match="means and scales of its columns hold NaN or infinity"):
-        kq.NPTClassifier.load(path)
-
-
-def test_models_of_keyquerys_own_with_weights_that_are_no_numbers_are_refused(tmp_path):
-    from keyquery.layers import LanguageModel
-
-    LanguageModel.load(kq.models.DECODER).save(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    name = min(tensors)
-    tensors[name] = torch.full_like(tensors[name], float("nan"))
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=f"{name} holds NaN or infinity"):
-        LanguageModel.load(tmp_path)
+    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel())
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, path, facts)
+    refused = r"is not a complete \w+ file: .*(NaN or infinity|at times that do not decrease)"
+    with pytest.raises(ValueError, match=refused):
+        KINDS[kind].load(path)

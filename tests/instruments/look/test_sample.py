@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.forms.parts import PARTS, score_parts
+from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.sample import DIGITS, take
 from keyquery.listening import attention_maps
 from keyquery.listening.parts.on_data import SEQUENCES
 
-FAMILIES = ("bert", "gpt2", "llama", "bloom", "t5", "qwen3", "gptj", "phi")
+FAMILIES = ("bert", "gpt2", "llama", "bloom", "t5", "gptj")
 
 
 def looked(name, rows=3, length=9, **options):
@@ -89,15 +89,6 @@ def test_parts_are_those_of_the_definition(name, rows):
                 assert scores[part][i][j] == pytest.approx(value, rel=1e-3, abs=2e-5), part
 
 
-def test_parts_sum_to_the_scores():
-    query, key, query_mean, key_mean = torch.randn(4, 3, 5, 4)
-    rope, bias = kq.Rope(4, base=50.0, factor=1.3), torch.randn(3, 5, 5)
-    parts = score_parts(query, key, query_mean, key_mean, None, rope, bias)
-    places = torch.arange(5)
-    expected = rope.rotate(query, places) @ rope.rotate(key, places).mT + bias
-    torch.testing.assert_close(sum(parts), expected, rtol=1e-5, atol=1e-5)
-
-
 def test_tokens_are_texts_with_a_tokenizer_and_numbers_without():
     class Letters:
         def decode(self, ids):
@@ -105,16 +96,13 @@ def test_tokens_are_texts_with_a_tokenizer_and_numbers_without():
 
     model, _, _ = looked("bert", rows=1)
     batch = {"input_ids": torch.tensor([[3, 5, 6, 7]])}
-    assert take(model, [batch], kq.read(model), 3).tokens == ["#3", "#5", "#6"]
-    assert take(model, [batch], kq.read(model), 9, Letters()).tokens == ["d", "#5", "g", "h"]
-
-
-def test_the_sample_is_the_first_sequence_of_two_real_tokens():
-    model, _, _ = looked("bert", rows=1)
+    assert take(model, [batch], kq.read(model), 3).facts == {"tokens": ["#3", "#5", "#6"]}
+    assert take(model, [batch], kq.read(model), 9, Letters()).facts["tokens"] == ["d", "#5", "g", "h"]
+    # The first sequence of at least two tokens, without padding.
     ids = torch.tensor([[9, 0, 0, 0], [0, 11, 12, 13]])
     mask = torch.tensor([[1, 0, 0, 0], [0, 1, 1, 1]])
     batches = [{"input_ids": ids, "attention_mask": mask}]
-    assert take(model, batches, kq.read(model), 24).tokens == ["#11", "#12", "#13"]
+    assert take(model, batches, kq.read(model), 24).facts["tokens"] == ["#11", "#12", "#13"]
 
 
 def test_a_shared_block_is_seen_in_its_first_place():
@@ -132,8 +120,6 @@ def test_without_a_sample_or_token_ids_there_are_no_scores():
     seen = kq.look(torch.nn.MultiheadAttention(8, 2, batch_first=True), inputs=inputs, sample=4)
     assert seen.sample is None
     assert "scores" not in seen.heads[0]
-    with pytest.raises(ValueError, match="sample must be at least 0"):
-        kq.look(torch.nn.MultiheadAttention(8, 2), inputs=inputs, sample=-1)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +131,3 @@ def test_what_else_a_model_does_to_its_scores_is_said(name, words):
     _, _, reading = looked(name, sample=9)
     assert any(words in note for note in reading.sample["notes"])
     assert "notes" not in looked("llama", sample=9)[2].sample
-
-
-def test_a_sample_goes_through_json():
-    _, _, reading = looked("llama", sample=4)
-    assert kq.Reading.load(reading.to_json()) == reading

@@ -18,7 +18,7 @@ import keyquery as kq
 from keyquery.checkpoints.formats.torch_files import load_pickled
 from keyquery.checkpoints.sources import read_json
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.instruments.cooccurrence.tally import Tally, read_into
+from keyquery.learn.cooccurrence.tally import Tally, read_into
 from keyquery.learn.data import load_images, load_table, load_ts
 from keyquery.learn.data.text import encode_corpus, read_column, read_corpus, unwrap
 from keyquery.listening.inputs.batches import read_lines, text_batches

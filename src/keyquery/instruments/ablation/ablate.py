@@ -243,7 +243,7 @@ def _data(
     if data is None and text is None:
         raise ValueError("pass data, batches for the model, or text with a tokenizer")
     prepared = Data(text=text, inputs=data, tokenizer=tokenizer).load(model, progress)
-    batches = next(iter(prepared.windows.values()))
+    batches = prepared.batches
     causal = live_heads(model, batches[0])[0].causal
     check_unchanged(model)
     if (count := sum(map(rows_of, batches))) == 1:

@@ -188,9 +188,9 @@ def attribute(
     data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=(sequence + 1) * length)
     prepared = running(source, data, progress)
     model = prepared.model
-    heads = live_heads(model, prepared.windows[length][0])
+    heads = live_heads(model, prepared.batches[0])
     target = Target.of(heads, head)
-    batch = sequence_of(prepared.windows[length], sequence)
+    batch = sequence_of(prepared.batches, sequence)
     with recording(model, heads, target.layers, patterns=True) as run:
         record = run(batch)
     scores = target.scores(record, heads, features)

@@ -145,9 +145,9 @@ def wiring(
     data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=tokens)
     prepared, watching = running(source, data, progress), progress or silent
     model = prepared.model
-    heads = live_heads(model, prepared.windows[length][0])
+    heads = live_heads(model, prepared.batches[0])
     groups = attention_layers(heads)
-    batches = list(_in_memory(prepared.windows[length], heads))
+    batches = list(_in_memory(prepared.batches, heads))
     sequences = sum(map(rows_of, batches))
     if sequences < 2:
         raise ValueError("an interval over sequences needs at least two: use more text or a smaller length")

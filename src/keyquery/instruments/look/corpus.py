@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.instruments.cooccurrence.cooccurrence import Cooccurrence
-from keyquery.instruments.cooccurrence.counts import KINDS
-from keyquery.listening.inputs.load import load_tokenizer
-from keyquery.support.files import regular
-from keyquery.support.progress import Progress
 
 TOKENS = 400  # most frequent tokens, whose pairs are compared
 DRAWS = 99  # random permutations of the corpus tokens
@@ -36,27 +30,26 @@ class Corpus:
     since these have learned co-occurrence.
     """
 
-    def __init__(self, counts: Cooccurrence, embedding: Float[Tensor, "vocabulary d"], name: str | None = None) -> None:
+    def __init__(self, counts: Any, embedding: Float[Tensor, "vocabulary d"]) -> None:
         known = min(len(counts), len(embedding))
         order = np.argsort(-counts.frequency[:known], kind="stable")[:TOKENS]
-        self._places = order[counts.frequency[order] > 0]
-        if len(self._places) < FEWEST:
-            count = len(self._places)
+        frequent = order[counts.frequency[order] > 0]
+        if (count := len(frequent)) < FEWEST:
             raise ValueError(f"the corpus must hold at least {FEWEST} different tokens of the model, got {count}")
-        self._rows = embedding[torch.from_numpy(self._places)].float()
-        chosen = counts.only(self._places)
+        self._rows = embedding[torch.from_numpy(frequent)].float()
+        chosen = counts.only(frequent)
         ppmi = centred(chosen.dense("ppmi"))
         draws = _draws(len(ppmi))
         self._symmetric, self._skew = (_upper(part[draws[:, :, None], draws[:, None, :]]) for part in halves(ppmi))
         for parts in (self._symmetric, self._skew):
             parts /= parts.norm(dim=1, keepdim=True).clamp(min=1e-12)
         self.facts: dict[str, Any] = {
-            "from": name,
+            "from": None,
             "tokens": counts.tokens,
             "window": counts.window,
-            "compared": len(self._places),
+            "compared": count,
             "draws": DRAWS,
-            "symmetry": {kind: chosen.symmetry(kind) for kind in KINDS},
+            "symmetry": {kind: chosen.symmetry(kind) for kind in ("counts", "log", "ppmi")},
         }
 
     @property
@@ -102,42 +95,13 @@ class Corpus:
         ]
 
 
-def check_corpus(source: Any) -> None:
-    """Require None, counts, or the path of an existing file."""
-    if source is None or isinstance(source, Cooccurrence):
-        return
-    if not isinstance(source, (str, Path)):
-        raise TypeError(f"corpus must be the path of a text file or kq.Cooccurrence, got a {type(source).__name__}")
-    regular(source)
-
-
-def corpus_tokenizer(source: str | Path | Cooccurrence | None, heads: Heads, tokenizer: Any) -> Any:
-    """The tokenizer of a corpus, None for counts; raises if heads cannot be compared with it, before any work.
-
-    `tokenizer` may be the path of a model that has one.
-    """
-    if source is not None and heads.embedding_shape is None:
+def check_corpus(counts: Any, heads: Heads) -> None:
+    """Require counts, if any, that heads can be compared with: all that `kq.Cooccurrence` has and heads need."""
+    if counts is not None and not hasattr(counts, "only"):
+        hint = "kq.Cooccurrence.from_text(path, tokenizer=…) counts a text"
+        raise TypeError(f"corpus must be a kq.Cooccurrence, got a {type(counts).__name__}; {hint}")
+    if counts is not None and heads.embedding_shape is None:
         raise ValueError("corpus needs token embeddings, and none were found in the checkpoint")
-    if source is None or isinstance(source, Cooccurrence):
-        return None
-    loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-    if loaded is None:
-        raise ValueError("corpus needs a tokenizer: none was passed, and none was found with the model")
-    return loaded
-
-
-def corpus_of(
-    source: str | Path | Cooccurrence,
-    embedding: Float[Tensor, "vocabulary d"],
-    tokenizer: Any,
-    window: int,
-    progress: Progress,
-) -> Corpus:
-    """The corpus to compare heads with: a text file tokenised as by the model, or counts of its tokens."""
-    if isinstance(source, Cooccurrence):
-        return Corpus(source, embedding)
-    counts = Cooccurrence.from_text(Path(source), window, tokenizer=tokenizer, progress=progress)
-    return Corpus(counts, embedding, Path(source).name)
 
 
 def centred(scores: Float[Tensor, "*heads n n"]) -> Float[Tensor, "*heads n n"]:

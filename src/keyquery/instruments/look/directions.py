@@ -15,9 +15,10 @@ CANDIDATES = 40  # tokens farthest out in a plane, searched for pairs
 
 
 class Directions:
-    """Token embeddings, centred and of unit norm, to compare directions of heads with."""
+    """Token embeddings, centred and of unit norm, to compare so many directions of each head with."""
 
-    def __init__(self, embedding: Float[Tensor, "vocabulary d"], words: list[str] | None) -> None:
+    def __init__(self, embedding: Float[Tensor, "vocabulary d"], words: list[str] | None, count: int) -> None:
+        self._count = count
         centred = embedding.float() - embedding.float().mean(0)
         self._rows = centred / torch.linalg.vector_norm(centred, dim=1, keepdim=True).clamp(min=1e-12)
         self._words = words
@@ -31,12 +32,12 @@ class Directions:
         """Width of the embeddings; heads of another width cannot be compared."""
         return self._rows.shape[1]
 
-    def of(self, form: Form, count: int) -> list[dict[str, Any]]:
+    def of(self, form: Form) -> list[dict[str, Any]]:
         """The leading eigenvectors of S and planes of A of every head, with their tokens."""
         flat = Form(*(t.reshape(-1, form.rank, form.dim) for t in torch.broadcast_tensors(form.query, form.key)))
-        most = min(2 * form.rank, form.dim)
-        values, vectors = flat.eigh(min(count, most))
-        planes = flat.skew_planes(min(count, most // 2))
+        rank = min(2 * form.rank, form.dim)
+        values, vectors = flat.eigh(min(self._count, rank))
+        planes = flat.skew_planes(min(self._count, rank // 2))
         heads = []
         for head in range(len(flat)):
             strongest = values[head].abs().argsort(descending=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,11 @@ def saved_network(path: Any) -> nn.Module | None:
     return network
 
 
-def opened(source: Any, name: str | None, **options: Any) -> tuple[Any, str | None]:
-    """The source to analyse and its name: the network of a saved estimator, else the source itself.
-
-    `options` that describe other files raise for a saved estimator.
-    """
+def opened(source: Any, name: str | None, options: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """The source to analyse and its name: the network of a saved estimator, which takes no `options`, else itself."""
     network = saved_network(source)
     if network is None:
         return source, name
-    if given := [option for option, value in options.items() if value is not None]:
+    if given := [option for option, value in options.items() if value not in (None, False)]:
         raise ValueError(f"{given[0]} is not for {source}, which an estimator has saved: it is read as it is")
     return network, name or Path(source).name

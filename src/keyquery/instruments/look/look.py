@@ -14,14 +14,12 @@ from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.formats.adapters import adapted_name
 from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
-from keyquery.instruments.cooccurrence.cooccurrence import WINDOW, Cooccurrence
-from keyquery.instruments.look.corpus import check_corpus, corpus_tokenizer
-from keyquery.instruments.look.data import LookData, RunResult
-from keyquery.instruments.look.embeddings import Embedded
+from keyquery.instruments.ablation.ablate import THRESHOLD
+from keyquery.instruments.look.corpus import Corpus, check_corpus
+from keyquery.instruments.look.data import LookData
+from keyquery.instruments.look.directions import Directions
 from keyquery.instruments.look.fitted import opened
-from keyquery.instruments.look.labels import Thresholds
-from keyquery.instruments.look.layers import Measured, Metrics
-from keyquery.instruments.look.on_data import PAIRS
+from keyquery.instruments.look.metrics import Sources, measure_layer
 from keyquery.instruments.look.reading import Look
 from keyquery.listening.exclusive import alone
 from keyquery.listening.hooks import Batch
@@ -41,30 +39,21 @@ def look(
     inputs: Batch | Iterable[Batch] | None = None,
     layers: Sequence[int] | None = None,
     *,
-    heads: int | None = None,
-    query: str | None = None,
-    key: str | None = None,
-    config: str | Path | Mapping[str, Any] | None = None,
-    layout: str | None = None,
-    adapter: str | Path | None = None,
-    partial: bool = False,
     tokenizer: Any = None,
     length: int = LENGTH,
-    lengths: Sequence[int] | None = None,
     tokens: int = TOKENS,
-    pairs: str = PAIRS[0],
     directions: int = 0,
     sample: int = 0,
-    corpus: str | Path | Cooccurrence | None = None,
-    window: int = WINDOW,
+    corpus: Any = None,
     roles: bool = False,
     cost: bool | None = None,
+    threshold: float = THRESHOLD,
     name: str | None = None,
-    thresholds: Thresholds | None = None,
     device: Any = None,
     dtype: str | torch.dtype | None = None,
     workers: int = 1,
     progress: Progress | None = None,
+    **reading: Any,
 ) -> Look:
     """Measure the geometry of every attention head of a model.
 
@@ -81,38 +70,32 @@ def look(
         weights only.
     layers
         Indices of the layers to measure. Default: all.
-    heads, query, key, config, layout, adapter, partial
-        As in `kq.read`: for checkpoints whose layout is not recognised, for a model with a LoRA adapter, and for one of
-        which some attention modules cannot be read.
     tokenizer
         For `text`. Default: the one stored with the model.
     length, tokens
         `text` is cut into windows of `length` tokens, at most `tokens` in total. Default: 128 and 20,000.
-    lengths
-        Further window lengths at which shares are measured; shares depend on the window. Default: none.
-    pairs
-        "visible": shares of the variance over the query-key pairs that the model scores. "independent": in closed
-        form, as if tokens were independent. Default: "visible".
     directions
         How many eigenvectors of S and planes of A to describe by tokens. Default: 0.
     sample
         Keep every head's scores, by part, for this many tokens at the start of the data. Default: 0.
-    corpus, window
-        A text file or a `kq.Cooccurrence` to compare heads with, counted within `window` tokens. Default: none, and 5.
+    corpus
+        A `kq.Cooccurrence` of the model's tokens to compare heads with. Default: none.
     roles
         Whether to score every head by role, as `kq.roles` does, on random tokens and on the data. Default: no.
     cost
         Whether to estimate what every set of parts of each head costs the loss, on at most 32 sequences; labels then
         say what a head needs. Default: with `text`, if the model has a loss.
+    threshold
+        Nats per token up to which the loss counts as kept. Default: .003.
     name
         Name of the model. Default: that of its file.
-    thresholds
-        Decision thresholds for labels. Default: `Thresholds()`.
     device, dtype
         Where layers are measured and the model runs, such as "cuda", and the dtype in which it runs. Metrics of the
         weights are in float64 on any device. Default: the CPU, or where a live model is; as the weights are stored.
     workers, progress
         Layers measured in parallel, one thread each, and progress bars. Default: 1 (4 on a GPU), and none.
+    **reading
+        How the checkpoint is read, as in `kq.read`: heads, query, key, config, layout, adapter, partial.
 
     Returns
     -------
@@ -135,55 +118,53 @@ def look(
     compare : How far the heads of two models differ.
     ablate : What the loss changes by without each part.
     """
-    layers = _check_options(layers, directions, corpus, window, workers, name, thresholds)
-    cut: dict[str, Any] = {"length": length, "lengths": lengths, "tokens": tokens, "pairs": pairs, "sample": sample}
-    cut |= {"roles": roles, "cost": cost}
-    data = LookData(text=text, inputs=inputs, tokenizer=tokenizer, device=device, dtype=dtype, **cut)
-    how: dict[str, Any] = {"heads": heads, "query": query, "key": key, "config": config, "adapter": adapter}
-    source, name = opened(source, name or adapted_name(source, adapter), text=text, corpus=corpus, **how)
+    layers = None if layers is None else checked_integers("layers", layers)
+    check_count("directions", directions, least=0)
+    check_count("workers", workers)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {name!r}")
+    on: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "tokens": tokens, "device": device, "dtype": dtype}
+    data = LookData(text=text, inputs=inputs, sample=sample, roles=roles, cost=cost, threshold=threshold, **on)
+    adapter = reading.get("adapter")
+    source, name = opened(source, name or adapted_name(source, adapter), {"text": text, "corpus": corpus, **reading})
     source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
     stored = None if isinstance(source, nn.Module) else str(source)  # the path of a model that is not live
     words = vocabulary(stored) if stored and directions else None
     watching = progress or silent
     with alone(source):
         prepared = data.prepare(source, watching, adapter)
-        checkpoint = _heads(source, prepared, {"layout": layout, "partial": partial, "device": device, **how})
-        chosen = _chosen(checkpoint, layers)
-        tokenizer = corpus_tokenizer(corpus, checkpoint, tokenizer or stored)  # the last check before the model runs
-        ran = RunResult() if prepared is None else data.run(prepared, checkpoint, watching)
-        costs, why = data.costs(prepared, checkpoint, chosen, watching)
-        tensors = checkpoint.recorded()
-        embedded = Embedded.of(checkpoint, (directions, words), corpus, tokenizer, window, watching)
-        metrics = Metrics(checkpoint, ran.on_data, ran.lengths, embedded, thresholds or Thresholds(), ran.roles)
-        measured = list(
-            watching(_in_turn(metrics.of, chosen, workers, checkpoint.device), "reading layers", len(chosen))
-        )
-        facts = {**checkpoint.model, "width": checkpoint[chosen[0]].form.dim}
-    facts |= {"name": name or Path(stored or "").name} if name or stored else {}
-    whole = _whole(facts, measured, tensors, ran.facts | why, sample=ran.sample, corpus=embedded.facts)
-    return whole if costs is None else whole.with_costs(costs, thresholds)
+        heads = _heads(source, prepared, {**reading, "device": device})
+        chosen = _chosen(heads, layers)
+        check_corpus(corpus, heads)  # the last check before the model runs
+        result = data.run(prepared, heads, chosen, watching)
+        tensors = heads.recorded()
+        embedding = heads.embedding() if directions or corpus is not None else None
+        described = None if embedding is None or not directions else Directions(embedding, words, directions)
+        compared = None if embedding is None or corpus is None else Corpus(corpus, embedding)
+        sources = Sources(result.on_data, described, compared, result.roles)
+        layers_read = _in_turn(lambda index: measure_layer(heads[index], heads, sources), chosen, workers, heads.device)
+        rows, cells = zip(*watching(layers_read, "reading layers", len(chosen)), strict=True)
+        model = {**heads.model, "width": heads[chosen[0]].form.dim, "heads": sum(map(len, cells))}
+    model |= {"name": name or Path(stored or "").name} if name or stored else {}
+    kept, in_order = result.on_data.sample, dict(sorted(tensors.items()))  # layers may be read in any order
+    whole = Look(
+        model=model,
+        layers=list(rows),
+        heads=[cell for of_layer in cells for cell in of_layer],
+        sample=kept and kept.facts,
+        corpus=compared and compared.facts,
+        provenance=provenance(tensors=in_order, **result.facts),
+    )
+    return whole if result.costs is None else whole.with_costs(result.costs)
 
 
-def _heads(source: Any, prepared: Prepared | None, asked: Mapping[str, Any]) -> Heads:
-    """The heads of a live model as it is, or of a checkpoint, with what was asked of it."""
-    if isinstance(source, nn.Module) and not any(asked.values()):
-        return live_heads(source, None if prepared is None else next(iter(prepared.windows.values()), [None])[0])
+def _heads(source: Any, prepared: Prepared | None, options: Mapping[str, Any]) -> Heads:
+    """The heads of a live model as it is, or of a checkpoint, read with some options."""
+    if isinstance(source, nn.Module) and not any(options.values()):
+        batches = [] if prepared is None else prepared.batches
+        return live_heads(source, batches[0] if batches else None)
     running = {} if prepared is None else {"source": prepared.model, "adapter": None}  # the adapter is in the model
-    return read(**{"source": source, **asked, **running})
-
-
-def _whole(
-    facts: Mapping[str, Any],
-    measured: list[Measured],
-    tensors: Mapping[str, str],
-    run: Mapping[str, Any],
-    **more: Any,
-) -> Look:
-    rows, cells = [row for row, _ in measured], [cell for _, more in measured for cell in more]
-    model = {**facts, "heads": len(cells)}
-    in_order = dict(sorted(tensors.items()))  # layers may be read in any order
-    facts_of_run = provenance(**{"data": None, "tensors": in_order, **run})
-    return Look(model=model, layers=rows, heads=cells, **more, provenance=facts_of_run)
+    return read(**{"source": source, **options, **running})
 
 
 def _in_turn(
@@ -212,22 +193,6 @@ def _begin_thread(device: torch.device | None) -> None:
     torch.set_num_threads(1)
     if device is not None and device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.Stream(device))
-
-
-def _check_options(
-    layers: Any, directions: int, corpus: Any, window: int, workers: int, name: Any, thresholds: Any
-) -> tuple[int, ...] | None:
-    """Check the arguments that do not concern data, and return the layers; `Data` checks the others."""
-    layers = None if layers is None else checked_integers("layers", layers)
-    check_count("directions", directions, least=0)
-    check_corpus(corpus)
-    check_count("window", window)
-    check_count("workers", workers)
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name must be a string, got {name!r}")
-    if thresholds is not None and not isinstance(thresholds, Thresholds):
-        raise TypeError(f"thresholds must be Thresholds, got a {type(thresholds).__name__}")
-    return layers
 
 
 def _chosen(heads: Heads, layers: Sequence[int] | None) -> list[int]:

@@ -1,42 +1,101 @@
-"""Metrics of QK forms for `look`: per head, and of all heads of a layer together."""
+"""Metrics of the layers of a model, and of the heads in each, from weights and from what running it gave."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from keyquery.checkpoints import Heads, Layer
 from keyquery.forms import Form, Rope
 from keyquery.forms.measures import column_directionality
 from keyquery.forms.rope import energies
-from keyquery.instruments.look.on_data import by_head
+from keyquery.instruments.look.corpus import Corpus
+from keyquery.instruments.look.directions import Directions
+from keyquery.instruments.look.on_data import OnData
+from keyquery.instruments.look.reading import SYMMETRIC, label_head
 
+PSD = 0.95  # share of ‖S‖² from which a symmetric head is PSD
+LOW_RANK = 0.25  # effective rank over r up to which a head is of low rank
 OFFSETS = (0, 1, 2, 4, 8, 16, 32, 64)
 PIECE = 2**20  # entries of a factor processed at a time: fits the cache
-BLOCK = 512  # rows of a matrix d × d that are squared at a time
-WIDEST = 4096  # d of such a matrix that is kept
 PIECE_GPU = 2**26  # half a gigabyte in float64
+BLOCK = 512  # rows of a layer's M that are formed at a time
+Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # metrics of a layer, and of each of its heads
+
+
+@dataclass(frozen=True)
+class Sources:
+    """All that the metrics of a layer come from, besides its weights."""
+
+    on_data: OnData = field(default_factory=OnData)
+    directions: Directions | None = None
+    corpus: Corpus | None = None
+    roles: Mapping[tuple[int, int], dict[str, Any]] | None = None  # by layer and head
+
+
+def measure_layer(layer: Layer, heads: Heads, sources: Sources) -> Measured:
+    """Metrics of the whole layer, and of each head."""
+    form = layer.form.to(torch.promote_types(layer.form.dtype, torch.float32))  # once for all that follows
+    notes = {"notes": list(layer.notes)} if layer.notes else {}
+    about = {"layer": layer.index, "name": layer.name, "kind": layer.kind, **notes}
+    raw, folded, on_data = metrics_of(form, layer.rope), metrics_of(layer.folded), sources.on_data.of_layer(layer)
+    cells: list[dict[str, Any]] = [
+        {
+            **about,
+            "head": head,
+            "name": f"{layer.name}.{head}",
+            "scale": layer.scale,
+            "rank": form.rank,
+            "raw": raw[head],
+            "folded": folded[head],
+            "on_data": on_data[head],
+            **label_head(raw[head]),
+            "properties": properties(raw[head], on_data[head], form.rank),
+        }
+        for head in range(len(on_data))
+    ]
+    more = [sources.on_data.scores(layer, heads)]
+    if sources.directions is not None and sources.directions.width == form.dim:
+        more.append(sources.directions.of(layer.form))
+    if sources.corpus is not None and sources.corpus.width == form.dim and layer.kind != "cross":
+        more.append([{"corpus": metrics} for metrics in sources.corpus.of(layer)])
+    if sources.roles is not None:
+        more.append([{"roles": sources.roles[layer.index, head]} for head in range(len(cells))])
+    for columns in more:
+        for cell, column in zip(cells, columns, strict=False):  # none without a sample
+            cell |= column
+    return {**about, "causal": layer.causal, "raw": of_whole_layer(form)}, cells
+
+
+def properties(weights: Mapping[str, Any], on_data: Mapping[str, Any] | None, rank: int) -> list[str]:
+    """Further properties of a head: "psd", "low rank 7", "split 12:30" (effective ranks that fit its width)."""
+    names = []
+    if weights["symmetry"] >= SYMMETRIC and weights["positive_share"] >= PSD:
+        names.append("psd")
+    if weights["effective_rank"] <= LOW_RANK * rank:
+        names.append(f"low rank {max(round(weights['effective_rank']), 1)}")
+    if on_data is not None and "effective_rank_symmetric" in on_data:
+        symmetric, skew = (round(on_data[f"effective_rank_{part}"]) for part in ("symmetric", "skew"))
+        if symmetric + skew <= rank:
+            names.append(f"split {symmetric}:{skew}")
+    return names
 
 
 def metrics_of(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
-    """Metrics of each head, computed for some heads at a time."""
-    return [cell for piece in _pieces(form) for cell in _metrics(piece, rope)]
-
-
-def _pieces(form: Form) -> Iterator[Form]:
-    """Some heads at a time, in at least float32, to bound memory."""
-    each = math.prod(form.batch[1:]) * form.rank * form.dim
-    count = max((PIECE if form.device.type == "cpu" else PIECE_GPU) // each, 1)
+    """Metrics of each head, computed for some heads at a time to bound memory."""
+    size = math.prod(form.batch[1:]) * form.rank * form.dim
+    count = max((PIECE if form.device.type == "cpu" else PIECE_GPU) // size, 1)
     dtype = torch.promote_types(form.dtype, torch.float32)
-    return (form[start : start + count].to(dtype) for start in range(0, len(form), count))
+    pieces = (form[start : start + count].to(dtype) for start in range(0, len(form), count))
+    return [cell for piece in pieces for cell in _metrics(piece, rope)]
 
 
-def _metrics(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
+def _metrics(form: Form, rope: Rope | None) -> list[dict[str, Any]]:
     """Metrics of each head in one view, with curves over offsets under RoPE."""
     symmetric, skew = form.core().energies
     rows, columns = form.row_norms(), form.column_norms()
@@ -53,62 +112,39 @@ def _metrics(form: Form, rope: Rope | None = None) -> list[dict[str, Any]]:
         "skew_values": form.skew_values(),
         "singular_values": form.singular_values(),
     }
-    cells = by_head(numbers, len(form.batch))
+    cells = _by_head({name: value.flatten(0, len(form.batch) - 1) for name, value in numbers.items()})
     if rope is None:
         return cells
     gram = form.gram().flatten(0, len(form.batch) - 1)
-    at = energies(gram, rope, -torch.tensor(OFFSETS, dtype=torch.float64))
-    curves = by_head({"contents": at.contents_symmetry().mT, "exchange": at.exchange_symmetry().mT}, 1)
+    split = energies(gram, rope, -torch.tensor(OFFSETS, dtype=torch.float64))
+    curves = _by_head({"contents": split.contents_symmetry().mT, "exchange": split.exchange_symmetry().mT})
     offsets = [-offset for offset in OFFSETS]
     return [{**cell, "offsets": {"offset": offsets, **curve}} for cell, curve in zip(cells, curves, strict=True)]
+
+
+def _by_head(values: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Values by head as one row per head."""
+    columns = [value.tolist() for value in values.values()]
+    return [dict(zip(values, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def of_whole_layer(form: Form) -> dict[str, float]:
     """Metrics of M = Σ_h M_h, the sum over the heads of a layer, as published for whole layers.
 
-    Query heads that share a key (GQA) are summed first. Norms of rows and columns are in float32 on a CPU, in float64
-    on a GPU; tr(M²) is that of (KQᵀ)² where the heads have few rows, or M is large.
+    Query heads that share a key (GQA) are summed first. M is formed by some rows at a time, in float32 on a CPU and
+    float64 on a GPU; tr(M²) is that of (KQᵀ)².
     """
-    least = torch.float32 if form.device.type == "cpu" else torch.float64
-    form = form.to(torch.promote_types(form.dtype, least))
+    form = form.to(torch.promote_types(form.dtype, torch.float32 if form.device.type == "cpu" else torch.float64))
     while form.batch:
         form = form.sum()
-    rows, columns, trace = _whole(form.query, form.key)
-    energy = columns.sum()
-    norms = rows.sqrt(), columns.sqrt()
+    rows, columns = [], torch.zeros(form.dim, dtype=torch.float64, device=form.device)
+    for block in form.query.split(BLOCK, dim=1):
+        squares = (block.mT @ form.key).square()
+        rows.append(squares.sum(1).double())
+        columns += squares.sum(0)
+    cross = form.key @ form.query.mT
+    trace, energy = (cross * cross.mT).sum(1).double().sum(), columns.sum()
+    norms = torch.cat(rows).sqrt(), columns.sqrt()
     kinds = {"column_directionality": "excess", "column_directionality_norms": "norms"}
-    ways = {name: column_directionality(*norms, kind=kind).item() for name, kind in kinds.items()}
-    return {"symmetry": (trace / torch.where(energy > 0, energy, 1.0)).item(), **ways}
-
-
-def _whole(query: Float[Tensor, "r d"], key: Float[Tensor, "r d"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Squared norms of the rows and of the columns of M = QᵀK, and tr(M²), float64."""
-    dim = query.shape[1]
-    if 2 * len(query) <= dim or dim > WIDEST:
-        cross = key @ query.mT
-        return _square_norms(query, key), _square_norms(key, query), (cross * cross.mT).sum(1).double().sum()
-    matrix = query.mT @ key
-    rows, columns, traces = [], torch.zeros(dim, dtype=torch.float64, device=query.device), []
-    for block, turned in zip(matrix.split(BLOCK), matrix.mT.split(BLOCK), strict=True):
-        square = block.square()
-        rows.append(square.sum(1).double())
-        columns += square.sum(0)
-        traces.append((block * turned).sum(1).double().sum())
-    return torch.cat(rows), columns, torch.stack(traces).sum()
-
-
-def _square_norms(factor: Float[Tensor, "r d"], other: Float[Tensor, "r e"]) -> Float[Tensor, " d"]:
-    """Squared norms of the rows of factorᵀ·other, float64: from other = L·(orthonormal), or from blocks of the product.
-
-    L is lower triangular, so that the first needs 5/8 of the products of L and the factor; it pays where r is small
-    against e.
-    """
-    if 2 * len(other) <= other.shape[1]:
-        lower, failed = torch.linalg.cholesky_ex(other @ other.mT)
-        pivots = lower.diagonal()
-        if not failed and pivots.amin() > 1e-2 * pivots.amax():  # else rounding may show
-            parts = lower.split(max(len(lower) // 4, 1), dim=1)
-            starts = accumulate((part.shape[1] for part in parts), initial=0)
-            products = (part[start:].mT @ factor[start:] for part, start in zip(parts, starts, strict=False))
-            return sum((product.square().sum(0).double() for product in products), torch.zeros(()))
-    return torch.cat([(block.mT @ other).square().sum(1).double() for block in factor.split(BLOCK, dim=1)])
+    outliers = {name: column_directionality(*norms, kind=kind).item() for name, kind in kinds.items()}
+    return {"symmetry": (trace / torch.where(energy > 0, energy, 1.0)).item(), **outliers}

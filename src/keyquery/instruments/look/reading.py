@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from keyquery.instruments.ablation.needs import costs_without
-from keyquery.instruments.look.labels import Thresholds, label_head
+from keyquery.instruments.ablation.needs import Cost, costs_without, need_of
 from keyquery.instruments.look.validity import check_look
 from keyquery.instruments.roles.naming import flat_scores
 from keyquery.reading import Reading
@@ -17,6 +16,7 @@ from keyquery.support.printable import counted
 if TYPE_CHECKING:
     from keyquery.instruments.ablation.ablate import Ablation
 
+SYMMETRIC = 0.8  # |symmetry| of the weights from which a head without costs is symmetric or skew
 # Names of schema 1.
 FORMER = {
     "directionality": "column_directionality",
@@ -80,23 +80,12 @@ class Look(Reading, kind="look"):
         size = f"{counted(len(self.heads), 'head')} in {counted(len(self.layers), 'layer')}"
         return f"Look({self.model['name']}: {size}: {counts})"
 
-    def with_costs(self, ablation: Ablation, thresholds: Thresholds | None = None) -> Look:
-        """The look with the costs of every head, and with labels by what a head needs, if costs of all sets are known.
+    def with_costs(self, ablation: Ablation) -> Look:
+        """A copy with the costs of an ablation of this model by head.
 
-        Parameters
-        ----------
-        ablation
-            An ablation of this model by head; `changes="needs"` gives labels.
-        thresholds
-            Default: `Thresholds()`.
+        If costs of all sets are known, as with `changes="needs"`, labels say what a head needs, by the ablation's
+        threshold.
 
-        Returns
-        -------
-        Look
-            A copy; heads without costs stay as they are.
-
-        Examples
-        --------
         >>> from keyquery.layers import LanguageModel
         >>> model = LanguageModel.load(kq.models.DECODER)
         >>> data = [{"input_ids": torch.arange(480).reshape(32, 15) + 300}]
@@ -114,12 +103,12 @@ class Look(Reading, kind="look"):
             cell = head["layer"], head["head"]
             if cell in costs:
                 evidence = "estimated" if cell in estimated else "measured"
-                new = label_head(head["raw"], head["on_data"], costs[cell], evidence, thresholds) if decides else {}
+                new = label_head(head["raw"], head["on_data"], costs[cell], evidence, ablation.threshold)
                 merged = {**head.get("ablation", {}), **costs[cell]}
-                head = {**head, "ablation": merged, **(new if new.get("evidence") == evidence else {})}
+                head = {**head, "ablation": merged, **(new if decides and new["evidence"] == evidence else {})}
             heads.append(head)
         facts = {"sequences": ablation.sequences, "objective": ablation.objective, "unit": ablation.unit}
-        facts |= {"threshold": (thresholds or Thresholds()).loss} if decides else {}
+        facts |= {"threshold": ablation.threshold} if decides else {}
         return replace(self, heads=heads, provenance={**self.provenance, "costs": facts})
 
     def records(self) -> list[dict[str, Any]]:
@@ -142,3 +131,25 @@ class Look(Reading, kind="look"):
             known = {key: head[key] for key in ("label", "evidence")}
             rows.append({**row, **known, "properties": ", ".join(head["properties"])})
         return rows
+
+
+def label_head(
+    weights: Mapping[str, Any],
+    on_data: Mapping[str, Any] | None = None,
+    costs: Mapping[str, Cost] | None = None,
+    evidence: str = "estimated",
+    threshold: float = 0.0,
+) -> dict[str, Any]:
+    """Label, needs, reason and evidence ("estimated", "measured" or "weights") of a head.
+
+    The label says what the head needs, by costs; without costs, what its weights alone show. Variance describes scores
+    and gives none: docs/studies/labels.md shows how little it predicts.
+    """
+    data = on_data or {}
+    sink = data.get("sink", 0.0) > data.get("position", 0.0) / 2 > 0  # most of the position part is the first key's
+    need = need_of(costs or {}, threshold, sink)
+    if need is not None:
+        return {**need._asdict(), "evidence": evidence}
+    symmetry = weights["symmetry"]
+    label = "symmetric" if symmetry >= SYMMETRIC else "skew" if symmetry <= -SYMMETRIC else "undecided"
+    return {"label": label, "reason": f"symmetry {symmetry:.2f}, from the weights alone", "evidence": "weights"}

@@ -24,13 +24,8 @@ DIGITS = 4  # significant digits kept of a score
 class Sample:
     """The first tokens of the data, and their queries and keys per layer, (heads, n, r)."""
 
-    tokens: list[str]
+    facts: dict[str, Any]  # tokens, and notes on why the softmax of the scores may differ from the model's attention
     projected: Mapping[int, tuple[Tensor, Tensor]]
-    notes: list[str]  # why the softmax of the scores may differ from the model's attention
-
-    def to_dict(self) -> dict[str, Any]:
-        """The sample as stored in a reading: tokens, and notes if any."""
-        return {"tokens": self.tokens, **({"notes": self.notes} if self.notes else {})}
 
     def scores(self, layer: Layer, heads: Heads, means: PositionMeans, by_position: bool) -> list[dict[str, Any]]:
         """The parts of the scaled scores per head, query by key, as rounded lists."""
@@ -65,7 +60,9 @@ def take(model: nn.Module, batches: Sequence[Batch], heads: Heads, count: int, t
         # A block shared by several layers has seen the tokens several times: keep the first.
         if query.shape[-2] % len(ids) == 0:
             projected[index] = (query[..., : len(ids), :], key[..., : len(ids), :])
-    return Sample([token_text(number, tokenizer) for number in ids], projected, _notes(heads.config, len(ids)))
+    notes = _notes(heads.config, len(ids))
+    facts = {"tokens": [token_text(number, tokenizer) for number in ids], **({"notes": notes} if notes else {})}
+    return Sample(facts, projected)
 
 
 def _first(batches: Sequence[Batch], count: int) -> Batch | None:

@@ -9,7 +9,7 @@ from typing import Any
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.roles.naming import check_roles
 
-MODEL = {"name": str, "layers": int, "width": int}
+MODEL = {"name": str, "layers": int, "width": int, "labels": list}
 LAYER = {"layer": int, "raw.symmetry": Real, "raw.column_directionality": Real}
 HEAD = {
     "layer": int,
@@ -22,6 +22,8 @@ HEAD = {
 }
 ON_DATA = dict.fromkeys(("symmetry", *PARTS, "interaction"), Real)
 CROSS = dict.fromkeys(("pairwise", *PARTS[2:], "interaction"), Real)
+TENSORS = ("same", "changed", "missing", "new")
+CHANGE = {"of": str, "from": str, "notes": list, **{f"tensors.{kind}": list for kind in TENSORS}}
 LARGEST = 100.0  # of a share or a symmetry, which are around 1
 LARGEST_RANK = 1e6
 LONGEST = 10_000  # items of a list on data
@@ -29,10 +31,9 @@ LONGEST = 10_000  # items of a list on data
 
 def check_look(model: Any, layers: Any, heads: Any) -> None:
     """Validate the facts, layers and heads of a look; the error names the missing field."""
-    _check("model", model, MODEL)
-    labels = model.get("labels", [])
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise ValueError(f"not a look: model.labels must be a list of strings, got {labels!r:.60}")
+    _check("model", {"labels": [], **model}, MODEL)
+    if not all(isinstance(label, str) for label in model.get("labels", [])):
+        raise ValueError(f"not a look: model.labels must be a list of strings, got {model['labels']!r:.60}")
     for name, rows, fields in (("layers", layers, LAYER), ("heads", heads, HEAD)):
         if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
             raise ValueError(f"not a look: {name} must be a non-empty list, got {rows!r:.60}")
@@ -42,8 +43,11 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
                 for metric in ("symmetry", "column_directionality"):
                     _check_share(f"{name}[{index}].{view}.{metric}", row.get(view, {}).get(metric))
     for index, head in enumerate(heads):
-        if head.get("on_data") is not None:
-            _check_on_data(f"heads[{index}].on_data", head["on_data"])
+        if (data := head.get("on_data")) is not None:
+            # Cross-attention has no symmetric and skew part.
+            crossed = isinstance(data, Mapping) and "pairwise" in data
+            _check(f"heads[{index}].on_data", data, CROSS if crossed else ON_DATA)
+            _check_metrics(f"heads[{index}].on_data", data)
         if head.get("roles") is not None:
             check_roles(f"heads[{index}].roles", head["roles"], "look")
         _check_costs(f"heads[{index}].ablation", head.get("ablation", {}))
@@ -56,12 +60,6 @@ def _check_costs(where: str, costs: Any) -> None:
         numbers = isinstance(row, Sequence) and len(row) == 3 and all(type(x) in (int, float) for x in row)
         if not numbers:
             raise ValueError(f"not a look: {where} must have change, low and high by name, got {row!r:.60}")
-
-
-def _check_on_data(where: str, data: Any) -> None:
-    crossed = isinstance(data, Mapping) and "pairwise" in data  # cross-attention has no symmetric and skew part
-    _check(where, data, CROSS if crossed else ON_DATA)
-    _check_metrics(where, data)
 
 
 def _check_metrics(where: str, value: Any) -> None:
@@ -91,26 +89,19 @@ def check_changes(changes: Any, looks: int) -> None:
     if not isinstance(changes, list) or len(changes) not in (0, looks - 1):
         raise ValueError(f"not a comparison: changes must be a list of {looks - 1}, got {changes!r:.60}")
     for number, change in enumerate(changes):
-        where = f"changes[{number}]"
-        _check(where, change, {"of": str, "from": str}, "comparison")
-        for at, row in enumerate(_list(where, change, "rows") if change.get("rows") is not None else ()):
-            _check(f"{where}.rows[{at}]", row, {"layer": int, "head": int}, "comparison")
+        where, fields = f"changes[{number}]", CHANGE
+        if isinstance(change, Mapping) and change.get("rows") is not None:
+            fields = {**CHANGE, "rows": list}
+        _check(where, change, fields, "comparison")
+        if not all(isinstance(tensor, str) for names in change["tensors"].values() for tensor in names):
+            raise ValueError(f"not a comparison: {where}.tensors must be lists of strings")
+        for index, row in enumerate(change.get("rows") or ()):
+            _check(f"{where}.rows[{index}]", row, {"layer": int, "head": int}, "comparison")
             for name in ("change", "symmetric", "skew", "folded"):
                 value = row.get(name, "nothing")
                 if value is not None and (not isinstance(value, (int, float)) or value < 0):
-                    problem = f"{where}.rows[{at}].{name} must be 0 or more, got {value!r:.60}"
+                    problem = f"{where}.rows[{index}].{name} must be 0 or more, got {value!r:.60}"
                     raise ValueError(f"not a comparison: {problem}")
-        _list(where, change, "notes")
-        for name in ("same", "changed", "missing", "new"):
-            if not all(isinstance(tensor, str) for tensor in _list(f"{where}.tensors", change.get("tensors"), name)):
-                raise ValueError(f"not a comparison: {where}.tensors.{name} must be a list of strings")
-
-
-def _list(where: str, holder: Any, name: str) -> list[Any]:
-    items = holder.get(name) if isinstance(holder, Mapping) else None
-    if not isinstance(items, list):
-        raise ValueError(f"not a comparison: {where}.{name} must be a list, got {items!r:.60}")
-    return items
 
 
 def _check(where: str, row: Any, fields: Mapping[str, type], what: str = "look") -> None:
@@ -119,5 +110,5 @@ def _check(where: str, row: Any, fields: Mapping[str, type], what: str = "look")
         for part in path.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         if not isinstance(value, kind) or isinstance(value, bool):
-            wanted = {str: "a string", int: "an integer"}.get(kind, "a number")
+            wanted = {str: "a string", int: "an integer", list: "a list"}.get(kind, "a number")
             raise ValueError(f"not a {what}: {where}.{path} must be {wanted}, got {value!r:.60}")

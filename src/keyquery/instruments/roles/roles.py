@@ -156,7 +156,7 @@ def roles(
     watching = progress or silent
     prepared = data.load(model, watching, lm_head=True)
     check_unchanged(prepared.model)
-    batches = {"inputs" if text is None else "text": windows for windows in prepared.windows.values()}
+    batches = {"inputs" if text is None else "text": prepared.batches} if prepared.batches else {}
     heads = _read(prepared.model)
     rows, facts, notes = run(prepared.model, heads, prepared.tokenizer, batches, options, watching)
     known = heads.model if heads is not None else {"layers": len({row["layer"] for row in rows})}

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from keyquery.instruments.cooccurrence.counts import KINDS, dealt
 from keyquery.layers.attention import Attention
+from keyquery.learn.cooccurrence.counts import KINDS, dealt
 from keyquery.support.checks import check_choice, check_count
 
 

@@ -5,7 +5,7 @@ Any model will do, whatever it calls its token ids, with or without a mask of pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import Parameter, signature
@@ -21,7 +21,7 @@ from keyquery.listening.hooks import Batch, running
 from keyquery.listening.inputs.batches import LENGTH, TOKENS, read_lines, text_batches, with_decoder_ids
 from keyquery.listening.inputs.load import has_lm_head, load_model
 from keyquery.listening.tokens import has_two_sides
-from keyquery.support.checks import check_count, checked_integers
+from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress
 
 IDS, MASK = "input_ids", "attention_mask"
@@ -36,7 +36,6 @@ class Data:
     inputs: Batch | Iterable[Batch] | None = None
     tokenizer: Any = None
     length: int = LENGTH
-    lengths: Sequence[int] | None = ()  # of further windows of the text
     tokens: int = TOKENS
     device: Any = None
     dtype: str | torch.dtype | None = None
@@ -44,9 +43,6 @@ class Data:
     def __post_init__(self) -> None:
         check_count("length", self.length, least=2)
         check_count("tokens", self.tokens, least=2)
-        object.__setattr__(self, "lengths", checked_integers("lengths", self.lengths or (), least=2))
-        if self.lengths and self.text is None:
-            raise ValueError("lengths are windows of a text: pass text as well")
         if self.text is not None and self.inputs is not None:
             raise ValueError("pass either text or inputs, not both")
         if self.text is not None and not isinstance(self.text, (str, Path)):
@@ -69,26 +65,24 @@ class Data:
         ]
         tokenizer = self.tokenizer or stored_tokenizer
         if lines is None:
-            return Prepared(model, tokenizer, {} if batches is None else {self.length: batches}, "inputs")
+            return Prepared(model, tokenizer, batches or [], "inputs")
         argument = getattr(model, "main_input_name", "input_ids")
         if argument != "input_ids":
             raise ValueError(f"{type(model).__name__} takes {argument}, not text: pass `inputs` from Python")
         if tokenizer is None:
             raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
-        windows: dict[int, list[Batch]] = {}
-        for length in (self.length, *(self.lengths or ())):
-            cut: list[Batch] = list(text_batches(lines, tokenizer, length, self.tokens))
-            windows[length] = with_decoder_ids(cut) if has_two_sides(model) else cut
+        windows: list[Batch] = list(text_batches(lines, tokenizer, self.length, self.tokens))
+        windows = with_decoder_ids(windows) if has_two_sides(model) else windows
         return Prepared(model, tokenizer, windows, Path(str(self.text)).name)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A live model, and the batches to run it on by the length of their windows."""
+    """A live model, and the batches to run it on; none without data."""
 
     model: nn.Module
     tokenizer: Any
-    windows: Mapping[int, list[Batch]]
+    batches: list[Batch]
     origin: str  # name of the text, or "inputs"
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
+from keyquery.forms.parts import PARTS
 from keyquery.learn.training import Recipe, train
 from keyquery.testing import check_kernel
 
@@ -171,13 +172,11 @@ def test_grouped_forms_have_both_blocks():
 @pytest.mark.parametrize("how", WAYS)
 def test_look_reads_events_and_times_together(how):
     layer, (x, times) = made(how), events(8)
-    reading = kq.look(layer, inputs=[{"x": x, "times": times}], pairs="independent")
-    assert len(reading.heads) == 2
-    own = layer.parts(x, times)
+    reading = kq.look(layer, inputs=[{"x": x, "times": times}])
+    expected = layer.form().symmetry.flatten().tolist()
+    assert [head["raw"]["symmetry"] for head in reading.heads] == pytest.approx(expected)
     for head in reading.heads:
-        shares = [head["on_data"][name] for name in ("symmetric", "skew", "popularity")]
-        assert sum(shares) == pytest.approx(1)
-        assert shares[0] == pytest.approx(own["symmetric"][head["head"]].item(), abs=1e-4)
+        assert sum(head["on_data"][part] for part in (*PARTS, "interaction")) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("how", WAYS)

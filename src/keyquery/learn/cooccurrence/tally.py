@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from keyquery.instruments.cooccurrence.counts import count_pairs, merge_pairs
+from keyquery.learn.cooccurrence.counts import count_pairs, merge_pairs
 from keyquery.listening.inputs.word_pieces import WORD
 from keyquery.support.files import count_pieces, text_pieces
 from keyquery.support.progress import Progress
@@ -27,10 +27,12 @@ def words_in(text: str) -> list[str]:
 
 
 class Tally:
-    """Counts of words and of directed pairs within a window; windows do not cross texts."""
+    """Counts of words and of directed pairs within a window; windows do not cross texts.
+
+    Words are those of `words_in`, all or of a vocabulary; or token ids from `encode(text)`.
+    """
 
     def __init__(self, window: int, vocabulary: Sequence[str] | None = None, encode: Any = None) -> None:
-        """Count words of `words_in`, all or those of a vocabulary; or token ids from `encode(text)`."""
         self.window, self.words = window, list(vocabulary or [])
         self.tokens = 0
         self.open, self._encode = vocabulary is None, encode  # open: the vocabulary grows
@@ -44,21 +46,17 @@ class Tally:
     def add(self, piece: str) -> None:
         """Add to the current text; an unfinished word is buffered, up to `LETTERS` characters."""
         for start in range(0, len(piece), LETTERS):
-            self._add(piece[start : start + LETTERS])
-
-    def _add(self, piece: str) -> None:
-        text = self._rest + piece
-        long = len(text) >= LETTERS
-        last = max(text.rfind(sign) for sign in " \n\t")
-        end = len(text[:last].rstrip()) if last >= 0 else 0  # whitespace belongs to the following word
-        if not end and long:  # a single word, or whitespace only
-            end = last + 1 or len(text)
-        self._rest = text[end:]
-        self._take(text[:end])
+            text = self._rest + piece[start : start + LETTERS]
+            last = max(text.rfind(sign) for sign in " \n\t")
+            end = len(text[:last].rstrip()) if last >= 0 else 0  # whitespace belongs to the following word
+            if not end and len(text) >= LETTERS:  # a single word, or whitespace only
+                end = last + 1 or len(text)
+            self._rest = text[end:]
+            self.take(self._ids(text[:end]))
 
     def end(self) -> None:
         """End the current text."""
-        self._take(self._rest)
+        self.take(self._ids(self._rest))
         self._rest, self._text = "", self._text + 1
 
     def take(self, ids: Int[ndarray, " n"]) -> None:
@@ -79,10 +77,6 @@ class Tally:
         """Count of each word."""
         self._count()
         return np.pad(self._seen, (0, max(len(self.words) - len(self._seen), 0)))[: len(self.words)]
-
-    def _take(self, text: str) -> None:
-        if text:
-            self.take(self._ids(text))
 
     def _ids(self, text: str) -> Int[ndarray, " n"]:
         if self._encode is not None:
@@ -117,32 +111,25 @@ def read_into(tally: Tally, texts: Any, watch: Progress) -> None:
     sources = [texts] if isinstance(texts, (str, Path)) else texts
     if not isinstance(sources, Iterable):
         raise TypeError(f"texts must be a string, a pathlib.Path, or several of these, got {type(texts).__name__}")
-    if isinstance(sources, Sequence) and all(isinstance(source, Path) for source in sources):
-        total = sum(count_pieces(source) for source in sources)
-        for _ in watch(_steps(tally, sources), "counting", total):
-            pass
-        return
-    for source in watch(sources, "counting", len(sources)) if isinstance(sources, Sequence) else sources:
-        if not isinstance(source, (str, Path)):
-            raise TypeError(f"texts must contain strings or pathlib.Paths, got {type(source).__name__}")
-        for _ in _steps(tally, [source]):
-            pass
+    steps = _steps(tally, sources)
+    if isinstance(sources, Sequence):
+        total = sum(count_pieces(source) if isinstance(source, Path) else 1 for source in sources)
+        steps = watch(steps, "counting", total)
+    for _ in steps:
+        pass
 
 
 def _steps(tally: Tally, texts: Iterable[str | Path]) -> Iterator[None]:
     """One step per chunk of a file, or per text."""
     for text in texts:
-        if isinstance(text, str) and _is_file(text):
+        if not isinstance(text, (str, Path)):
+            raise TypeError(f"texts must contain strings or pathlib.Paths, got {type(text).__name__}")
+        if isinstance(text, str) and len(text) < 256 and "\0" not in text and Path(text).is_file():
             raise ValueError(f"texts: {text} is a file; pass pathlib.Path({text!r})")
         for piece in text_pieces(text) if isinstance(text, Path) else (text,):
             tally.add(piece)
             yield
         tally.end()
-
-
-def _is_file(text: str) -> bool:
-    """Whether a string names an existing file."""
-    return len(text) < 256 and "\0" not in text and Path(text).is_file()
 
 
 def tokens_of(tokenizer: Any) -> list[str]:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyquery.instruments.cooccurrence.counts import (
+from keyquery.learn.cooccurrence.counts import (
     dealt,
     log_counts,
     merge_pairs,
