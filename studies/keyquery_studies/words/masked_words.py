@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from keyquery.instruments.ablation.losses import logits
 from keyquery.learn.cooccurrence.cooccurrence import Cooccurrence
+from keyquery.learn.cooccurrence.counts import KINDS, normed_rows
 from keyquery.learn.data import windows
 from keyquery.listening.inputs.encoding import encoded
 from keyquery.listening.inputs.load import load_model, load_tokenizer

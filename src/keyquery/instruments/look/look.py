@@ -151,8 +151,8 @@ def look(
         model=model,
         layers=list(rows),
         heads=[cell for of_layer in cells for cell in of_layer],
-        sample=kept and kept.facts,
-        corpus=compared and compared.facts,
+        sample=None if kept is None else kept.facts,
+        corpus=None if compared is None else compared.facts,
         provenance=provenance(tensors=in_order, **result.facts),
     )
     return whole if result.costs is None else whole.with_costs(result.costs)

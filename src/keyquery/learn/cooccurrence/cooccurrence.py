@@ -18,7 +18,7 @@ from keyquery.learn.cooccurrence import counts as algebra
 from keyquery.learn.cooccurrence.counts import KINDS
 from keyquery.learn.cooccurrence.tally import CHUNK, Tally, read_into, require_words, tokens_of, words_in
 from keyquery.listening.inputs.encoding import encoded
-from keyquery.reading import Reading, digest, plain, provenance
+from keyquery.reading import Reading, digest, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.progress import Progress, silent
 
@@ -267,10 +267,19 @@ class Cooccurrence:
         """
         ids = self.numbers(tokens)
         gathered = torch.from_numpy(self._with(self.values(kind))[ids.numpy()].toarray())
-        projected = algebra.project(gathered, ids)
-        named = [self.vocabulary[word] for word in ids.tolist()]
-        facts = provenance(matrix=kind, window=self.window, tensors={"counts": digest(self._counts.data)})
-        return Projection(tokens=named, vocabulary=self.vocabulary, provenance=facts, **plain(projected._asdict()))
+        m = gathered[:, ids]  # (QS)Qᵀ
+        projection = m @ gathered
+        e = projection.mean(0)
+        return Projection(
+            tokens=[self.vocabulary[word] for word in ids.tolist()],
+            M=m.tolist(),
+            norm=algebra.normed_rows(m).tolist(),
+            E=projection.tolist(),
+            e=e.tolist(),
+            p=e.softmax(0).tolist(),
+            vocabulary=self.vocabulary,
+            provenance=provenance(matrix=kind, window=self.window, tensors={"counts": digest(self._counts.data)}),
+        )
 
     def numbers(self, tokens: Any) -> Int[Tensor, " R"]:
         """Vocabulary indices of a text, of a list of words, or of indices.

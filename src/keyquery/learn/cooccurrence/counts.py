@@ -1,13 +1,9 @@
-"""Attention from co-occurrence counts: transformations of the counts, and their projection onto a sequence.
+"""Transformations of co-occurrence counts X (n, n), and the counting of pairs of ids.
 
-X (n, n) counts how often word j follows word i, S is a symmetric matrix of counts, Q (R, n) selects the words of a
-sequence. After "Self-Attention as Distributional Projection" (2025), with directed counts in addition to symmetric
-ones.
+After "Self-Attention as Distributional Projection" (2025), with directed counts in addition to symmetric ones.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,36 +15,6 @@ from keyquery.forms.form import Form
 from keyquery.support.checks import check_count, check_float
 
 KINDS = ("counts", "log", "ppmi")
-
-
-class Projected(NamedTuple):
-    """Projection of R words onto n words: M (R, R), Norm(M), E (R, n), the mean e of its rows, and p = softmax(e)."""
-
-    M: Float[Tensor, "R R"]
-    norm: Float[Tensor, "R R"]
-    E: Float[Tensor, "R n"]
-    e: Float[Tensor, " n"]
-    p: Float[Tensor, " n"]
-
-
-def project(
-    gathered: Float[Tensor, "R n"],
-    tokens: Int[Tensor, " R"],
-    positions: Float[Tensor, "R n"] | None = None,
-    normed: bool = False,
-) -> Projected:
-    """M = QSQᵀ, Norm(M), E = M(QS), e = mean of E's rows, p = softmax(e), from the gathered rows QS.
-
-    With `positions` P, Q is replaced by Q + P, and `gathered` is (Q + P)S. With `normed`, E = Norm(M)(QS): with raw
-    counts, p is nearly one-hot.
-    """
-    m = gathered[:, tokens]  # (QS)Qᵀ is a gather
-    if positions is not None:
-        m = m + gathered @ positions.mT
-    norm = normed_rows(m)
-    projection = (norm if normed else m) @ gathered
-    e = projection.mean(0)
-    return Projected(m, norm, projection, e, e.softmax(0))
 
 
 def normed_rows(m: Float[Tensor, "... R R"]) -> Float[Tensor, "... R R"]:

@@ -111,7 +111,7 @@ def read_into(tally: Tally, texts: Any, watch: Progress) -> None:
     sources = [texts] if isinstance(texts, (str, Path)) else texts
     if not isinstance(sources, Iterable):
         raise TypeError(f"texts must be a string, a pathlib.Path, or several of these, got {type(texts).__name__}")
-    steps = _steps(tally, sources)
+    steps: Iterable[None] = _steps(tally, sources)
     if isinstance(sources, Sequence):
         total = sum(count_pieces(source) if isinstance(source, Path) else 1 for source in sources)
         steps = watch(steps, "counting", total)
