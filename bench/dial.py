@@ -26,9 +26,9 @@ HEADS, RANK, SEED = 16, 64, 0
 OFF = {"skew": 0.0}
 
 
-def inputs(batch, n, device, gradient):
+def inputs(batch, n, device):
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    return [torch.randn(batch, HEADS, n, RANK, device=device, dtype=dtype, requires_grad=gradient) for _ in range(3)]
+    return [torch.randn(batch, HEADS, n, RANK, device=device, dtype=dtype) for _ in range(3)]
 
 
 class Attend(torch.nn.Module):
@@ -43,16 +43,10 @@ class Attend(torch.nn.Module):
         return self.layer(x) if key is None else self.layer._attend(x, key, value, None, None, True)[0]
 
 
-def stepper(layer, tensors, gradient):
-    def forward():
-        return layer(*tensors)
-
+def stepper(layer, tensors):
     def step():
-        if gradient:
-            torch.autograd.grad(forward().sum(), tensors)
-        else:
-            with torch.no_grad():
-                forward()
+        with torch.no_grad():
+            layer(*tensors)
 
     return step
 
@@ -62,7 +56,7 @@ def check(device):
     torch.manual_seed(SEED)
     rope, gains = kq.Rope(RANK), dict(zip(PARTS, (0.5, 0.0, 2.0, 0.3, 0.7), strict=True))
     layer = Attend(kq.Attention(HEADS * RANK, HEADS, rope=rope, device=device)).eval()
-    query, key, value = inputs(2, 200, device, False)
+    query, key, value = inputs(2, 200, device)
     data = [{"x": torch.randn(2, 64, HEADS * RANK)}]
     with kq.dial(layer, **gains, data=data, means="global"), torch.no_grad():
         found = layer(query, key, value).double().cpu()
@@ -87,11 +81,11 @@ def check(device):
         assert error < 1e-5, "the kernel is wrong"
 
 
-def ratios(rope, batch, n, device, rounds, times, gradient=False, data=True):
+def ratios(rope, batch, n, device, rounds, times, data=True):
     """Dialled over plain, several times, and milliseconds that the first dialled call takes beyond a later one."""
     torch.manual_seed(SEED)
     layer = Attend(kq.Attention(HEADS * RANK, HEADS, rope=rope, device=device)).eval()
-    step = stepper(layer, inputs(batch, n, device, gradient), gradient)
+    step = stepper(layer, inputs(batch, n, device))
     batches = [{"x": torch.randn(2, 64, HEADS * RANK)}] if data else None
     found, first = [], []
     for turn in range(rounds + 2):
@@ -109,7 +103,7 @@ def ratios(rope, batch, n, device, rounds, times, gradient=False, data=True):
 def peak(rope, n):
     """Bytes that one dialled call takes at most beyond its inputs."""
     layer = Attend(kq.Attention(HEADS * RANK, HEADS, rope=rope, device="cuda")).eval()
-    step = stepper(layer, inputs(1, n, "cuda", False), False)
+    step = stepper(layer, inputs(1, n, "cuda"))
     with kq.dial(layer, **OFF, data=[{"x": torch.randn(2, 64, HEADS * RANK)}], means="global"):
         step()
         torch.cuda.synchronize()
@@ -125,9 +119,8 @@ def measure(tokens, lengths, rounds, times, device):
     where = "H200" if device == "cuda" else "CPU"
     cases = [(n, rope, {}, "") for n in lengths] + [(lengths[1], None, {}, ", no rope")]
     cases += [(lengths[1], rope, {"data": False}, ", means of the batch")]
-    cases += [(lengths[1], rope, {"gradient": True}, ", with gradients")]
     for n, turned, options, note in cases:
-        goal = ("≤ 2.5 ×" if "gradient" in options else "≤ 3 ×" if note else "≤ 2 ×") if device == "cuda" else "—"
+        goal = ("≤ 3 ×" if note else "≤ 2 ×") if device == "cuda" else "—"
         found, first = ratios(turned, max(tokens // n, 1), n, device, rounds, times, **options)
         shown = device == "cuda" and n == 4096 and not note
         what = f"dialled attention over plain, {tokens:,} tokens, {n:,} a sequence, head width {RANK}, {where}{note}"

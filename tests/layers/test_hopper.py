@@ -1,5 +1,6 @@
 """Triton kernels compile for Hopper GPUs, also where there is none."""
 
+import os
 import subprocess
 import sys
 
@@ -10,7 +11,9 @@ pytest.importorskip("triton")
 
 @pytest.mark.slow
 def test_every_kernel_compiles_for_hopper():
-    done = subprocess.run([sys.executable, "-m", "tests.hopper"], capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.hopper"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     names = {line.partition(":")[0] for line in done.stdout.splitlines()}
-    assert {"_forward", "_backward", "_finish", "_statistics", "_widen", "_narrow", "_soften", "_reduce"} <= names
+    assert {"_forward", "_backward", "_statistics", "_widen", "_reduce", "_bisect"} <= names

@@ -5,6 +5,7 @@ The reference and the Triton kernel have the same signature.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,22 +57,30 @@ def widen(
 
     The block of swapped contents is present if `across`, not needed if the gains on symmetric and skew are equal; that
     of position if `placed`. `turn` rotates swapped contents by the negative angle; None without RoPE. "auto" uses the
-    kernel on a GPU, except for float64 and gradients of the means.
+    kernel on a GPU where it can.
     """
     check_choice("impl", impl, IMPLEMENTATIONS)
     inputs = (queries, keys, at_query, at_key)
-    why = no_kernels(queries)
-    if queries.dtype == torch.float64:
-        why = "is not for float64, since it sums in float32"
-    elif torch.is_grad_enabled() and (at_query.requires_grad or at_key.requires_grad):
-        why = "has no gradient of the means"
+    why = no_kernels(queries) or _no_kernel(inputs, turn)
     if impl == "triton" and why is not None:
         raise RuntimeError(f'impl="triton" {why}; impl="auto" uses the reference there')
-    if impl == "triton" or (impl == "auto" and queries.is_cuda and why is None):
+    if why is None and (impl == "triton" or (impl == "auto" and queries.is_cuda)):
         from keyquery.intervene.dial.widen_triton import widen as fast  # imports triton, an optional dependency
 
         return fast(*inputs, gains, new, across, placed, turn)
     return _reference(*inputs, gains, new, across, placed, turn)
+
+
+def _no_kernel(inputs: Sequence[Tensor], turn: HalfTurn | None) -> str | None:
+    """Why the kernel does not apply."""
+    rank = inputs[0].shape[-1]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+        return "has no gradients"
+    if inputs[0].dtype == torch.float64:
+        return "is not for float64, since it sums in float32"
+    if rank % 2 or (turn is not None and (turn.interleaved or 2 * turn.cos.shape[-1] != rank)):
+        return "is for even widths, and RoPE of all dimensions in halves"
+    return None
 
 
 def _reference(
