@@ -62,19 +62,18 @@ class Unchanged:
 
 
 @pytest.mark.parametrize(("name", "change"), PAIRS)
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_an_exception_in_a_block_or_in_a_forward_gives_the_model_back(name, change, error):
+def test_an_interrupt_in_a_block_or_in_a_forward_gives_the_model_back(name, change):
     model, changed = Unchanged(*MODELS[name]()), []
 
     def stop(*_):
         changed.append(len(left_open(model.model)))
-        raise error
+        raise KeyboardInterrupt
 
-    with pytest.raises(error), CHANGES[change](model.model):
+    with pytest.raises(KeyboardInterrupt), CHANGES[change](model.model):
         stop()
     model.check()
     hook = model.model.register_forward_hook(stop)
-    with pytest.raises(error), CHANGES[change](model.model):
+    with pytest.raises(KeyboardInterrupt), CHANGES[change](model.model):
         model.run()
     hook.remove()
     model.check()
@@ -170,21 +169,6 @@ def test_an_undo_that_fails_does_not_keep_the_others():
     assert_as_it_was(layer, before)
 
 
-def test_a_change_that_fails_leaves_the_model_as_it_was():
-    layer = torch.nn.Linear(2, 2)
-    before = snapshot(layer)
-
-    def change(changes):
-        put(layer, "bias", None, changes)
-        put(layer, "forward", print, changes)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        lasting(layer, change)
-    assert_as_it_was(layer, before)
-    assert left_open(layer) == []
-
-
 def test_a_handle_says_whether_it_is_active_and_how_to_undo_it():
     model = decoder("llama")
     how = "active: .undo() or kq.undo(model) gives the model back"
@@ -212,13 +196,6 @@ def test_a_dial_made_in_one_thread_is_used_turned_and_undone_in_others():
     in_another_thread(lambda: kq.ablate_heads(model.model))
     dial.undo()
     kq.undo(model.model)
-    model.check()
-
-
-def test_a_block_begun_in_one_thread_may_end_in_another():
-    model = Unchanged(decoder("llama"), text(1, 6))
-    dial = in_another_thread(lambda: kq.dial(model.model, skew=0).__enter__())
-    dial.__exit__(None, None, None)
     model.check()
 
 
@@ -262,9 +239,8 @@ def test_a_change_is_undone_also_while_another_thread_measures_which_is_told(und
     model.check()
 
 
-@pytest.mark.parametrize("name", ["llama", "bloom"])
-def test_dials_from_two_threads_leave_nothing_behind(name):
-    model = Unchanged(decoder(name), text(1, 6))
+def test_dials_from_two_threads_leave_nothing_behind():
+    model = Unchanged(decoder("llama"), text(1, 6))
     switching, outcomes, start = sys.getswitchinterval(), [], threading.Barrier(2)
     sys.setswitchinterval(1e-6)
 

@@ -84,10 +84,3 @@ def test_a_model_without_attention_is_told_in_a_sentence(use):
             use(model)
         assert ran or f"it holds {held}" in str(told.value)
         assert ". " not in str(told.value)
-
-
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_model_without_weights_is_told_so(use):
-    for model in (nn.TransformerEncoderLayer(8, 2, device="meta"), nn.DataParallel(decoder("llama").to("meta"))):
-        with pytest.raises(ValueError, match="meta"):
-            use(model)

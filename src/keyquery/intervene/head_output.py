@@ -28,7 +28,6 @@ def ablate_heads(
     heads: Selection = None,
     *,
     data: Iterable[Batch] | None = None,
-    means: Mapping[int, Tensor] | None = None,
 ) -> Handle:
     """Ablate whole heads: replace their output before the output projection by zero, or by its mean.
 
@@ -42,8 +41,6 @@ def ablate_heads(
         Pairs (layer, head), or strings such as "3.*". Default: all.
     data
         Batches for the mean. Default: none.
-    means
-        Means from `mean_outputs`, instead of `data`. Default: none.
 
     Returns
     -------
@@ -53,7 +50,7 @@ def ablate_heads(
     Raises
     ------
     ValueError
-        If the model has active dropout, a head does not exist, or `kind="mean"` has neither `data` nor `means`.
+        If the model has active dropout, a head does not exist, or `kind="mean"` has no `data`.
 
     Examples
     --------
@@ -74,14 +71,12 @@ def ablate_heads(
     data = None if data is None else list(batches_of(data))
     sites = sites_of(model, next(iter(data or ()), None))
     chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
-    if kind == "mean" and means is None:
+    means: Mapping[int, Tensor] = {}
+    if kind == "mean":
         if data is None:
             raise ValueError('kind="mean" needs data: batches for the mean')
         means = mean_outputs(model, data, {index: sites[index] for index in chosen})
-    known = means or {}
-    outputs = {sites[index].module: (numbers, known.get(index)) for index, numbers in chosen.items()}
-    if kind == "zero":
-        outputs = {module: (numbers, None) for module, (numbers, _) in outputs.items()}
+    outputs = {sites[index].module: (numbers, means.get(index)) for index, numbers in chosen.items()}
 
     def replaced(call: Call) -> Mapping[str, Tensor] | None:
         if call.module not in outputs or call.is_cross:

@@ -104,19 +104,7 @@ def test_more_rank_loses_less_and_all_of_it_nothing(rope):
     assert abs(lost[-1]) < 1e-10
 
 
-def test_data_decides_what_is_kept():
-    """On data that fill three dimensions only, rank 3 on data is all, and by the weights it is not."""
-    layer = layer_of(None)
-    x = torch.randn(4, 50, 3, dtype=torch.float64) @ torch.randn(3, 16, dtype=torch.float64)
-    with kq.project(layer, head=(0, 0), kernel="general", rank=3, data=[{"x": x}]) as on_data:
-        pass
-    with kq.project(layer, head=(0, 0), kernel="general", rank=3) as by_weights:
-        pass
-    assert abs(on_data.lost) < 1e-8
-    assert by_weights.lost > 0.05
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen3", "bloom"])
+@pytest.mark.parametrize("name", ["bert", "bloom"])
 def test_a_projected_model_is_given_back_bit_for_bit(name):
     model = tiny_model(name)
     inputs = {"input_ids": torch.randint(3, 60, (2, 7))}
@@ -141,7 +129,6 @@ def test_bad_input_is_told():
         ({"head": (0, 0), "kernel": "general"}, "needs a rank"),
         ({"head": (0, 0), "rank": 0}, "rank"),
         ({"head": (0, 0), "kernel": "skew", "rank": 3}, "rank must be even here"),
-        ({"head": (0, 0), "data": []}, "no activations"),
     ):
         with pytest.raises(ValueError, match=said):
             kq.project(layer, **options)

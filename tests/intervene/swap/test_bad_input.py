@@ -19,7 +19,7 @@ def test_files_that_do_not_fit(tmp_path):
     assert_refused(tiny("bert", hidden_size=16), r"key\.\w+ is \(32.*\), expected \(16", saved=file)
     assert_refused(tiny("bert", num_hidden_layers=1), "no self-attention layer 1", saved=file)
     assert_refused(tiny("gpt2"), r"saved belongs to a model with layers encoder\.layer\.0", saved=file)
-    assert_refused(model, "data is only for init", saved=file, data=[])
+    assert_refused(model, "saved needs no data", saved=file, data=[])
     file.write_bytes(file.read_bytes()[:200])
     assert_refused(model, "not a readable safetensors file", saved=file)
     save_file({"a": torch.ones(1)}, file)
@@ -31,29 +31,19 @@ def test_files_that_do_not_fit(tmp_path):
     assert_refused(model, "does not fit the model: a is only in one of them", saved=file)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("step", ["start_nearest", "adapt", "replace", "put"])
-def test_a_swap_that_fails_on_the_way_leaves_the_model_as_it_was(step, error, monkeypatch):
+def test_a_swap_that_is_interrupted_leaves_the_model_as_it_was(step, monkeypatch):
     model, real, calls = tiny("bert"), getattr(surgery, step), []
 
     def fails(*args):
         calls.append(step)
         if len(calls) == 2:
-            raise error("in the second layer")
+            raise KeyboardInterrupt("in the second layer")
         return real(*args)
 
     monkeypatch.setattr(surgery, step, fails)
-    assert_refused(model, "in the second layer", error)
+    assert_refused(model, "in the second layer", KeyboardInterrupt)
     assert len(calls) == 2
-
-
-def test_an_exception_in_the_context_undoes_the_swap():
-    model = encoder()
-    before = snapshot(model)
-    with pytest.raises(KeyboardInterrupt), kq.swap(model) as swapped:
-        raise KeyboardInterrupt
-    assert swapped.undone
-    assert_as_it_was(model, before)
 
 
 def test_modes_dtypes_and_dropout_stay():
@@ -82,8 +72,8 @@ def test_refusals_of_models():
     with pytest.raises(ValueError, match="on the meta device"):
         kq.swap(meta)
     assert_refused(kq.Attention(8, 2), "is already a kq.Attention: build it with another kernel")
-    assert_refused(nn.MultiheadAttention(8, 2, add_zero_attn=True), "it has extra keys")
-    assert_refused(nn.MultiheadAttention(8, 2, vdim=4), "its value or output projection is not 8 wide")
+    assert_refused(nn.Sequential(nn.MultiheadAttention(8, 2, add_zero_attn=True)), "it has extra keys")
+    assert_refused(nn.Sequential(nn.MultiheadAttention(8, 2, vdim=4)), "value or output projection is not 8 wide")
     flash = tiny("bert")
     flash.config._attn_implementation = "flash_attention_2"
     assert_refused(flash, "uses attention flash_attention_2")
@@ -118,7 +108,6 @@ def test_refusals_of_what_a_kernel_cannot_keep(name, changes, why):
 def test_refusals_of_arguments():
     model = tiny("bert")
     assert_refused(model, "there is no kernel 'pds'; did you mean 'psd'", kernel="pds")
-    assert_refused(model, "init must be one of 'nearest', 'random', got 'best'", init="best")
     assert_refused(model, "no self-attention layer 2; there are 0, 1", layers=[0, 2])
     assert_refused(model, "layers must be at least 0, got -1", layers=-1)
     assert_refused(model, "layers must be distinct", layers=[0, 0])
@@ -132,7 +121,6 @@ def test_refusals_of_arguments():
 def test_refusals_of_data():
     model = tiny("bert")
     ids = torch.randint(3, 60, (1, 9))
-    assert_refused(model, "data is only for init", data=[{"input_ids": ids}], init="random")
     assert_refused(model, "was never called: these inputs give no activations", data=[])
     assert_refused(model, "has 9 tokens", data=[{"input_ids": ids}])
     assert_refused(model, "iterable of batches", TypeError, data={"input_ids": ids})

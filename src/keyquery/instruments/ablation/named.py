@@ -19,7 +19,7 @@ from keyquery.intervene.dial.directions import DirectionGains, Directions, direc
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.head_output import KINDS as WHOLE
 from keyquery.intervene.head_output import mean_outputs
-from keyquery.intervene.project.project import KERNELS, Linear, linear
+from keyquery.intervene.project.project import KERNELS, linear
 from keyquery.intervene.sites import Site
 from keyquery.listening import Batch
 
@@ -138,7 +138,8 @@ class Made:
             return self._direction(name, match[1], int(match[2]), "data" if match[3] else "weights")
         if match := FORM.fullmatch(name):
             kernel, rank = ("general", int(match[2])) if match[2] else (match[1], None)
-            return Rewritten(name, {head: self._linear(head, kernel, rank) for head in self._heads()})
+            sites = self.sites
+            return Rewritten(name, {(i, head): linear(sites[i], head, kernel, rank) for i, head in self._heads()})
         match = STORED.fullmatch(name)
         assert match is not None, name
         kind, bits, per_channel, rotated, apart = match.groups()
@@ -147,9 +148,6 @@ class Made:
 
     def _heads(self) -> list[tuple[int, int]]:
         return [(index, head) for index, numbers in self.chosen.items() for head in numbers]
-
-    def _linear(self, head: tuple[int, int], kernel: str, rank: int | None) -> Linear:
-        return linear(self.model, self.sites[head[0]], head[1], kernel, rank)
 
     def _direction(self, name: str, kind: str, number: int, basis: str) -> Change:
         if (kind, basis) not in self._gains:
@@ -162,6 +160,6 @@ class Made:
             if number >= len(values):
                 raise ValueError(f"head {head[0]}.{head[1]} has {len(values)} {kind} directions: there is no {number}")
             rewrites[head] = copy(gains)
-            rewrites[head].set({number: 0.0})
+            rewrites[head].numbers = [number]
             facts[head] = {"direction": number, "value": float(values[number]), "share": float(shares[number])}
         return Rewritten(name, rewrites, facts)

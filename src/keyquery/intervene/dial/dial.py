@@ -23,14 +23,7 @@ from torch import Tensor, nn
 from keyquery.checkpoints.positions.given import GIVEN
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS
 from keyquery.forms.parts import PARTS
-from keyquery.intervene.dial.directions import (
-    Basis,
-    DirectionGains,
-    Directions,
-    check_gain,
-    checked_numbers,
-    direction_gains,
-)
+from keyquery.intervene.dial.directions import DirectionGains, Directions, check_gain, direction_gains
 from keyquery.intervene.dial.means import MEANS, Means, SiteMeans
 from keyquery.intervene.dial.widen import HalfTurn, widen
 from keyquery.intervene.handle import Handle, check_model, lasting
@@ -105,24 +98,11 @@ class Gains:
 
 
 class Dial(Handle):
-    """A dialled model: `turn` sets new gains, `undo` or the end of the context restores the model.
+    """A dialled model: `turn` sets new gains, `undo` or the end of the context restores the model."""
 
-    `bases` holds the directions of the dialled heads, with their values and shares, by (layer, head).
-
-    Parameters
-    ----------
-    changes
-        The changes that `undo` takes back.
-    gains, directions
-        By site, and by (layer, head). Made by `kq.dial`.
-    """
-
-    def __init__(
-        self, changes: Changes, gains: dict[int, Gains], directions: Mapping[tuple[int, int], DirectionGains]
-    ) -> None:
+    def __init__(self, changes: Changes, gains: Mapping[int, Gains]) -> None:
         super().__init__(changes, "dial")
-        self._gains, self._directions = gains, directions
-        self.bases: dict[tuple[int, int], Basis] = {head: gain.basis for head, gain in directions.items()}
+        self._gains = gains  # by site; none for a dial of directions
 
     def turn(
         self,
@@ -141,38 +121,13 @@ class Dial(Handle):
         ...     dial.turn("0.*", skew=0)
         """
         values = _checked(symmetric, skew, popularity, query_only, position)
-        for index, gains in self._values(heads, values).items():
-            self._gains[index].set(gains)
-
-    def _values(self, heads: Selection, values: Tensor) -> dict[int, Float[Tensor, "5 heads"]]:
-        """Gains of every site: those given for some heads, 1 for all others."""
         self.require()
-        if self._directions:
-            raise ValueError("this dial scales directions, not parts: use turn_directions")
+        if not self._gains:
+            raise ValueError("this dial scales directions, not parts: make a new one")
         chosen = select(heads, {index: gains.heads for index, gains in self._gains.items()})
-        at = {i: torch.tensor([head in chosen.get(i, ()) for head in own.heads]) for i, own in self._gains.items()}
-        return {index: torch.where(own, values[:, None], 1.0) for index, own in at.items()}
-
-    def turn_directions(self, directions: Directions, gain: float = 0.0) -> None:
-        """Set the gain of some directions of the dialled heads; all others are reset to 1.
-
-        >>> model = kq.Encoder(8, depth=2, heads=2).eval()
-        >>> with kq.dial(model, directions={"0.1": [0, 1]}) as dial:
-        ...     dial.turn_directions({"0.1": [2]}, gain=2)
-        """
-        self.require()
-        check_gain("gain", gain)
-        known: dict[int, list[int]] = {}
-        for layer, head in self._directions:
-            known.setdefault(layer, []).append(head)
-        chosen = {
-            (layer, head): checked_numbers(f"{layer}.{head}", numbers, len(self.bases[layer, head].values))
-            for selector, numbers in directions.items()
-            for layer, heads in select([selector], known).items()
-            for head in heads
-        }
-        for place, rewritten in self._directions.items():
-            rewritten.set(dict.fromkeys(chosen.get(place, ()), float(gain)))
+        for index, gains in self._gains.items():
+            turned = torch.tensor([head in chosen.get(index, ()) for head in gains.heads])
+            gains.set(torch.where(turned, values[:, None], 1.0))
 
 
 def dial(
@@ -274,7 +229,7 @@ def dial(
 
     def change(changes: Changes) -> Dial:
         rewrite(model, sites, gains, changes)
-        return Dial(changes, gains, {})
+        return Dial(changes, gains)
 
     return lasting(model, change)
 
@@ -284,7 +239,7 @@ def _change_directions(
 ) -> Dial:
     for (index, _), new in scaled.items():
         rewrite(model, sites, {index: new}, changes)
-    return Dial(changes, {}, scaled)
+    return Dial(changes, {})
 
 
 def _checked(*gains: Any) -> Float[Tensor, "5"]:

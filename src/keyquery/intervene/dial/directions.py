@@ -92,29 +92,25 @@ class DirectionGains:
     `centre` are the parts of q and k that do not count: the biases, or the means on data.
     """
 
-    def __init__(self, head: int, basis: Basis, rope: Rope | None, centre: SiteMeans) -> None:
+    def __init__(
+        self, head: int, basis: Basis, numbers: Sequence[int], gain: float, rope: Rope | None, centre: SiteMeans
+    ) -> None:
         self.heads = [head]
         self.basis = basis
+        self.numbers, self._gain = list(numbers), gain
         self._rope, self._centre = rope, centre
         self._unit = torch.ones(basis.curves.shape[-1], dtype=torch.float64)
         if rope is not None:  # 1 in every rotary plane
             self._unit[pairs(rope, self._unit.device)[1]] = 0.0
-        self.set({})
-
-    def set(self, gains: Mapping[int, float]) -> None:
-        """Set new gains by the number of a direction; all others are reset to 1."""
-        self._numbers = [number for number, gain in gains.items() if gain != 1]
-        self._gains = torch.tensor([gains[number] for number in self._numbers], dtype=torch.float64)
 
     def __call__(self, context: Context) -> tuple[Float[Tensor, "batch 1 n w"], Float[Tensor, "batch 1 m w"]]:
         """The head's queries and keys, with the further dimensions."""
         query, key = context.queries[:, self.heads], context.keys[:, self.heads]
-        if not self._numbers:
+        if self._gain == 1:
             return query[..., -context.new :, :], key
-        left, right, curves = (part[self._numbers].flatten(0, 1) for part in self.basis[2:])
-        gains = (self._gains - 1).repeat_interleave(self.basis.left.shape[1])
+        left, right, curves = (part[self.numbers].flatten(0, 1) for part in self.basis[2:])
         contents = self._contents(context, query, key)
-        along_query = contents[..., -context.new :, :] @ (gains[:, None] * left).to(contents).mT
+        along_query = contents[..., -context.new :, :] @ ((self._gain - 1) * left).to(contents).mT
         along_key = contents @ right.to(contents).mT
         if self._rope is None:
             along_query = along_query * curves.sum(-1).to(contents)
@@ -140,7 +136,7 @@ class DirectionGains:
         """A position bias is no direction, and stays."""
 
 
-def check_site(site: Site, basis: str) -> None:
+def _check_site(site: Site, basis: str) -> None:
     """Raise if the heads of a site have no directions of this kind."""
     layer = site.read()
     if isinstance(layer, LatentLayer):
@@ -153,13 +149,13 @@ def check_site(site: Site, basis: str) -> None:
         )
 
 
-def count_of(site: Site, kind: str) -> int:
+def _count_of(site: Site, kind: str) -> int:
     """How many directions of a kind a head of a site can have."""
     form = site.read().form
     return min(form.rank, form.dim) if kind == "singular" else min(2 * form.rank, form.dim) // (1 + (kind == "skew"))
 
 
-def checked_numbers(name: str, numbers: Iterable[int] | int, most: int) -> list[int]:
+def _checked_numbers(name: str, numbers: Iterable[int] | int, most: int) -> list[int]:
     """Numbers of directions, each from 0 to most − 1."""
     if isinstance(numbers, int) and not isinstance(numbers, bool):
         numbers = [numbers]
@@ -195,9 +191,9 @@ def direction_gains(
     chosen: dict[tuple[int, int], list[int]] = {}
     for selector, numbers in directions.items():
         for index, heads in select([selector], known, labels).items():
-            check_site(sites[index], on)
+            _check_site(sites[index], on)
             for head in heads:
-                chosen[index, head] = checked_numbers(f"{index}.{head}", numbers, count_of(sites[index], of))
+                chosen[index, head] = _checked_numbers(f"{index}.{head}", numbers, _count_of(sites[index], of))
     measured = data if data is None or isinstance(data, Means) else Means(model, data, means)
     rewritten = {}
     for index in sorted({index for index, _ in chosen}):
@@ -205,10 +201,9 @@ def direction_gains(
         centre = _biases(site) if measured is None else measured.of(site)
         grams = _weights_gram(site) if measured is None else measured.covariance(site)
         for head in (head for layer, head in chosen if layer == index):
-            basis = basis_of(of, grams[head], site.turn.rope, count_of(site, of))
-            rewritten[index, head] = DirectionGains(head, basis, site.turn.rope, centre)
-            rewritten[index, head].set(dict.fromkeys(chosen[index, head], float(gain)))
-
+            basis = basis_of(of, grams[head], site.turn.rope, _count_of(site, of))
+            numbers = chosen[index, head]
+            rewritten[index, head] = DirectionGains(head, basis, numbers, float(gain), site.turn.rope, centre)
     return rewritten
 
 

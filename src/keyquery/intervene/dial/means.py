@@ -56,15 +56,6 @@ class Means:
 
     `kind` is "position" (one mean per position) or "global" (one for all). Default: "position"; "global", with a
     warning, if data has fewer than 32 sequences.
-
-    Parameters
-    ----------
-    model
-        The live model.
-    data
-        Batches to run it on.
-    kind
-        "position" or "global".
     """
 
     def __init__(self, model: nn.Module, data: Iterable[Batch], kind: str | None = None) -> None:

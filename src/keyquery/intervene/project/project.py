@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -11,10 +10,9 @@ from torch import Tensor, nn
 
 from keyquery.intervene.handle import Handle, check_model, lasting
 from keyquery.intervene.project.components import Component, components
-from keyquery.intervene.rewrites import check_unchanged, rewrite, sites_of
+from keyquery.intervene.rewrites import rewrite, sites_of
 from keyquery.intervene.selection import select
 from keyquery.intervene.sites import Context, Site, labels_of
-from keyquery.listening import Batch, batches_of, joint_moments
 from keyquery.listening.exclusive import Changes
 from keyquery.support.checks import check_choice, check_count
 
@@ -33,12 +31,12 @@ class Linear:
     """A rewrite of one head by two linear maps of its [q; k]."""
 
     def __init__(self, head: int, maps: Maps) -> None:
-        self.heads, self._maps = [head], maps
+        self.heads, self.maps = [head], maps
 
     def __call__(self, context: Context) -> tuple[Float[Tensor, "batch 1 n w"], Float[Tensor, "batch 1 m w"]]:
         """The head's new queries and keys."""
         both = torch.cat((context.queries[:, self.heads], context.keys[:, self.heads]), -1)
-        query, key = (matrix.to(both) for matrix in self._maps[:2])
+        query, key = (matrix.to(both) for matrix in self.maps[:2])
         return both[..., -context.new :, :] @ query.mT, both @ key.mT
 
     def bias_gain(self) -> None:
@@ -46,17 +44,7 @@ class Linear:
 
 
 class Projection(Handle):
-    """A projected head; `lost` is the lost share of ‖M‖², for the weights or, with data, on data.
-
-    Parameters
-    ----------
-    changes
-        The changes that `undo` takes back.
-    what
-        Name of the change.
-    lost
-        Lost share of ‖M‖². Made by `kq.project`.
-    """
+    """A projected head; `lost` is the lost share of ‖M‖²."""
 
     def __init__(self, changes: Changes, what: str, lost: float) -> None:
         super().__init__(changes, what)
@@ -68,8 +56,6 @@ def project(
     head: str | tuple[int, int],
     kernel: str = "symmetric",
     rank: int | None = None,
-    *,
-    data: Iterable[Batch] | None = None,
 ) -> Projection:
     """Replace the QK form of one head while the model runs.
 
@@ -87,8 +73,6 @@ def project(
         "general", "symmetric", "psd", "skew" or "zero". Default: "symmetric".
     rank
         Keep only this many dimensions, by their share of ‖M‖². Under RoPE dimensions are kept in pairs. Default: all.
-    data
-        Batches; shares are then weighted by the covariance of queries and keys. Default: shares of the weights.
 
     Returns
     -------
@@ -115,35 +99,26 @@ def project(
     """
     model = check_model(model)
     check_choice("kernel", kernel, KERNELS)
-    batches = None if data is None else list(batches_of(data))
-    sites = sites_of(model, next(iter(batches or ()), None))
+    sites = sites_of(model)
     known = {index: range(site.count) for index, site in sites.items()}
     chosen = [(i, h) for i, numbers in select([head], known, labels_of(sites)).items() for h in numbers]
     if len(chosen) != 1:
         raise ValueError(f"head must select one head, got {head!r}, which selects {len(chosen)}")
     index, number = chosen[0]
-    site = sites[index]
-    maps = _maps(site, kernel, rank, _gram(model, site, number, batches))
+    new = linear(sites[index], number, kernel, rank)
 
     def change(changes: Changes) -> Projection:
-        rewrite(model, sites, {index: Linear(number, maps)}, changes)
-        return Projection(changes, f"projection of head {index}.{number}", maps.lost)
+        rewrite(model, sites, {index: new}, changes)
+        return Projection(changes, f"projection of head {index}.{number}", new.maps.lost)
 
     return lasting(model, change)
 
 
-def linear(model: nn.Module, site: Site, head: int, kernel: str, rank: int | None) -> Linear:
-    """The rewrite of a head to its nearest form of a kernel, by the weights."""
-    return Linear(head, _maps(site, kernel, rank, _gram(model, site, head, None)))
-
-
-def _gram(model: nn.Module, site: Site, head: int, data: list[Batch] | None) -> Float[Tensor, "n n"]:
-    """The Gram matrix of [Q; K] of a head, or the covariance of [q; k] on data."""
-    if data is not None:
-        check_unchanged(model)
-        return joint_moments(model, data, site.found)[site.index].covariance[head].cpu()
+def linear(site: Site, head: int, kernel: str, rank: int | None) -> Linear:
+    """The rewrite of a head to its nearest form of a kernel."""
     form = site.read().gained().form()
-    return form.gram().flatten(0, len(form.batch) - 1)[head].cpu()
+    gram = form.gram().flatten(0, len(form.batch) - 1)[head].cpu()  # of [Q; K]
+    return Linear(head, _maps(site, kernel, rank, gram))
 
 
 def _maps(site: Site, kernel: str, rank: int | None, gram: Float[Tensor, "n n"]) -> Maps:

@@ -134,15 +134,10 @@ def rate_of(module: nn.Module, names: tuple[str, ...] = DROPOUTS) -> float:
 
 
 def replace(model: nn.Module, name: str, new: Swapped, changes: ExitStack) -> None:
-    """Replace the module `name` by `new`; the model itself, "", is converted in place."""
-    if name:
-        owner, _, own = name.rpartition(".")
-        old = model.get_submodule(name)
-        changes.callback(_follow, old, new)
-        put(model.get_submodule(owner), own, new, changes)
-        return
-    changes.callback(_convert, model, type(model), dict(vars(model)))
-    _convert(model, type(new), vars(new))
+    """Replace the module `name` by `new`."""
+    owner, _, attribute = name.rpartition(".")
+    changes.callback(_follow, model.get_submodule(name), new)
+    put(model.get_submodule(owner), attribute, new, changes)
 
 
 def unnest(model: nn.Module, names: list[str], changes: ExitStack) -> None:
@@ -177,12 +172,6 @@ def _nest(encoder: Any) -> None:
     last = not any(isinstance(module, Swapped) for module in encoder.modules())
     if last and "nested_before_swap" in vars(encoder):
         encoder.use_nested_tensor = vars(encoder).pop("nested_before_swap")
-
-
-def _convert(model: Any, kind: type, state: dict[str, Any]) -> None:
-    model.__class__ = kind
-    vars(model).clear()
-    vars(model).update(state)
 
 
 def _follow(old: nn.Module, new: nn.Module) -> None:

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.intervene.handle import Handle, check_model, lasting, put
 from keyquery.intervene.rewrites import check_unchanged
-from keyquery.intervene.swap.adapters import Swapped, replace, unnest, unrecord
+from keyquery.intervene.swap.adapters import replace, unnest, unrecord
 from keyquery.intervene.swap.build import adapt, build, carried_state, check_layer, place_of, start_nearest
 from keyquery.layers import Attention
 from keyquery.listening import batches_of, joint_moments
 from keyquery.listening.exclusive import Changes, hold
 from keyquery.listening.hooks import Batch
 from keyquery.support.bounded_json import parse_json
-from keyquery.support.checks import check_choice, check_count
+from keyquery.support.checks import check_count
 from keyquery.support.files import write_all
 
 FORMAT = "keyquery swap 1"  # a single metadata key: equal swaps give equal files
@@ -48,13 +48,6 @@ class Swap(Handle):
     `names` are the replaced modules. `lost` is, by layer, the share of each head's ‖M‖² that the new kernel cannot
     represent, for the weights or on data; empty if nothing was fitted. Move the model to another device or dtype before
     the swap or after the undo: the replaced modules are not moved.
-
-    Parameters
-    ----------
-    changes
-        The changes that `undo` takes back.
-    recipe, heads, attentions, lost
-        What was replaced, by what, and what was lost. Made by `kq.swap`.
     """
 
     def __init__(
@@ -102,14 +95,13 @@ def swap(
     kernel: str = "psd",
     layers: int | Iterable[int] | None = None,
     *,
-    init: str = "nearest",
     data: Iterable[Batch] | None = None,
     symmetric_dims: int | float = 0.5,
     saved: str | Path | None = None,
 ) -> Swap:
-    """Replace self-attention layers of a live model by kq.Attention with a structured kernel.
+    """Replace self-attention layers of a live model by kq.Attention with the structured kernel nearest to each head.
 
-    Value and output projections, biases, RoPE and dropout are kept.
+    For "pairwise" it is near, not nearest. Value and output projections, biases, RoPE and dropout are kept.
 
     Parameters
     ----------
@@ -122,9 +114,6 @@ def swap(
         Default: "psd".
     layers
         Layers, numbered as in `kq.read`. Default: all self-attention layers.
-    init
-        "nearest": start from the kernel nearest to each trained head (for "pairwise": near it); "random". Default:
-        "nearest".
     data
         Batches; the nearest kernel is then that in the norm of the covariance of queries and keys. Default: the norm of
         the weights.
@@ -160,9 +149,8 @@ def swap(
     """
     model = check_model(model)
     check_unchanged(model)
-    check_choice("init", init, ("nearest", "random"))
-    if data is not None and (saved is not None or init != "nearest"):
-        raise ValueError('data is only for init="nearest" without `saved`')
+    if data is not None and saved is not None:
+        raise ValueError("saved needs no data: it holds the kernels")
     stored, tensors = (None, {}) if saved is None else _read_saved(Path(saved))
     heads = _heads(model)
     chosen = _chosen(heads, layers if stored is None else stored.layers)
@@ -170,7 +158,7 @@ def swap(
         check_layer(model, heads, layer)
     if len({model.get_submodule(place_of(layer)) for layer in chosen}) < len(chosen):
         raise ValueError("some of these layers share one module: pass `layers` with only one of them")
-    names = tuple(place_of(layer) or "attention" for layer in chosen)
+    names = tuple(map(place_of, chosen))
     recipe = stored or Recipe(kernel, symmetric_dims, tuple(layer.index for layer in chosen), names)
     if recipe.names != names:
         raise ValueError(
@@ -180,25 +168,20 @@ def swap(
     lost: dict[int, Tensor] = {}
     if stored is not None:
         _load(recipe, attentions, tensors, str(saved))
-    elif init == "nearest":
+    else:
         seen = None if data is None else _covariances(model, data, heads, chosen)
         for layer, new in zip(chosen, attentions, strict=True):
             lost[layer.index] = start_nearest(new, layer, None if seen is None else seen[layer.index])
 
     def change(changes: Changes) -> Swap:
-        _put_all(model, heads, chosen, attentions, changes)
+        _put_all(model, chosen, attentions, changes)
         return Swap(changes, recipe, heads, attentions, lost)
 
     return lasting(model, change)
 
 
-def _put_all(
-    model: nn.Module, heads: Heads, chosen: list[Layer], attentions: list[Attention], changes: ExitStack
-) -> None:
+def _put_all(model: nn.Module, chosen: list[Layer], attentions: list[Attention], changes: ExitStack) -> None:
     """The step that changes the model; undone if it fails."""
-    check_unchanged(model)
-    for layer in chosen:
-        check_layer(model, heads, layer)  # again: another thread may have changed it
     for part in model.modules():
         if hasattr(part, "save_pretrained"):
             hold(("saving", id(part)), partial(_forbid, part), changes)  # shared with swaps of other layers
@@ -207,8 +190,7 @@ def _put_all(
     for layer, attention in zip(chosen, attentions, strict=True):
         place, output = place_of(layer), layer.modules["output"]
         new = adapt(model, layer, attention)
-        inside = not place or output.startswith(f"{place}.")
-        if not inside:  # BERT's output projection is now part of the attention
+        if not output.startswith(f"{place}."):  # BERT's output projection is now part of the attention
             owner, _, own = output.rpartition(".")
             put(model.get_submodule(owner), own, nn.Identity(), changes)
         replace(model, place, new, changes)
@@ -230,8 +212,8 @@ def _heads(model: nn.Module) -> Heads:
     implementation: Any = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f'the model uses attention {implementation}: call model.set_attn_implementation("sdpa") first')
-    if isinstance(model, Swapped):
-        raise ValueError("the model is already swapped: undo that first")
+    if isinstance(model, nn.MultiheadAttention):
+        raise ValueError("model is an attention module itself: swap a model that contains it")
     return read(model)
 
 
