@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from keyquery.checkpoints.formats.quantised.weight import Quantised, Tensors, stated_object
+from keyquery.checkpoints.formats.quantised.weight import Quantised
+from keyquery.checkpoints.sources import Source
+from keyquery.support.bounded_json import parse_json
 
 STATE = ".weight.quant_state.bitsandbytes__"
 
@@ -30,7 +32,7 @@ class FourBit(Quantised):
     }
     needed = ("codes", "scales", "table")
 
-    def __init__(self, module: str, source: Tensors, settings: Mapping[str, Any]) -> None:
+    def __init__(self, module: str, source: Source, settings: Mapping[str, Any]) -> None:
         super().__init__(module, source, settings)
         self._stated: dict[str, Any] | None = None
 
@@ -47,7 +49,7 @@ class FourBit(Quantised):
             name = self.parts["nf4" if "nf4" in self.parts else "fp4"]
             if math.prod(self.source.shapes[name]) > 2**16:
                 raise ValueError(f"{name} has the shape {self.source.shapes[name]}, expected a short JSON object")
-            self._stated = stated_object(self.source.rows(name), name)
+            self._stated = _json(self.source.rows(name), name)
         return self._stated
 
     @property
@@ -134,3 +136,14 @@ class EightBit(Quantised):
         if "format" in self.parts and int(self.read("format").flatten()[0]) != 0:
             raise ValueError(f"{self.parts['format']} is not 0: only weights stored by row are read")
         return weight.float().mul_(self.read("scales").float().unsqueeze(1) / 127)
+
+
+def _json(tensor: Tensor, name: str) -> dict[str, Any]:
+    """A JSON object that a file keeps as the bytes of a tensor."""
+    try:
+        stated = parse_json(bytes(tensor.flatten().tolist()).decode())
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name} must hold a JSON object: {error}") from None
+    if not isinstance(stated, dict):
+        raise ValueError(f"{name} must hold a JSON object, got {type(stated).__name__}")
+    return stated

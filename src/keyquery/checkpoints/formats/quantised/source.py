@@ -8,12 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from keyquery.checkpoints.formats.quantised.awq import Awq
 from keyquery.checkpoints.formats.quantised.bitsandbytes import EightBit, FourBit
-from keyquery.checkpoints.formats.quantised.float4 import Blocks, Float4, ModelOptFloat4
-from keyquery.checkpoints.formats.quantised.gptq import Gptq
-from keyquery.checkpoints.formats.quantised.packed_integers import PackedIntegers
-from keyquery.checkpoints.formats.quantised.scaled import Inverse, Scaled
+from keyquery.checkpoints.formats.quantised.packed import Awq, Gptq, PackedIntegers
+from keyquery.checkpoints.formats.quantised.scaled import Blocks, Float4, Inverse, ModelOptFloat4, Scaled
 from keyquery.checkpoints.formats.quantised.weight import Quantised
 from keyquery.checkpoints.sources import Source
 from keyquery.support.printable import message
@@ -35,13 +32,7 @@ FORMATS: tuple[type[Quantised], ...] = (
 
 def dequantised(source: Source) -> Source:
     """The source itself, or a view of it in which every quantised weight has its plain name, shape and values."""
-    weights = find_quantised(source)
-    return Dequantised(source, weights) if weights else source
-
-
-def find_quantised(source: Source) -> dict[str, Quantised]:
-    """The quantised weights of a source by their plain names; nothing is read."""
-    settings, quantised = _settings(source.config), {}
+    settings, quantised = _settings(source.config), dict[str, Quantised]()
     for name in source.shapes:
         for kind in FORMATS:
             module = name.removesuffix(kind.mark)
@@ -49,7 +40,7 @@ def find_quantised(source: Source) -> dict[str, Quantised]:
                 weight = kind(module, source, settings)
                 quantised[weight.weight_name] = weight
                 break
-    return quantised
+    return Dequantised(source, quantised) if quantised else source
 
 
 class Dequantised:
