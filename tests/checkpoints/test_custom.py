@@ -63,82 +63,44 @@ def test_every_layout_gives_the_same_heads(layout, weights, tmp_path):
     torch.testing.assert_close(form.dense(), query.mT @ key)
 
 
-def test_heads_of_a_tensor_by_head_are_counted(weights, tmp_path):
-    folder = write(tmp_path, stored("heads", weights))
-    assert kq.read(folder, layout="heads", **names("heads"))[0].heads == HEADS
-    with pytest.raises(ValueError, match=r"heads is 3, but blocks\.0\.q\.weight of shape \(4, 20, 3\) says 4"):
-        kq.read(folder, heads=3, layout="heads", **names("heads"))
+QKV = "blocks.{layer}.qkv.weight"
+REFUSED = [  # how it is stored, the config, what is asked, and what the error says
+    ("heads", {}, {"layout": "heads", "heads": 3}, "heads is 3, but blocks.0.q.weight of shape (4, 20, 3) says 4"),
+    ("heads", {}, {}, "has the shape (4, 20, 3), which is not layout 'linear'"),
+    ("fused", {}, {"query": QKV, "key": QKV}, "query and key both name"),
+    (
+        "transposed",
+        {"hidden_size": D},
+        {},
+        "(20, 12) would be 12 wide as layout 'linear', (heads·r, d), but the config's",
+    ),
+    ("linear", {"num_attention_heads": 4}, {"heads": 2}, "heads is 2, but the config's num_attention_heads says 4"),
+    ("linear", {"head_dim": 6}, {}, "holds 4 heads of width 3, but the config's head_dim is 6"),
+    ("linear", {}, {"layout": "sideways"}, "layout must be one of"),
+    ("linear", {}, {"key": None}, "query and key patterns go together"),
+    ("linear", {}, {"layout": "fused"}, "is of one tensor, but key names another"),
+    ("linear", {}, {"layout": "heads", "query": None, "key": None}, "layout needs query and key"),
+]
 
 
-def test_a_tensor_by_head_is_no_matrix(weights, tmp_path):
-    folder = write(tmp_path, stored("heads", weights))
-    with pytest.raises(
-        ValueError, match=r"has the shape \(4, 20, 3\), which is not layout 'linear'.*heads: \(heads, d"
-    ):
-        kq.read(folder, heads=HEADS, **names("heads"))
-    with pytest.raises(ValueError, match="which is not layout 'linear'"):
-        kq.look(folder, heads=HEADS, **names("heads"))
+@pytest.mark.parametrize(("layout", "config", "asked", "words"), REFUSED)
+def test_what_does_not_fit_is_refused(layout, config, asked, words, weights, tmp_path):
+    folder = write(tmp_path, stored(layout, weights), **config)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        _ = kq.read(folder, **{"heads": HEADS, **names("linear"), **asked})[0]
 
 
-def test_a_fused_tensor_given_as_both_is_refused(weights, tmp_path):
-    folder = write(tmp_path, stored("fused", weights))
-    both = {"query": "blocks.{layer}.qkv.weight", "key": "blocks.{layer}.qkv.weight"}
-    with pytest.raises(ValueError, match=r"query and key both name .*--layout fused"):
-        kq.read(folder, heads=HEADS, **both)
-    assert kq.read(folder, heads=HEADS, layout="fused", config={"head_dim": R}, **both)[0].form.batch == (HEADS,)
+def test_a_transposed_matrix_does_not_fit_the_embeddings(weights, tmp_path):
+    folder = write(tmp_path, {**stored("transposed", weights), "wte.weight": torch.randn(50, D)})
+    with pytest.raises(ValueError, match=r"but the width of wte\.weight is 20"):
+        kq.read(folder, heads=HEADS, **names("linear"))
+    assert kq.read(folder, heads=HEADS, layout="transposed", **names("linear"))[0].form.dim == D
 
 
 def test_keys_that_are_the_queries_can_be_said_to_be(weights, tmp_path):
     folder = write(tmp_path, stored("linear", weights))
     tied = {"query": "blocks.{layer}.q.weight", "key": "blocks.{layer}.q.weight"}
     assert kq.read(folder, heads=HEADS, layout="linear", **tied)[0].form.symmetry.tolist() == pytest.approx([1.0] * 4)
-
-
-def test_a_transposed_matrix_does_not_fit_the_config(weights, tmp_path):
-    folder = write(tmp_path, stored("transposed", weights), hidden_size=D, num_attention_heads=HEADS)
-    with pytest.raises(ValueError, match=r"\(20, 12\) would be 12 wide .* but the config's hidden_size is 20"):
-        kq.read(folder, **names("linear"))
-
-
-def test_a_transposed_matrix_does_not_fit_the_embeddings(weights, tmp_path):
-    tensors = {**stored("transposed", weights), "wte.weight": torch.randn(50, D)}
-    folder = write(tmp_path, tensors)
-    with pytest.raises(ValueError, match=r"but the width of wte\.weight is 20"):
-        kq.read(folder, heads=HEADS, **names("linear"))
-    assert kq.read(folder, heads=HEADS, layout="transposed", **names("linear"))[0].form.dim == D
-
-
-def test_heads_are_those_of_the_config(weights, tmp_path):
-    folder = write(tmp_path, stored("linear", weights), num_attention_heads=HEADS)
-    with pytest.raises(ValueError, match="heads is 2, but the config's num_attention_heads says 4"):
-        kq.read(folder, heads=2, **names("linear"))
-
-
-def test_the_width_of_a_head_is_that_of_the_config(weights, tmp_path):
-    folder = write(tmp_path, stored("linear", weights), num_attention_heads=HEADS, head_dim=6)
-    with pytest.raises(ValueError, match="has 12 rows for 4 heads, but the config's head_dim is 6"):
-        kq.read(folder, **names("linear"))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"layout": "sideways"}, "layout must be one of"),
-        ({"query": "a.{layer}", "layout": "linear"}, "query and key patterns go together"),
-        ({"key": "a.{layer}"}, "query and key patterns go together"),
-        ({"query": "a.{layer}", "key": "b.{layer}", "layout": "fused"}, "is of one tensor, but key names another"),
-    ],
-)
-def test_options_that_do_not_go_together_are_named(options, words, weights, tmp_path):
-    folder = write(tmp_path, stored("linear", weights))
-    options = {**names("linear"), **options} if "query" not in options and "key" not in options else options
-    with pytest.raises(ValueError, match=words):
-        kq.read(folder, heads=HEADS, **options)
-
-
-def test_a_layout_alone_says_nothing(tmp_path, weights):
-    with pytest.raises(ValueError, match="layout needs query and key"):
-        kq.read(write(tmp_path, stored("linear", weights)), layout="heads")
 
 
 @pytest.mark.parametrize("layout", ["heads", "fused-transposed"])

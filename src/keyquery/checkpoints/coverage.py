@@ -10,29 +10,11 @@ from typing import Any
 from keyquery.checkpoints.family import Location, natural
 from keyquery.support.printable import NAME, printable
 
-QUERIES = {
-    "q",
-    "query",
-    "wq",
-    "q_proj",
-    "to_q",
-    "q_lin",
-    "query_proj",
-    "linear_q",
-    "c_q",
+QUERIES = {"q", "query", "wq", "q_proj", "to_q", "q_lin", "query_proj", "linear_q", "c_q"} | {
     "query_projection",
     "q_a_proj",
 }
-KEYS = {
-    "k",
-    "key",
-    "wk",
-    "k_proj",
-    "to_k",
-    "k_lin",
-    "key_proj",
-    "linear_k",
-    "c_k",
+KEYS = {"k", "key", "wk", "k_proj", "to_k", "k_lin", "key_proj", "linear_k", "c_k"} | {
     "key_projection",
     "kv_a_proj_with_mqa",
 }

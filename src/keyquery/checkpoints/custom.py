@@ -10,7 +10,6 @@ from typing import Any
 
 from keyquery.checkpoints.family import Attention, Family, Location, locations
 from keyquery.checkpoints.heads import EMBEDDED
-from keyquery.checkpoints.layouts import count_heads
 from keyquery.checkpoints.sources import Source
 from keyquery.support.checks import check_choice
 from keyquery.support.printable import NAME, printable
@@ -30,7 +29,7 @@ MOST_NAMES, MOST_PATTERNS = 6, 12  # in a message
 MOST_COMPARED, LONGEST = 2_000, 200  # tensors, and letters of their names, to guess from
 
 
-def custom_family(source: Source, query: str | None, key: str | None, layout: str | None, heads: int | None) -> Family:
+def custom_family(source: Source, query: str | None, key: str | None, layout: str | None) -> Family:
     """A Family of one Attention whose tensors are named by patterns with {layer} in them, checked against the source.
 
     Default layout: "linear" for matrices; other layouts must be stated.
@@ -54,11 +53,11 @@ def custom_family(source: Source, query: str | None, key: str | None, layout: st
     facts = LAYOUTS[layout or "linear"][1]
     family = Family("custom", [], [Attention([names], weight=suffix, **facts)])
     for location in locations(family, source.shapes, source.config):
-        _check(location, source, layout, heads)
+        _check(location, source, layout)
     return family
 
 
-def _check(location: Location, source: Source, layout: str | None, heads: int | None) -> None:
+def _check(location: Location, source: Source, layout: str | None) -> None:
     """Raise if tensors do not have the dimensions of the layout or the width of the model."""
     attention = location.attention
     dims = 3 if attention.order == "heads" else 2
@@ -76,22 +75,6 @@ def _check(location: Location, source: Source, layout: str | None, heads: int | 
                 f"{name} of shape {shape} would be {width} wide as {_stated(layout)}, but {where} is {known}; "
                 f"{_others(dims)}"
             )
-    _check_rank(location, source, count_heads(location, source, source.config, heads))
-
-
-def _check_rank(location: Location, source: Source, heads: int) -> None:
-    """Compare the head dimension with that of the config."""
-    said, role = source.config.get("head_dim"), next(role for role in ("query", "fused") if role in location.names)
-    if not isinstance(said, int) or role == "fused":  # which is cut by that width
-        return
-    name = location.names[role] + location.attention.weight
-    shape = tuple(source.shapes[name])
-    rows = shape[-1] if location.attention.transposed else shape[-2]
-    rows *= heads if location.attention.order == "heads" else 1
-    if rows != heads * said:
-        raise ValueError(
-            f"{name} of shape {shape} has {rows} rows for {heads} heads, but the config's head_dim is {said}"
-        )
 
 
 def _width(source: Source, layout: str | None) -> tuple[str, int | None]:

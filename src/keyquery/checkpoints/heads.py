@@ -13,14 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.checkpoints.family import Family, Location, gap, locations, section
-from keyquery.checkpoints.formats.precision import precision_notes
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Projections, moved
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, query_latent, read_rows, values
 from keyquery.checkpoints.norms import dim_scale, epsilon, read_norms, require_finite
 from keyquery.checkpoints.positions.given import GIVEN, given_term
 from keyquery.checkpoints.positions.grids import axial_of
-from keyquery.checkpoints.positions.notes import layer_notes, position_of
+from keyquery.checkpoints.positions.notes import layer_notes, position_of, precision_notes
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS, Relative, relatives, table_bias
 from keyquery.checkpoints.positions.sequence import (
     alibi,
@@ -35,39 +34,12 @@ from keyquery.checkpoints.sources import Recorded, Source
 from keyquery.forms import Form, Rope
 from keyquery.support.printable import NAME, REPR, first_line, printable
 
-EMBEDDINGS = (
-    "word_embeddings",
-    "wte",
-    "embed_tokens",
-    "tok_embeddings",
-    "embed_in",
-    "shared",
-    "token_embedding",
-    "tokens",
-)
-EMBEDDED = (*(f"{part}.weight" for part in EMBEDDINGS), "embed.W_E")  # name suffixes
+EMBEDDINGS = ("word_embeddings", "wte", "embed_tokens", "tok_embeddings", "embed_in", "shared", "token_embedding")
+EMBEDDED = (*(f"{part}.weight" for part in (*EMBEDDINGS, "tokens")), "embed.W_E")  # name suffixes
 
 
 class Heads:
-    """The attention layers of a checkpoint: a sequence that loads layers lazily and caches none.
-
-    Parameters
-    ----------
-    source, family
-        The checkpoint, and its architecture; see `kq.read`.
-    heads
-        Heads per layer. Default: as the config says.
-    notes, gaps
-        Notes on every layer; whether some layers may have no attention.
-    positions
-        Whether RoPE and position biases are read: not where they are not known to be right.
-
-    Examples
-    --------
-    >>> heads = kq.read(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
-    >>> len(heads), heads[0].name, heads[0].form.batch
-    (1, 'self_attn', torch.Size([2]))
-    """
+    """The attention layers of a checkpoint: a sequence that loads layers lazily and caches none; see `kq.read`."""
 
     device: torch.device | None = None  # where layers are read to; None: where their weights are
 
@@ -80,6 +52,7 @@ class Heads:
         gaps: bool = False,
         positions: bool = True,
     ) -> None:
+        """`gaps`: layers may have no attention. `positions`: whether they are read, as where known to be right."""
         self.source, self.family, self._given, self._notes = source, family, heads, notes
         self._positions = positions
         located = locations(family, source.shapes, source.config)
@@ -112,13 +85,7 @@ class Heads:
         return tensors if self.device is None else moved(tensors, self.device)
 
     def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
-        """Digests of the tensors read from now on, by name; filled as they are read.
-
-        >>> heads = kq.read(torch.nn.MultiheadAttention(8, 2))
-        >>> found, layer = heads.recorded(), heads[0]
-        >>> list(found)
-        ['in_proj_weight[0:16]', 'in_proj_bias[0:16]']
-        """
+        """Digests of the tensors read from now on, by name; filled as they are read."""
         digests = {} if into is None else into
         self.source = Recorded(self.source, digests)
         return digests
@@ -138,12 +105,7 @@ class Heads:
         return {**facts, "layers": len(self), **named}
 
     def labels(self) -> list[str]:
-        """Labels of the layers: "encoder 0", "cross 3", "0 rope", or numbers if there is one stack.
-
-        >>> model = torch.nn.Transformer(8, 2, num_encoder_layers=1, num_decoder_layers=1, batch_first=True)
-        >>> kq.read(model).labels()
-        ['cross 0', 'decoder 0', 'encoder 0']
-        """
+        """Labels of the layers: "encoder 0", "cross 3", "0 rope", or numbers if there is one stack."""
         return layer_labels(self._named())
 
     def _named(self) -> list[tuple[str, str]]:
@@ -152,11 +114,7 @@ class Heads:
 
     @property
     def output(self) -> Iterator[Form]:
-        """The OV circuits of each layer as Forms: W_O W_V of every head.
-
-        >>> next(kq.read(torch.nn.MultiheadAttention(8, 2)).output)
-        Form(batch=(2,), r=4, d=8, float32, symmetry ..., effective rank ...)
-        """
+        """The OV circuits of each layer as Forms: W_O W_V of every head."""
         return (self._read_output(index) for index in range(len(self)))
 
     def embedding(self) -> Float[Tensor, "vocabulary width"] | None:
@@ -166,11 +124,7 @@ class Heads:
 
     @property
     def embedding_shape(self) -> tuple[int, ...] | None:
-        """Shape of the token embeddings, without loading them.
-
-        >>> kq.read(kq.models.DECODER).embedding_shape
-        (4096, 128)
-        """
+        """Shape of the token embeddings, without loading them."""
         name = self._embedding()
         return None if name is None else self.source.shapes[name]
 
@@ -179,11 +133,7 @@ class Heads:
         return next((name for name in named if name.endswith(EMBEDDED)), None)
 
     def depth(self) -> int:
-        """Number of layers of the stack; raises for two stacks, an encoder with a decoder.
-
-        >>> kq.read(kq.models.DECODER).depth()
-        4
-        """
+        """Number of layers of the stack; raises for two stacks, an encoder with a decoder."""
         names = {module_name(location) for location, _ in self._locations}
         stacks = {re.sub(r"\d+", "…", name) for name in names}
         if len(stacks) > 1:
@@ -263,7 +213,8 @@ class Heads:
             width = weights.query.shape[2]
         norms = read_norms(location, self.source, config, weights)
         shifted = any(norms[role].shift is not None for role in ("query_norm", "key_norm") if role in norms)
-        name = _name(location, part)
+        name, stored = _name(location, part), precision_notes(self.source, location)
+        softcap = config.get(attention.softcap) if attention.softcap else None
         for role in ("query", "key", "query_bias", "key_bias"):
             require_finite(name, getattr(weights, role), f"{role.replace('_', ' ')} weights")
         facts: dict[str, Any] = {
@@ -283,14 +234,8 @@ class Heads:
             "modules": location.names,
             "pool": attention.pool,
             "learned": attention.order == "learned",
-            "softcap": float(config[attention.softcap])
-            if attention.softcap and config.get(attention.softcap)
-            else None,
-            "notes": (
-                *self._notes,
-                *layer_notes(location, self.source, config, part, shifted),
-                *precision_notes(self.source, location),
-            ),
+            "softcap": float(softcap) if softcap else None,
+            "notes": (*self._notes, *layer_notes(location, self.source, config, part, shifted), *stored),
             **norms,
         }
         if kernel is None:
@@ -311,11 +256,7 @@ class Heads:
         return section(self.config, location.attention.config)
 
     def values(self, index: int) -> Values:
-        """Value and output weights of layer `index`, with biases.
-
-        >>> kq.read(torch.nn.MultiheadAttention(8, 2)).values(0).value.shape
-        torch.Size([2, 1, 4, 8])
-        """
+        """Value and output weights of layer `index`, with biases."""
         location, _ = self._locations[index]
         if "output" not in location.names or location.attention.order in ("latent", "query latent"):
             raise ValueError(f"{module_name(location)}: its output map is not read")
@@ -357,7 +298,7 @@ def _check_stated(location: Location, source: Source, config: Mapping[str, Any],
 
     Later layers may differ, as the global ones of Gemma 4 do.
     """
-    if location.attention.order != "apart" or location.attention.kind != "self" or location.layer:
+    if location.attention.order not in ("apart", "heads") or location.attention.kind != "self" or location.layer:
         return
     groups, shared, rank, _ = weights.query.shape
     for role, key, count, size in (

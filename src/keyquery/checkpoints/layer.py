@@ -16,18 +16,8 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.printable import REPR, printable
 
 # Position terms that are no function of one offset, or depend on the content of one token.
-GRIDS = (
-    "axial",
-    "window",
-    "window with class",
-    "continuous",
-    "decomposed",
-    "transformer-xl",
-    "xlnet",
-    "relative keys",
-    "shaw",
-    "context",
-)
+GRIDS = ("axial", "window", "window with class", "continuous", "decomposed", "transformer-xl", "xlnet", "relative keys")
+GRIDS += ("shaw", "context")
 VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # views of a head, and their properties
 
 
@@ -144,10 +134,6 @@ class Layer:
         """The form of one query head, with the key head that it uses, also where several query heads share one.
 
         `view` is "raw", "biased" or "folded".
-
-        >>> layer = kq.read(kq.Attention(8, heads=4, kv_heads=2))[0]
-        >>> layer.form.batch, layer.head(3).batch, torch.equal(layer.head(3).key, layer.head(2).key)
-        (torch.Size([2, 2]), torch.Size([]), True)
         """
         check_count("index", index, 0, self.heads - 1)
         check_choice("view", view, VIEWS)
@@ -193,13 +179,7 @@ class Layer:
     def project(
         self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m e"] | None = None
     ) -> tuple[Float[Tensor, "*batch groups shared n r"], Float[Tensor, "*batch groups 1 m r"]]:
-        """Queries of the tokens x and keys of y (x itself in self-attention), as the scores use them, but unrotated.
-
-        >>> layer = kq.read(torch.nn.MultiheadAttention(8, 2))[0]
-        >>> queries, keys = layer.project(torch.randn(5, 8))
-        >>> queries.shape, keys.shape
-        (torch.Size([2, 1, 5, 4]), torch.Size([2, 1, 5, 4]))
-        """
+        """Queries of the tokens x and keys of y (x itself in self-attention), as the scores use them, but unrotated."""
         query, key = self.weights.apply(x, x if y is None else y)
         return _normed(query, self.query_norm), _normed(key, self.key_norm)
 

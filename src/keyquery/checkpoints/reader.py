@@ -92,38 +92,31 @@ def read(
     (1, 'torch')
     """
     target = None if device is None else torch.device(pick_device(device))
-    opened = _heads(source, heads, query, key, config, layout, adapter, partial)
-    opened.device = target
-    return opened
-
-
-def _heads(
-    source: str | Path | nn.Module,
-    heads: int | None,
-    query: str | None,
-    key: str | None,
-    config: str | Path | Mapping[str, Any] | None,
-    layout: str | None,
-    adapter: str | Path | None,
-    partial: bool,
-) -> Heads:
     adapted_name(source, adapter)  # raises for a live model with one
     source = bare(source) if isinstance(source, nn.Module) else source
     opened = _open(source, config)
     opened = opened if isinstance(source, nn.Module) else _adapted(dequantised(opened), adapter)
-    if isinstance(source, nn.Module) and not query and not key and (own_layers := formed(source)):
-        rest = Live(source, without=own_layers)
-        family = _family_by_type(rest) or recognise(rest.shapes)
-        formed_heads = FormedHeads(opened, source)
-        return formed_heads if family is None else MixedHeads(formed_heads, Heads(rest, family, heads, gaps=True))
     if query or key:
-        family = custom_family(opened, query, key, layout, heads)
-        if not locations(family, opened.shapes, opened.config):
-            raise ValueError(f"{opened.label} has no tensor {query!r}; it holds {shown(opened)}{meant(opened, query)}")
-        return Heads(opened, family, heads, (NAMED,), gaps=True)
-    if layout is not None:
+        read_heads = _named(opened, heads, query, key, layout)
+    elif isinstance(source, nn.Module) and (own_layers := formed(source)):
+        read_heads = FormedHeads(opened, source)
+        rest = Live(source, without=own_layers)
+        if (family := _family_by_type(rest) or recognise(rest.shapes)) is not None:
+            read_heads = MixedHeads(read_heads, Heads(rest, family, heads, gaps=True))
+    elif layout is not None:
         raise ValueError(f"layout needs query and key, got layout {layout!r} without them")
-    return read_recognised(opened, heads, partial)
+    else:
+        read_heads = read_recognised(opened, heads, partial)
+    read_heads.device = target
+    return read_heads
+
+
+def _named(opened: Source, heads: int | None, query: str | None, key: str | None, layout: str | None) -> Heads:
+    """Heads of an unknown architecture, whose weights are named by patterns."""
+    family = custom_family(opened, query, key, layout)
+    if not locations(family, opened.shapes, opened.config):
+        raise ValueError(f"{opened.label} has no tensor {query!r}; it holds {shown(opened)}{meant(opened, query)}")
+    return Heads(opened, family, heads, (NAMED,), gaps=True)
 
 
 def read_recognised(opened: Source, heads: int | None = None, partial: bool = False, trusted: bool = False) -> Heads:

@@ -89,17 +89,8 @@ class Tower:
         """Rows of a tensor, as the whole model's source reads them."""
         return self._whole.rows(name, start, stop)
 
-    def stored(self, name: str) -> str | None:
-        """How the whole model's source holds a tensor, where it says so."""
-        return self._asked("stored", name)
-
-    def adapted(self, name: str) -> str | None:
-        """What an adapter of the whole model does to a tensor, where it has one."""
-        return self._asked("adapted", name)
-
-    def _asked(self, method: str, name: str) -> str | None:
-        ask = getattr(self._whole, method, None)
-        return ask(name) if ask else None
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
 
 
 class Live(Loaded):

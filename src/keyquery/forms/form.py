@@ -65,12 +65,7 @@ class Form(Matrix, Directions):
     """
 
     def gram(self) -> Float[Tensor, "*batch n n"]:
-        """Gram matrix XXᵀ of X = [Q; K] (XΣXᵀ on data), in float64; it determines all norms and spectra.
-
-        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.6, 0.8]])).gram()
-        tensor([[1.0000, 0.6000],
-                [0.6000, 1.0000]], dtype=torch.float64)
-        """
+        """Gram matrix XXᵀ of X = [Q; K] (XΣXᵀ on data), in float64; it determines all norms and spectra."""
         self.require_square("a Gram matrix of [Q; K]")
         core = self.core()
         if core.gram is not None:
@@ -127,12 +122,7 @@ class Form(Matrix, Directions):
     def scores(
         self, x: Float[Tensor, "*#tokens d"], y: Float[Tensor, "*#others e"] | None = None
     ) -> Float[Tensor, "*scores"]:
-        """Unscaled scores xᵀMy (..., n, m) of tokens x (..., n, d) and y (..., m, e); leading dimensions broadcast.
-
-        >>> kq.Form(torch.eye(2), torch.eye(2)).scores(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-        tensor([[ 5., 11.],
-                [11., 25.]])
-        """
+        """Unscaled scores xᵀMy (..., n, m) of tokens x (..., n, d) and y (..., m, e); leading dimensions broadcast."""
         if y is None:
             self.require_square("a score of tokens with themselves")
             y = x
@@ -147,9 +137,6 @@ class Form(Matrix, Directions):
 
         Norms and spectra are computed from QΣKᵀ, QΣQᵀ and KΣKᵀ; the square root is computed only for `query`, `key`,
         `dense()`, rows or directions, or if the factors are linearly dependent.
-
-        >>> kq.Form(torch.eye(2), torch.eye(2)).on(torch.diag(torch.tensor([4.0, 1.0]))).symmetric_eigenvalues()
-        tensor([4., 1.], dtype=torch.float64)
         """
         self.require_square("a form on data")
         check_float("covariance", covariance, "d d", d=self.dim)
@@ -212,12 +199,7 @@ class Form(Matrix, Directions):
         return Shares(*(variances / torch.where(total > 0, total, 1.0)))
 
     def distance(self, x: Float[Tensor, "*#tokens d"], y: Float[Tensor, "*#others d"]) -> Float[Tensor, "*distances"]:
-        """Mahalanobis distance √((x−y)ᵀM(x−y)) of tokens x (..., n, d) and y (..., m, d): (..., n, m); M must be PSD.
-
-        >>> form = kq.Form(torch.eye(2), torch.eye(2))
-        >>> form.distance(torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0]))
-        tensor(5., dtype=torch.float64)
-        """
+        """Mahalanobis distances √((x−y)ᵀM(x−y)) (..., n, m) of tokens x (..., n, d) and y (..., m, d) by a PSD form."""
         self.require_square("a distance")
         self._check_tokens(x, y)
         self._require_psd()
@@ -230,12 +212,7 @@ class Form(Matrix, Directions):
     # Structure
 
     def nearest(self, kernel: str, rank: int | None = None) -> Form:
-        """The nearest "symmetric", "psd" or "skew" form in Frobenius norm, of at most `rank`. Default rank: any.
-
-        >>> kq.Form(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).nearest("psd").dense()
-        tensor([[0.2500, 0.2500],
-                [0.2500, 0.2500]])
-        """
+        """The nearest "symmetric", "psd" or "skew" form in Frobenius norm, of at most `rank`. Default rank: any."""
         self.require_square("the nearest form")
         check_choice("kernel", kernel, KERNELS)
         check_count("rank", rank, 1, self.dim, optional=True)

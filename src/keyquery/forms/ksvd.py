@@ -48,12 +48,7 @@ class Ksvd:
         return brief(self)
 
     def primal(self) -> Primal:
-        """We = Φ_kᵀ·right and Wr = Φ_qᵀ·left, (p, s) each, so that e = Φ_q·We = left·Σ and r = Φ_k·Wr = right·Σ.
-
-        >>> we, wr = kq.ksvd(2 * torch.eye(3), torch.eye(3), rank=1).primal()
-        >>> float((2 * torch.eye(3, dtype=torch.float64) @ we).norm())
-        2.0
-        """
+        """We = Φ_kᵀ·right and Wr = Φ_qᵀ·left, (p, s) each, so that e = Φ_q·We = left·Σ and r = Φ_k·Wr = right·Σ."""
         present = self._inverse_values() > 0
         return Primal(self.phi_key.mT @ self.right * present, self.phi_query.mT @ self.left * present)
 
@@ -63,9 +58,6 @@ class Ksvd:
         """J = ½Σ eᵢᵀΛeᵢ + ½Σ rⱼᵀΛrⱼ − tr(WeᵀWr), Λ = Σ⁻¹. Default weights: the solution, where J = 0.
 
         The converse does not hold: J is zero at many points that are not stationary; `residual` distinguishes them.
-
-        >>> kq.ksvd(torch.eye(3), torch.eye(3), rank=2).objective()
-        tensor(0., dtype=torch.float64)
         """
         we, wr = self._weights(we, wr)
         e, r = self.phi_query @ we, self.phi_key @ wr
@@ -78,11 +70,6 @@ class Ksvd:
         """Relative KKT residual ‖(∂J/∂We, ∂J/∂Wr)‖/‖(Wr, We)‖: 0 at a stationary point of J and only there.
 
         ∂J/∂We = Φ_qᵀeΛ − Wr and ∂J/∂Wr = Φ_kᵀrΛ − We. Rounding adds about 1e-16·σ₁/σₛ, since Λ divides by σ.
-
-        >>> solution = kq.ksvd(torch.eye(3), torch.eye(3), rank=1)
-        >>> we, wr = solution.primal()
-        >>> solution.residual(), solution.residual(we, -wr)
-        (tensor(0., dtype=torch.float64), tensor(2., dtype=torch.float64))
         """
         we, wr = self._weights(we, wr)
         inverse = self._inverse_values()
@@ -94,12 +81,7 @@ class Ksvd:
     def extend(
         self, phi_query: Float[Tensor, "a p"] | None = None, phi_key: Float[Tensor, "b p"] | None = None
     ) -> Extended:
-        """Singular vectors at new points: left = Φ_q·We·Λ and right = Φ_k·Wr·Λ.
-
-        >>> kq.ksvd(torch.eye(2), torch.diag(torch.tensor([3.0, 1.0])), rank=1).extend(torch.eye(2)).left.abs()
-        tensor([[1.],
-                [0.]], dtype=torch.float64)
-        """
+        """Singular vectors at new points: left = Φ_q·We·Λ and right = Φ_k·Wr·Λ."""
         features = self.phi_query.shape[-1]
         we, wr = self.primal()
         left = right = None

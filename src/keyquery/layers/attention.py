@@ -204,11 +204,7 @@ class Attention(nn.Module):
         is_causal: bool = False,
         positions: Shaped[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "batch heads n n"]:
-        """Attention weights on x, row i of query i; arguments as in `forward`.
-
-        >>> kq.Attention(8, 2).maps(torch.randn(1, 5, 8)).sum(-1).allclose(torch.ones(()))
-        True
-        """
+        """Attention weights on x, row i of query i; arguments as in `forward`."""
         return torch.cat(list(self.each_map(x, mask, is_causal, positions)), 1)
 
     def each_map(
@@ -218,11 +214,7 @@ class Attention(nn.Module):
         is_causal: bool = False,
         positions: Shaped[Tensor, "..."] | None = None,
     ) -> Iterator[Float[Tensor, "batch 1 n n"]]:
-        """`maps`, one head at a time, to save memory.
-
-        >>> sum(1 for head in kq.Attention(8, 2).each_map(torch.randn(1, 5, 8)))
-        2
-        """
+        """`maps`, one head at a time, to save memory."""
         real, visible = self._check(x, mask, positions, None)
         if real is not None:
             x = x.where(real.unsqueeze(-1), 0.0)
@@ -287,10 +279,6 @@ class Attention(nn.Module):
         """Shares of each head's score variance on x by part, in closed form for independent tokens, and symmetry.
 
         For this layer and its own input; no attention is computed.
-
-        >>> shares = kq.Attention(8, 2, kernel="psd").parts(torch.randn(4, 16, 8))
-        >>> bool(shares["skew"].max() < 1e-12)
-        True
         """
         self._check(x, mask, None, None)
         if mask is not None and (mask.ndim != 2 or not bool(mask.any())):
