@@ -29,11 +29,6 @@ def test_a_device_that_is_not_there_is_refused_before_the_file_is_opened():
         load_model("none", dtype="int8")
 
 
-def test_a_model_is_loaded_in_a_dtype():
-    model, _ = load_model(kq.models.DECODER, device="cpu", dtype="float64")
-    assert {weight.dtype for weight in model.parameters()} == {torch.float64}
-
-
 def test_the_shares_of_a_look_in_float64_are_those_in_float32():
     options = {"text": kq.models.TEXT, "tokens": 256, "length": 8, "layers": [0]}
     wide, own = (kq.look(kq.models.DECODER, dtype=dtype, device="cpu", **options) for dtype in ("float64", None))

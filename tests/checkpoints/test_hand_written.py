@@ -121,14 +121,6 @@ def test_nanogpt(bias, prefix, tmp_path):
     assert kq.read(tmp_path / "ckpt.pt").embedding_shape == (30, 24)
 
 
-def test_a_bare_nanogpt_state_dict_needs_heads(tmp_path):
-    model = GPT(GPTConfig())
-    torch.save(model.state_dict(), tmp_path / "bare.pt")
-    with pytest.raises(ValueError, match="does not say how many heads it has"):
-        kq.read(tmp_path / "bare.pt")[0]
-    assert kq.read(tmp_path / "bare.pt", heads=4)[0].form.batch == (4,)
-
-
 # TransformerLens, as its components have it
 
 
@@ -236,13 +228,6 @@ def test_a_config_of_transformer_lens_counts(tmp_path):
     assert layer.scale == pytest.approx(1 / 3)
     assert not layer.causal
     assert kq.read(tmp_path / "lens.pt", config={"use_attn_scale": False})[0].scale == 1.0
-
-
-def test_rotary_positions_of_transformer_lens_are_noted(tmp_path):
-    state = Lens(4, 4, 20, 6, False).state_dict()
-    state |= {f"blocks.{i}.attn.rotary_{part}": torch.zeros(16, 6) for i in range(2) for part in ("sin", "cos")}
-    torch.save(state, tmp_path / "lens.pt")
-    assert "rotary positions enter its scores and are not read" in kq.read(tmp_path / "lens.pt")[0].notes
 
 
 # llama2.c, as its model.py and `legacy_export` have it

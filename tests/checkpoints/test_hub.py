@@ -100,6 +100,20 @@ def serve(handler, folder):
     return handler.command == "GET" and handler.wfile.write(data)
 
 
+def test_a_hub_model_is_read_by_byte_ranges(site, folder):
+    hub = site(lambda handler: serve(handler, folder))
+    heads = kq.read("org/name")
+    hub.asked.clear()
+    for one, other in zip(heads, kq.read(folder), strict=True):
+        assert torch.equal(one.form.query, other.form.query)
+        assert torch.equal(one.form.key, other.form.key)
+    ranges = [headers["range"].removeprefix("bytes=").split("-") for _, headers in hub.asked]
+    assert sum(int(last) - int(first) + 1 for first, last in ranges) == 4 * 8 * 8 * 4
+    hub.answer = lambda handler: handler.headers.__delitem__("Range") or serve(handler, folder)
+    with pytest.raises(ValueError, match=r"does not serve parts of model\.safetensors"):
+        kq.read("org/name")
+
+
 def test_the_token_goes_to_the_hub_and_does_not_follow_redirects(site, folder):
     """Whether the hub redirects all requests, or those alone that fetch content, to another port or another name."""
     for methods in (("GET", "HEAD"), ("GET",)):

@@ -53,13 +53,3 @@ def test_what_a_config_leaves_out_is_the_default_of_its_type(build, tmp_path):
             query = one.project(x, x)[0]
             turned = (layer.rope.rotate(query, torch.arange(3) * 5) for layer in (one, other))
             torch.testing.assert_close(*turned)
-
-
-def test_gemma_3_has_local_layers_without_a_list_of_them(tmp_path):
-    gemma3().save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    del config["text_config"]["layer_types"]
-    path.write_text(json.dumps(config))
-    windows = [layer.window for layer in kq.read(tmp_path)]
-    assert windows[:7] == [16] * 5 + [None, 16]

@@ -6,8 +6,6 @@ import math
 import os
 import pickle
 import struct
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from safetensors.torch import save_file
 
 import keyquery as kq
 from keyquery.checkpoints.sources import Safetensors
-from keyquery.checkpoints.vocabulary import vocabulary
 
 LAYERS, HEADS, KEYS, WIDTH, RANK = 3, 4, 2, 16, 4
 CONFIG = {"model_type": "llama", "num_attention_heads": HEADS, "num_key_value_heads": KEYS, "hidden_size": WIDTH}
@@ -120,14 +117,6 @@ def test_a_bare_file_needs_heads(tmp_path):
     assert heads[0].notes == ("rotary positions unknown: there is no config",)
 
 
-def test_a_config_can_be_given(tmp_path):
-    path, config = tmp_path / "bare.safetensors", tmp_path / "elsewhere.json"
-    save_file(weights(), path)
-    config.write_text(json.dumps(CONFIG))
-    assert kq.read(path, config=config)[0].rope.dims == RANK
-    assert kq.read(path, config=CONFIG)[0].rope.dims == RANK
-
-
 def test_only_queries_keys_and_their_norm_are_read(folder, monkeypatch):
     reads = []
     rows = Safetensors.rows
@@ -160,27 +149,6 @@ def test_a_live_model_is_read_without_copies():
     assert layer.form.query.data_ptr() == model.self_attn.in_proj_weight.data_ptr()
 
 
-def test_unknown_layouts_say_what_they_hold_and_can_be_pointed_at(tmp_path):
-    path = tmp_path / "odd.safetensors"
-    tensors = {f"trunk.{i}.{name}.weight": torch.randn(8, 8) for i in range(2) for name in ("ask", "tell", "say")}
-    save_file(tensors, path)
-    with pytest.raises(
-        ValueError, match=r"this layout is not known. It holds trunk\.\{layer\}\.ask\.weight, .*--query PATTERN"
-    ):
-        kq.read(path)
-    with pytest.raises(
-        ValueError, match=r"no tensor 'trunk\.\{layer\}\.ask'; .*; did you mean 'trunk\.\{layer\}\.ask\.weight'\?"
-    ):
-        kq.read(path, heads=2, query="trunk.{layer}.ask", key="trunk.{layer}.tell")
-    heads = kq.read(path, heads=2, query="trunk.{layer}.ask.weight", key="trunk.{layer}.tell.weight")
-    assert (len(heads), heads[1].name) == (2, "trunk.1")
-    torch.testing.assert_close(
-        heads[1].form.sum().dense(), tensors["trunk.1.ask.weight"].mT @ tensors["trunk.1.tell.weight"]
-    )
-    with pytest.raises(ValueError, match="query and key patterns go together"):
-        kq.read(path, heads=2, query="trunk.{layer}.ask.weight")
-
-
 def test_output_maps_are_forms(folder):
     tensors = weights()
     out = list(kq.read(folder).output)[2]
@@ -190,143 +158,6 @@ def test_output_maps_are_forms(folder):
         group = head // 2
         expected = output[:, head * RANK : (head + 1) * RANK] @ value[group * RANK : (group + 1) * RANK]
         torch.testing.assert_close(out[group, head % 2].dense(), expected)
-
-
-def test_embedding(folder):
-    torch.testing.assert_close(kq.read(folder).embedding(), weights()["model.embed_tokens.weight"])
-
-
-# GGUF
-
-
-def permuted(weight, heads):
-    """How a converter stores q and k: pairs (i, i + r/2) become neighbours."""
-    rank = len(weight) // heads
-    return weight.reshape(heads, 2, rank // 2, -1).swapaxes(1, 2).reshape(weight.shape)
-
-
-def test_gguf_reads_the_same_scores_at_every_offset(folder, tmp_path):
-    gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
-    path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KEYS)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_rope_dimension_count(RANK)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_token_list(["one", "Ġtwo"])
-    tensors = weights()
-    for layer in range(LAYERS):
-        name = f"model.layers.{layer}"
-        query, key = (tensors[f"{name}.self_attn.{role}_proj.weight"] for role in ("q", "k"))
-        writer.add_tensor(f"blk.{layer}.attn_q.weight", permuted(query, HEADS).numpy())
-        writer.add_tensor(f"blk.{layer}.attn_k.weight", permuted(key, KEYS).numpy())
-        writer.add_tensor(f"blk.{layer}.attn_norm.weight", tensors[f"{name}.input_layernorm.weight"].numpy())
-    writer.add_tensor(
-        "token_embd.weight",
-        gguf.quants.quantize(torch.randn(50, 32).numpy(), gguf.GGMLQuantizationType.Q8_0),
-        raw_dtype=gguf.GGMLQuantizationType.Q8_0,
-    )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    heads, original = kq.read(path), kq.read(folder)
-    assert (heads.family.name, len(heads)) == ("gguf", LAYERS)
-    assert vocabulary(path) == ["one", "▁two"]
-    assert heads[0].rope.interleaved
-    for offset in (0, -1, -7):
-        for one, other in zip(heads, original, strict=True):
-            given, expected = (layer.form.at(offset, layer.rope).dense() for layer in (one, other))
-            torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(heads[0].folded.norm2, original[0].folded.norm2)
-    assert heads.embedding().shape == (50, 32)
-
-
-def test_a_broken_gguf_is_named(tmp_path):
-    pytest.importorskip("gguf", reason="needs the extra gguf")
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF" + b"\xff" * 40)
-    with pytest.raises(ValueError, match="is not a readable GGUF file"):
-        kq.read(path)
-
-
-# The hub
-
-
-class RangeServer(BaseHTTPRequestHandler):
-    """A hub that serves a folder, by ranges; anything else is refused."""
-
-    folder, asked, ranges = None, [], True
-
-    def do_HEAD(self):
-        self.answer(body=False)
-
-    def do_GET(self):
-        self.answer(body=True)
-
-    def answer(self, body):
-        path = self.folder / self.path.rsplit("/", 1)[-1]
-        if not path.is_file():
-            self.send_response(404)
-            self.send_header("X-Error-Code", "EntryNotFound")
-            self.end_headers()
-            return
-        data, status = path.read_bytes(), 200
-        if body and "Range" in self.headers and self.ranges:
-            first, last = (int(n) for n in self.headers["Range"].removeprefix("bytes=").split("-"))
-            data, status = data[first : last + 1], 206
-            type(self).asked.append((path.name, first, last))
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", '"e"')
-        self.send_header("X-Repo-Commit", "c" * 40)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture
-def hub(folder, monkeypatch):
-    constants = pytest.importorskip("huggingface_hub.constants", reason="needs the extra hf")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), RangeServer)
-    RangeServer.folder, RangeServer.asked, RangeServer.ranges = folder, [], True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_hub_model_is_read_by_byte_ranges(hub, folder):
-    heads = kq.read("org/name")
-    assert_same_heads(heads, kq.read(folder))
-    file = folder / "model.safetensors"
-    header = struct.unpack("<Q", file.read_bytes()[:8])[0]
-    data = [last - first + 1 for _, first, last in RangeServer.asked if first >= 8 + header]
-    wanted = LAYERS * (HEADS * RANK + KEYS * RANK + 1) * WIDTH * 4
-    assert sum(data) == wanted
-    assert heads.source.fetched < os.path.getsize(file)
-
-
-def test_a_hub_that_serves_no_ranges_is_refused(hub):
-    RangeServer.ranges = False
-    with pytest.raises(ValueError, match=r"does not serve parts of model\.safetensors"):
-        kq.read("org/name")
-
-
-def test_a_hub_out_of_reach_is_one_sentence(monkeypatch):
-    constants = pytest.importorskip("huggingface_hub.constants", reason="needs the extra hf")
-    address = "http://127.0.0.1:9"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
-    with pytest.raises(ConnectionError, match="org/name could not be had from the hub"):
-        kq.read("org/name")
 
 
 # Broken and hostile files
@@ -381,6 +212,7 @@ BROKEN = {
     "heads that do not divide": (config(num_attention_heads=5), "16 rows are not 5 heads of equal width"),
     "config that is no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
     "config that is a list": (lambda f: (f / "config.json").write_text("[]"), "config.json is not a JSON object"),
+    "an empty config": (lambda f: (f / "config.json").write_text(" "), "config.json is empty; expected a JSON object"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
 }
 
@@ -405,31 +237,6 @@ def test_a_pickle_with_code_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("a.pt", b"", "is not a readable torch file"),
-        ("a.pt", b"PK\x03\x04garbage", "is not a readable torch file"),
-        ("a.txt", b"hello", "has an unknown file type"),
-    ],
-)
-def test_files_of_no_use_are_named(tmp_path, name, content, words):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=words):
-        kq.read(tmp_path / name)
-
-
-def test_a_tensor_alone_is_no_checkpoint(tmp_path):
-    torch.save(torch.ones(3), tmp_path / "a.pt")
-    with pytest.raises(ValueError, match="holds no named tensors"):
-        kq.read(tmp_path / "a.pt")
-
-
-def test_what_is_not_there_is_named():
-    with pytest.raises(FileNotFoundError, match="nowhere is neither a file, nor a folder, nor a hub"):
-        kq.read("nowhere")
-
-
 def test_a_model_on_meta_has_no_weights():
     with torch.device("meta"):
         model = torch.nn.MultiheadAttention(8, 2)
@@ -441,3 +248,38 @@ def test_a_model_on_meta_has_no_weights():
 def test_a_number_is_no_source():
     with pytest.raises(TypeError, match=r"source must be a path, a hub name or an nn\.Module, got int"):
         kq.read(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.pt", b"", "is not a readable torch file"),
+        ("a.pt", b"PK\x03\x04garbage", "is not a readable torch file"),
+        ("a.pt", pickle.dumps(3), "is not a readable torch file"),
+        ("a.txt", b"hello", "has an unknown file type"),
+        ("a.gguf", b"GGUF" + b"\xff" * 40, "is not a readable GGUF file"),
+    ],
+)
+def test_files_of_no_use_are_named(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        kq.read(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "gone/model.safetensors", "here/model"])
+def test_what_is_not_there_is_named_and_is_no_hub_model(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    with pytest.raises(FileNotFoundError, match=f"{name} is neither a file, nor a folder, nor a hub model"):
+        kq.read(name)
+
+
+def test_unknown_layouts_say_what_they_hold_and_what_a_pattern_may_mean(tmp_path):
+    path = tmp_path / "odd.safetensors"
+    save_file({f"trunk.{i}.{name}.weight": torch.randn(8, 8) for i in range(2) for name in ("ask", "tell")}, path)
+    words = r"this layout is not known. It holds trunk\.\{layer\}\.ask\.weight, .*--query PATTERN"
+    with pytest.raises(ValueError, match=words):
+        kq.read(path)
+    words = r"no tensor 'trunk\.\{layer\}\.ask'; .*; did you mean 'trunk\.\{layer\}\.ask\.weight'\?"
+    with pytest.raises(ValueError, match=words):
+        kq.read(path, heads=2, query="trunk.{layer}.ask", key="trunk.{layer}.tell")

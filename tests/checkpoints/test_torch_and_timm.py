@@ -96,8 +96,3 @@ def test_timm_blocks(normed):
                 seen = [scores - scores.mean(-1, keepdim=True) for scores in both]  # softmax sees no more
                 torch.testing.assert_close(*seen)
             x = out
-
-
-def test_the_shift_of_query_and_key_norms_is_noted():
-    assert kq.read(TimmModel(True), heads=4)[0].notes == ("the shift of its query and key norms is in no form",)
-    assert kq.read(TimmModel(False), heads=4)[0].notes == ()

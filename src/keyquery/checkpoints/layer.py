@@ -16,8 +16,8 @@ from keyquery.support.checks import check_choice, check_count
 from keyquery.support.printable import REPR, printable
 
 # Position terms that are no function of one offset, or depend on the content of one token.
-GRIDS = ("axial", "window", "window with class", "continuous", "decomposed", "transformer-xl", "xlnet", "relative keys")
-GRIDS += ("shaw", "context")
+GRIDS = {"axial", "window", "window with class", "continuous", "decomposed", "transformer-xl", "xlnet"}
+GRIDS |= {"relative keys", "shaw", "context"}
 VIEWS = {"raw": "form", "biased": "biased", "folded": "folded"}  # views of a head, and their properties
 
 

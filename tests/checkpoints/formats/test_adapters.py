@@ -103,49 +103,6 @@ def test_on_a_quantised_base(base, tmp_path):
     assert layer.notes == ("weights: fp8 e4m3 per tensor", "adapter: LoRA of rank 3")
 
 
-VARIANTS = {
-    "plain": {"r": 4, "lora_alpha": 8},
-    "rank-stabilised": {"r": 4, "lora_alpha": 8, "use_rslora": True},
-    "patterns": {"r": 4, "lora_alpha": 8, "rank_pattern": {"k_proj": 2}, "alpha_pattern": {"k_proj": 3}},
-    "dora": {"r": 4, "lora_alpha": 8, "use_dora": True},
-    "modules to save": {"r": 4, "lora_alpha": 8, "modules_to_save": ["input_layernorm"]},
-    "biases": {"r": 4, "lora_alpha": 8, "bias": "lora_only"},
-}
-
-
-@pytest.mark.parametrize("case", VARIANTS)
-@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel"])
-def test_against_peft(case, kind, tmp_path):
-    """PEFT makes, saves and merges the adapter; scores of the merged model and of base plus adapter agree."""
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    family = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "GPT2LMHeadModel": "gpt2"}[kind]
-    model = tiny_model(family, model=kind)
-    model.save_pretrained(tmp_path / "base")
-    targets = ["c_attn"] if family == "gpt2" else ["q_proj", "k_proj"]
-    options = dict(VARIANTS[case])
-    if family == "gpt2":
-        options = {k: {"c_attn": v["k_proj"]} if isinstance(v, dict) else v for k, v in options.items()}
-        options |= {"fan_in_fan_out": True}
-        options |= {"modules_to_save": ["ln_1"]} if "modules_to_save" in options else {}
-    tuned = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, **options))
-    with torch.no_grad():
-        for parameter in tuned.parameters():
-            if parameter.requires_grad:
-                parameter.normal_(0, 0.3)
-    tuned.save_pretrained(tmp_path / "adapter")
-    merged = tuned.merge_and_unload()
-    given = kq.read(tmp_path / "base", adapter=tmp_path / "adapter")
-    for one, other in zip(given, kq.read(merged), strict=True):
-        for offset in (0, -3):
-            forms = (layer.folded.at(offset, layer.rope) if layer.rope else layer.folded for layer in (one, other))
-            a, b = (form.dense() for form in forms)
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    live, _ = kq.capture.load.load_model(tmp_path / "base", lm_head=True, adapter=tmp_path / "adapter")
-    ids = torch.randint(3, 50, (1, 6))
-    with torch.no_grad():
-        torch.testing.assert_close(live(ids).logits, merged(ids).logits, rtol=1e-4, atol=1e-4)
-
-
 REFUSED = {
     "another type": ({"peft_type": "IA3"}, r"is an adapter of type 'IA3'; LORA is supported"),
     "replication": ({"layer_replication": [[0, 2]]}, "is a LoRA with layer_replication, which is not supported"),
@@ -188,11 +145,6 @@ def test_a_missing_half_is_named(base, tmp_path):
         kq.read(base, adapter=folder)
     with pytest.raises(FileNotFoundError, match=r"adapter must be a folder with adapter_config\.json"):
         kq.read(base, adapter=base)
-
-
-def test_a_live_model_takes_none(base, tmp_path):
-    with pytest.raises(ValueError, match="adapter needs a checkpoint on disk"):
-        kq.read(torch.nn.MultiheadAttention(8, 2), adapter=tmp_path)
 
 
 def test_on_the_command_line(base, tmp_path):

@@ -308,7 +308,7 @@ def test_every_architecture_is_proven():
     assert proven <= set(gguf.MODEL_ARCH_NAMES.values())
 
 
-@pytest.mark.parametrize("name", [name for name, (*_, theta, _) in CASES.items() if theta])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "deepseek2"])
 def test_the_other_pairs_would_be_wrong(name, tmp_path):
     """The comparison sees whether rotary pairs are neighbours or halves."""
     model, path = made(name, tmp_path)

@@ -244,12 +244,6 @@ def test_a_quantised_weight_has_the_values_of_its_formula(case, tmp_path):
     assert layer.notes == (f"weights: {note.removesuffix(', by order of activations')}",)
 
 
-def test_a_look_names_the_precision(tmp_path):
-    tensors, _ = tensors_of(fp8_blocks)
-    reading = kq.look(save(tmp_path, tensors, {}))
-    assert [row["notes"] for row in reading.layers] == [["weights: fp8 e4m3 in 128×128 blocks"]]
-
-
 def test_weights_that_are_not_asked_for_are_not_dequantised(tmp_path):
     """A weight that could not be: its scales are missing."""
     tensors, _ = tensors_of(gptq(4))
@@ -333,38 +327,6 @@ def test_gpt_oss_keeps_only_its_experts_in_mxfp4(tmp_path):
         tensors[f"{blocks}_blocks"], tensors[f"{blocks}_scales"], dtype=torch.float32
     )
     assert torch.equal(given.mT, expected)
-
-
-def test_latent_attention_in_fp8_blocks(tmp_path):
-    """As DeepSeek-V3 is released: every projection in 128×128 blocks, norms in bfloat16."""
-    pytest.importorskip("transformers", reason="the model needs the extra hf")
-    from safetensors.torch import load_file
-
-    from keyquery.proof.families import tiny_model
-
-    sizes = {"hidden_size": 160, "q_lora_rank": 136, "kv_lora_rank": 132, "qk_nope_head_dim": 40}
-    tiny_model("deepseek", **sizes).save_pretrained(tmp_path / "plain")
-    config = json.loads((tmp_path / "plain" / "config.json").read_text())
-    plain, packed = load_file(tmp_path / "plain" / "model.safetensors"), {}
-    for name in list(plain):
-        if "self_attn" in name and plain[name].ndim == 2:
-            rows, columns = plain[name].shape
-            codes = plain[name].to(torch.float8_e4m3fn)
-            scales = torch.rand(-(-rows // 128), -(-columns // 128)) + 0.5
-            packed |= {name: codes, f"{name}_scale_inv": scales}
-            blocks = scales.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
-            plain[name] = codes.float() * blocks
-        else:
-            packed[name] = plain[name]
-    (tmp_path / "packed").mkdir()
-    settings = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
-    given = kq.read(save(tmp_path / "packed", packed, settings, **config))
-    expected = kq.read(save(tmp_path / "plain", plain, {}, **config))
-    assert given.labels() == ["0 nope", "0 rope", "1 nope", "1 rope"]
-    for one, other in zip(given, expected, strict=True):
-        assert torch.equal(one.folded.query, other.folded.query)
-        assert torch.equal(one.folded.key, other.folded.key)
-        assert one.notes[-1] == "weights: fp8 e4m3 in 128×128 blocks"
 
 
 def test_values_and_outputs_are_dequantised_too(tmp_path):
