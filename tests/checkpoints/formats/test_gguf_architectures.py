@@ -21,9 +21,13 @@ ROUTED = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+KV, MHA = {"add_head_count_kv": 2}, {"add_head_count_kv": 4}
 RMS, LAYER = {"add_layer_norm_rms_eps": 1e-5}, {"add_layer_norm_eps": 1e-5}
-KV = {"add_head_count_kv": 2}
-NORMED = {"rms_norm_eps": 1e-5}
+RMS8, RMS16 = {**RMS, "add_key_length": 8}, {**RMS, "add_key_length": 16}
+TURNED8, TURNED4 = {**RMS, "add_rope_dimension_count": 8}, {**LAYER, "add_rope_dimension_count": 4}
+HEAD8, HEAD16, HALF = {"head_dim": 8}, {"head_dim": 16}, {"partial_rotary_factor": 0.5}
+GLM = ({**HEAD8, "attention_bias": True}, {**RMS, "add_rope_dimension_count": 4})
+MROPE = {"mrope_section": [2, 1, 1]}
 
 
 def rope(theta=10000.0, **more):
@@ -33,21 +37,16 @@ def rope(theta=10000.0, **more):
 def case(cls, model=None, fields=RMS, theta=777.0, more=None, **rules):
     """Class, its config, GGUF's fields, rotary base, and the converter's rules."""
     parameters = {} if theta is None else rope(theta, **(more or {}))
-    return cls, {**NORMED, **parameters, **(model or {})}, {**KV, **fields}, theta, rules
+    return cls, {"rms_norm_eps": 1e-5, **parameters, **(model or {})}, {**KV, **fields}, theta, rules
 
 
 EPS = {"layer_norm_eps": 1e-5, "layer_norm_epsilon": 1e-5, "norm_epsilon": 1e-5, "norm_eps": 1e-5}
-SLIDING = {"sliding_window": 4}
+GPT2 = {**EPS, "n_embd": 32, "n_layer": 4, "n_head": 4}
+SLIDING, WINDOW = {"sliding_window": 4}, {"add_sliding_window": 4}
 MLA = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
-MLA_FIELDS = {
-    "add_q_lora_rank": 12,
-    "add_kv_lora_rank": 8,
-    "add_key_length": 12,
-    "add_key_length_mla": 10,
-    "add_value_length_mla": 5,
-    "add_rope_dimension_count": 4,
-    "add_head_count_kv": 1,
-}
+MLA |= {**ROUTED, "num_key_value_heads": 4}
+MLA_FIELDS = {"add_q_lora_rank": 12, "add_kv_lora_rank": 8, "add_key_length": 12, "add_key_length_mla": 10, **RMS}
+MLA_FIELDS |= {"add_value_length_mla": 5, "add_rope_dimension_count": 4, "add_head_count_kv": 1}
 PLAIN = {"rope_type": "default", "rope_theta": 777.0}
 YARN = {
     "rope_type": "yarn",
@@ -56,192 +55,95 @@ YARN = {
     "beta_slow": 1.0,
     "original_max_position_embeddings": 64,
 }
-YARN_FIELDS = {
-    "add_rope_scaling_type": gguf.RopeScalingType.YARN,
-    "add_rope_scaling_factor": 32.0,
-    "add_rope_scaling_orig_ctx_len": 64,
-}
+YARN_FIELDS = {"add_rope_scaling_type": gguf.RopeScalingType.YARN, "add_rope_scaling_factor": 32.0}
+YARN_FIELDS |= {"add_rope_scaling_orig_ctx_len": 64}
 LINEAR_FIELDS = {"add_rope_scaling_type": gguf.RopeScalingType.LINEAR, "add_rope_scaling_factor": 8.0}
-GEMMA3 = {
-    "head_dim": 16,
-    "query_pre_attn_scalar": 16,
-    "rope_parameters": {
-        "full_attention": {"rope_type": "linear", "rope_theta": 777.0, "factor": 8.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    },
-}
+GEMMA3 = {"head_dim": 16, "query_pre_attn_scalar": 16, "num_hidden_layers": 7}
+GEMMA3["rope_parameters"] = {"full_attention": {"rope_type": "linear", "rope_theta": 777.0, "factor": 8.0}}
+GEMMA3["rope_parameters"]["sliding_attention"] = {"rope_type": "default", "rope_theta": 10000.0}
+OLMO3 = {"rope_parameters": {"sliding_attention": PLAIN, "full_attention": {**PLAIN, **YARN}}}
+EXAONE = {**WINDOW, "add_sliding_window_pattern": [True, True, True, False]}
+MODERN = {"layer_types": (["full_attention"] + ["sliding_attention"] * 2) * 2 + ["full_attention"]}
+MODERN |= {"rope_parameters": {"full_attention": PLAIN, "sliding_attention": {**PLAIN, "rope_theta": 99.0}}}
+MODERN |= {**EPS, "num_hidden_layers": 7, "local_attention": 8}
+MODERN_FIELDS = {**LAYER, **MHA, "add_sliding_window": 8, "add_rope_freq_base_swa": 99.0}
+MISTRAL3 = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 64}
+MINIMAX = {**RMS16, "add_rope_dimension_count": 8}
+BOTH = {**LAYER, **MHA, "add_causal_attention": False}
 ENCODERS = ("eurobert", "gemma-embedding", "bert", "nomic-bert", "modern-bert")
 POST = ("bert", "nomic-bert")
 CASES = {
-    "llama": case("LlamaModel", fields={**RMS, "add_rope_dimension_count": 8}, permute=True),
-    "llama, as Mistral": case("MistralModel", fields={**RMS, "add_rope_dimension_count": 8}, permute=True),
-    "llama, as Mixtral": case("MixtralModel", MOE, {**RMS, "add_rope_dimension_count": 8}, permute=True),
-    "mistral3": case(
-        "Ministral3Model",
-        {"head_dim": 8},
-        {**RMS, "add_key_length": 8, "add_rope_dimension_count": 8},
-        more={"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 64},
-        permute=True,
-    ),
-    "arcee": case("ArceeModel", fields={**RMS, "add_rope_dimension_count": 8}, permute=True),
+    "llama": case("LlamaModel", fields=TURNED8, permute=True),
+    "llama, as Mistral": case("MistralModel", fields=TURNED8, permute=True),
+    "llama, as Mixtral": case("MixtralModel", MOE, TURNED8, permute=True),
+    "mistral3": case("Ministral3Model", HEAD8, {**RMS8, **TURNED8}, more=MISTRAL3, permute=True),
+    "arcee": case("ArceeModel", fields=TURNED8, permute=True),
     "granite": case("GraniteModel", {"attention_multiplier": 0.3}, {**RMS, "add_attention_scale": 0.3}, permute=True),
     "granitemoe": case(
         "GraniteMoeModel", {**MOE, "attention_multiplier": 0.3}, {**RMS, "add_attention_scale": 0.3}, permute=True
     ),
-    "smollm3": case("SmolLM3Model", fields={**RMS, "add_rope_dimension_count": 8}, permute=True),
-    "ernie4_5": case("Ernie4_5Model", {"head_dim": 8}, {**RMS, "add_key_length": 8}),
+    "smollm3": case("SmolLM3Model", fields=TURNED8, permute=True),
+    "ernie4_5": case("Ernie4_5Model", HEAD8, RMS8),
     "ernie4_5-moe": case("Ernie4_5_MoeModel", {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16}),
-    "chatglm": case(
-        "GlmModel",
-        {"head_dim": 8, "attention_bias": True},
-        {**RMS, "add_rope_dimension_count": 4},
-        more={"partial_rotary_factor": 0.5},
-    ),
-    "glm4": case(
-        "Glm4Model",
-        {"head_dim": 8, "attention_bias": True},
-        {**RMS, "add_rope_dimension_count": 4},
-        more={"partial_rotary_factor": 0.5},
-    ),
+    "chatglm": case("GlmModel", *GLM, more=HALF),
+    "glm4": case("Glm4Model", *GLM, more=HALF),
     "command-r": case("CohereModel", EPS, LAYER),
-    "cohere2": case(
-        "Cohere2Model",
-        {**EPS, **SLIDING, "head_dim": 8},
-        {**LAYER, "add_sliding_window": 4, "add_rope_dimension_count": 8},
-    ),
-    "deepseek2": case("DeepseekV3Model", {**ROUTED, **MLA, "num_key_value_heads": 4}, {**RMS, **MLA_FIELDS}),
-    "deepseek2, as V2": case("DeepseekV2Model", {**ROUTED, **MLA, "num_key_value_heads": 4}, {**RMS, **MLA_FIELDS}),
+    "cohere2": case("Cohere2Model", {**EPS, **SLIDING, **HEAD8}, {**LAYER, **WINDOW, "add_rope_dimension_count": 8}),
+    "deepseek2": case("DeepseekV3Model", MLA, MLA_FIELDS),
+    "deepseek2, as V2": case("DeepseekV2Model", MLA, MLA_FIELDS),
     "qwen2": case("Qwen2Model"),
     "qwen2moe": case("Qwen2MoeModel", {**MOE, "shared_expert_intermediate_size": 16}),
-    "qwen2vl": case("Qwen2VLTextModel", more={"mrope_section": [2, 1, 1]}),
-    "qwen3": case("Qwen3Model", {"head_dim": 8}, {**RMS, "add_key_length": 8}),
-    "qwen3moe": case("Qwen3MoeModel", {**MOE, "head_dim": 8}, {**RMS, "add_key_length": 8}),
-    "qwen3vl": case(
-        "Qwen3VLTextModel", {"head_dim": 8}, {**RMS, "add_key_length": 8}, more={"mrope_section": [2, 1, 1]}
-    ),
-    "qwen3vlmoe": case(
-        "Qwen3VLMoeTextModel", {**MOE, "head_dim": 8}, {**RMS, "add_key_length": 8}, more={"mrope_section": [2, 1, 1]}
-    ),
-    "gemma": case("GemmaModel", {"head_dim": 16}, {**RMS, "add_key_length": 16}, one=True),
-    "gemma2": case(
-        "Gemma2Model",
-        {"head_dim": 16, "query_pre_attn_scalar": 16, **SLIDING},
-        {**RMS, "add_key_length": 16, "add_sliding_window": 4},
-        one=True,
-    ),
-    "phi2": case("PhiModel", EPS, {**LAYER, "add_rope_dimension_count": 4}, more={"partial_rotary_factor": 0.5}),
-    "phi3": case("Phi3Model", SLIDING, {**RMS, "add_sliding_window": 4}),
+    "qwen2vl": case("Qwen2VLTextModel", more=MROPE),
+    "qwen3": case("Qwen3Model", HEAD8, RMS8),
+    "qwen3moe": case("Qwen3MoeModel", {**MOE, **HEAD8}, RMS8),
+    "qwen3vl": case("Qwen3VLTextModel", HEAD8, RMS8, more=MROPE),
+    "qwen3vlmoe": case("Qwen3VLMoeTextModel", {**MOE, **HEAD8}, RMS8, more=MROPE),
+    "gemma": case("GemmaModel", HEAD16, RMS16, one=True),
+    "gemma2": case("Gemma2Model", {**HEAD16, "query_pre_attn_scalar": 16, **SLIDING}, {**RMS16, **WINDOW}, one=True),
+    "phi2": case("PhiModel", EPS, TURNED4, more=HALF),
+    "phi3": case("Phi3Model", SLIDING, {**RMS, **WINDOW}),
     "phimoe": case("PhimoeModel", {**MOE, "attention_bias": True}, LAYER),
-    "starcoder": case(
-        "GPTBigCodeModel", {**EPS, "n_embd": 32, "n_layer": 4, "n_head": 4}, {**LAYER, "add_head_count_kv": 1}, None
-    ),
+    "starcoder": case("GPTBigCodeModel", GPT2, {**LAYER, "add_head_count_kv": 1}, None),
     "starcoder2": case("Starcoder2Model", {**EPS, "use_bias": True}, LAYER),
-    "stablelm": case(
-        "StableLmModel", EPS, {**LAYER, "add_rope_dimension_count": 4}, more={"partial_rotary_factor": 0.5}
-    ),
-    "nemotron": case(
-        "NemotronModel", EPS, {**LAYER, "add_rope_dimension_count": 4}, more={"partial_rotary_factor": 0.5}, one=True
-    ),
-    "gptneox": case(
-        "GPTNeoXModel",
-        EPS,
-        {**LAYER, "add_rope_dimension_count": 4, "add_head_count_kv": 4},
-        more={"partial_rotary_factor": 0.5},
-        regroup=True,
-        groups=4,
-    ),
-    "gpt2": case(
-        "GPT2Model",
-        {**EPS, "n_embd": 32, "n_layer": 4, "n_head": 4},
-        {**LAYER, "add_head_count_kv": 4},
-        None,
-        transpose=True,
-    ),
+    "stablelm": case("StableLmModel", EPS, TURNED4, more=HALF),
+    "nemotron": case("NemotronModel", EPS, TURNED4, more=HALF, one=True),
+    "gptneox": case("GPTNeoXModel", EPS, {**TURNED4, **MHA}, more=HALF, regroup=True, groups=4),
+    "gpt2": case("GPT2Model", GPT2, {**LAYER, **MHA}, None, transpose=True),
     "eurobert": case("EuroBertModel", fields={**RMS, "add_causal_attention": False}),
     "olmo2": case("Olmo2Model"),
-    "olmo2, as OLMo 3": case(
-        "Olmo3Model",
-        {**SLIDING, "rope_parameters": {"sliding_attention": PLAIN, "full_attention": {**PLAIN, **YARN}}},
-        {**RMS, **YARN_FIELDS, "add_sliding_window": 4},
-    ),
+    "olmo2, as OLMo 3": case("Olmo3Model", {**SLIDING, **OLMO3}, {**RMS, **YARN_FIELDS, **WINDOW}),
     "olmoe": case("OlmoeModel", MOE),
-    "seed_oss": case("SeedOssModel", {"head_dim": 16, "attention_bias": True}, {**RMS, "add_key_length": 16}),
+    "seed_oss": case("SeedOssModel", {**HEAD16, "attention_bias": True}, RMS16),
     "apertus": case("ApertusModel"),
-    "dots1": case("Dots1Model", {**ROUTED, "head_dim": 8}, {**RMS, "add_key_length": 8}),
-    "minimax-m2": case(
-        "MiniMaxM2Model",
-        {**MOE, "head_dim": 16, "rotary_dim": 8},
-        {**RMS, "add_key_length": 16, "add_rope_dimension_count": 8},
-        more={"partial_rotary_factor": 0.5},
-    ),
+    "dots1": case("Dots1Model", {**ROUTED, **HEAD8}, RMS8),
+    "minimax-m2": case("MiniMaxM2Model", {**MOE, **HEAD16, "rotary_dim": 8}, MINIMAX, more=HALF),
     "glm4moe": case(
-        "Glm4MoeModel",
-        {**ROUTED, "head_dim": 8, "use_qk_norm": True, "attention_bias": True},
-        {**RMS, "add_key_length": 8, "add_rope_dimension_count": 4},
-        more={"partial_rotary_factor": 0.5},
+        "Glm4MoeModel", {**ROUTED, **GLM[0], "use_qk_norm": True}, {**GLM[1], "add_key_length": 8}, more=HALF
     ),
-    "exaone4": case(
-        "Exaone4Model",
-        {**SLIDING, "sliding_window_pattern": 4, "head_dim": 8},
-        {**RMS, "add_sliding_window": 4, "add_sliding_window_pattern": [True, True, True, False]},
-    ),
+    "exaone4": case("Exaone4Model", {**SLIDING, "sliding_window_pattern": 4, **HEAD8}, {**RMS, **EXAONE}),
     "gpt-oss": case(
         "GptOssModel",
-        {**MOE, **SLIDING, "head_dim": 16},
-        {**RMS, **YARN_FIELDS, "add_key_length": 16, "add_sliding_window": 4},
+        {**MOE, **SLIDING, **HEAD16},
+        {**RMS16, **YARN_FIELDS, **WINDOW},
         more={**YARN, "truncate": False},
     ),
-    "gemma3": case(
-        "Gemma3TextModel",
-        {**GEMMA3, "num_hidden_layers": 7, **SLIDING},
-        {**RMS, **LINEAR_FIELDS, "add_key_length": 16, "add_sliding_window": 4},
-        one=True,
-    ),
+    "gemma3": case("Gemma3TextModel", {**GEMMA3, **SLIDING}, {**RMS16, **LINEAR_FIELDS, **WINDOW}, one=True),
     "gemma-embedding": case(
         "Gemma3TextModel",
-        {**GEMMA3, "num_hidden_layers": 7, "sliding_window": 8, "use_bidirectional_attention": True},
-        {**RMS, **LINEAR_FIELDS, "add_key_length": 16, "add_sliding_window": 8},
+        {**GEMMA3, "sliding_window": 8, "use_bidirectional_attention": True},
+        {**RMS16, **LINEAR_FIELDS, "add_sliding_window": 8},
         one=True,
     ),
-    "bert": case("BertModel", EPS, {**LAYER, "add_head_count_kv": 4, "add_causal_attention": False}, None),
-    "nomic-bert": case(
-        "NomicBertModel", EPS, {**LAYER, "add_head_count_kv": 4, "add_causal_attention": False}, fuse=True
-    ),
-    "modern-bert": case(
-        "ModernBertModel",
-        {
-            **EPS,
-            "num_hidden_layers": 7,
-            "local_attention": 8,
-            "layer_types": (["full_attention"] + ["sliding_attention"] * 2) * 2 + ["full_attention"],
-            "rope_parameters": {"full_attention": PLAIN, "sliding_attention": {**PLAIN, "rope_theta": 99.0}},
-        },
-        {**LAYER, "add_head_count_kv": 4, "add_sliding_window": 8, "add_rope_freq_base_swa": 99.0},
-    ),
+    "bert": case("BertModel", EPS, BOTH, None),
+    "nomic-bert": case("NomicBertModel", EPS, BOTH, fuse=True),
+    "modern-bert": case("ModernBertModel", MODERN, MODERN_FIELDS),
 }
+FALCON = {**EPS, "new_decoder_architecture": True, "num_kv_heads": 2}
+FALCON_7B = {**EPS, "new_decoder_architecture": False, "multi_query": True}
 MAPS = {
-    "bloom": case(
-        "BloomModel",
-        {**EPS, "n_layer": 3, "n_head": 4},
-        {**LAYER, "add_head_count_kv": 4},
-        None,
-        regroup=True,
-        groups=4,
-    ),
-    "falcon": case(
-        "FalconModel",
-        {**EPS, "new_decoder_architecture": True, "num_kv_heads": 2},
-        {**LAYER, "add_head_count_kv": 2},
-        regroup=True,
-        groups=2,
-    ),
-    "falcon, as 7B": case(
-        "FalconModel",
-        {**EPS, "new_decoder_architecture": False, "multi_query": True},
-        {**LAYER, "add_head_count_kv": 1},
-        regroup=True,
-        groups=1,
-    ),
+    "bloom": case("BloomModel", {**EPS, "n_layer": 3, "n_head": 4}, {**LAYER, **MHA}, None, regroup=True, groups=4),
+    "falcon": case("FalconModel", FALCON, {**LAYER, **KV}, regroup=True, groups=2),
+    "falcon, as 7B": case("FalconModel", FALCON_7B, {**LAYER, "add_head_count_kv": 1}, regroup=True, groups=1),
 }
 
 
