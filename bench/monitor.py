@@ -1,7 +1,5 @@
 """What a monitor costs: a training step with it over one without, its maxima against float64, and its memory by length.
 
-Also what its one kernel is worth: statistics of the logits of a layer in plain torch over those of the kernel.
-
 On a GPU: a RoPE language model of 125 million parameters, sequences of 4,096 tokens, bfloat16 autocast; on the CPU a
 small one in float32. Steps with and without a record alternate in one run.
 """
@@ -15,7 +13,7 @@ import torch
 from harness import publish, row, seconds
 
 import keyquery as kq
-from keyquery.instruments.monitor.statistics import LARGEST, call_statistics, merge_statistics
+from keyquery.instruments.monitor.statistics import LARGEST, call_statistics
 from keyquery.layers import LanguageModel, Shape
 from keyquery.listening.call import Call, Tokens
 
@@ -91,24 +89,12 @@ def call_of(query, key) -> Call:
     return Call(torch.nn.Identity(), "", 0, query, key, None, RANK**-0.5, Tokens(places, places), causal=0)
 
 
-def kernel_gain(rounds: int):
-    """Seconds of the statistics of one layer, 4,096 tokens: plain torch over the kernel."""
-    query, key = (torch.randn(1, HEADS, 4096, RANK, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    call, ratios = call_of(query, key), []
-    for _ in range(rounds + 1):  # the first compiles
-        plain, kernel = (
-            seconds(lambda impl=impl: call_statistics(call, impl=impl), 20, "cuda") for impl in ("reference", "triton")
-        )
-        ratios.append(plain / kernel)
-    return ratios[1:]
-
-
 def exactness(device: str):
     """The largest relative error of maxima against float64."""
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     query, key = (torch.randn(2, HEADS, 2048, RANK, device=device).to(dtype) * 4 for _ in range(2))
-    largest = merge_statistics(call_statistics(call_of(query, key)))[LARGEST].double()
+    largest = call_statistics(call_of(query, key))[LARGEST].double()
     hidden = torch.ones(2048, 2048, dtype=torch.bool, device=device).triu(1)
     truth = torch.stack(
         [
@@ -141,9 +127,6 @@ def main():
     if device == "cuda":
         short, long = memory(4096), memory(32768)
         rows.append(row("memory of logit statistics, 32,768 over 4,096 tokens, H200", [long / short], "times", "8"))
-        rows.append(
-            row("statistics of logits, plain torch over the kernel, H200", kernel_gain(options.rounds), "times", "1.5")
-        )
         rows.append(row("memory of logit statistics, 12 heads, 32,768 tokens, H200", [long / 2**20], "MiB", "–"))
     batch, length = (1, 4096) if device == "cuda" else (8, 128)
     shares, step, record, structure = overheads(device, batch, length, options.rounds, options.cycles)

@@ -18,9 +18,7 @@ if __name__ == "__main__":  # not where tests are collected
 
 import keyquery as kq
 from keyquery.forms.eigenvalues_gpu import eigenvalues
-from keyquery.instruments.monitor.statistics import call_statistics
 from keyquery.intervene.dial.widen import HalfTurn, widen
-from keyquery.listening.call import Call, Tokens
 
 TYPES = {
     **{torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"},
@@ -60,14 +58,6 @@ def primal(dtype):
         (out.float().sum() + kq.regularizer(layer)).backward()
 
 
-def statistics(mask, causal, dtype):
-    """Those of attention logits."""
-    query, key = torch.randn(2, 4, 40, 24, dtype=dtype), torch.randn(2, 2, 40, 24, dtype=dtype)
-    tokens = Tokens(torch.arange(40)[None], torch.arange(40)[None])
-    options = {"attn_mask": mask, "causal": 0 if causal else None}
-    call_statistics(Call(torch.nn.Identity(), "", 0, query, key, None, 0.2, tokens, **options), impl="triton")
-
-
 def dialled(dtype):
     """Queries and keys of dialled attention."""
     parts = torch.randn(4, 2, 2, 45, 24, dtype=dtype)
@@ -81,9 +71,6 @@ def main():
     JITFunction.run = compile_only
     for dtype in SHORT:
         primal(dtype)
-        for mask in (None, torch.ones(40, 40, dtype=torch.bool), torch.zeros(40, 40, dtype=dtype)):
-            statistics(mask, False, dtype)
-        statistics(None, True, dtype)
         dialled(dtype)
     eigenvalues(torch.eye(20, dtype=torch.float64).repeat(2, 1, 1))
     for name, count in compiled.items():

@@ -65,7 +65,7 @@ def test_bounds_hold_and_are_those_of_the_library(recipe: str, arm: dict[str, ob
 
         for index, trial in enumerate(trials):
             for layer, attention in zip(kq.read(trial.model()), model.attention, strict=True):
-                expected = logit_bounds({"": [layer]}, {"": attention.norm[index]})[""].bound.max()
+                expected = logit_bounds({"": layer}, {"": attention.norm[index]})[""].bound.max()
                 torch.testing.assert_close(attention.bound()[index].double(), expected, rtol=1e-6, atol=0)
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import embedding, gelu, layer_norm, rms_norm, scaled_do
 
 from keyquery.forms import Rope
 from keyquery.instruments.monitor.bound import largest_eigenvalue
-from keyquery.instruments.monitor.statistics import LARGEST, call_statistics, merge_statistics
+from keyquery.instruments.monitor.statistics import LARGEST, call_statistics
 from keyquery.layers import LanguageModel
 from keyquery.layers.kernels import make
 from keyquery.listening.call import Call, Tokens
@@ -55,7 +55,7 @@ class StackedAttention(nn.Module):
         if self.clipped:
             tokens = Tokens(places[None], places[None])
             call = Call(self, "", 0, query, key, None, self.dims**-0.5, tokens, causal=0)
-            self.largest = merge_statistics(call_statistics(call))[LARGEST].view(runs, self.heads)
+            self.largest = call_statistics(call)[LARGEST].view(runs, self.heads)
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.dims**-0.5)
         out = out.unflatten(1, (runs, self.heads)).permute(1, 0, 3, 2, 4).reshape(runs, batch * n, -1)
         return self._linear(out, "output").reshape(runs, batch, n, dim)

@@ -27,7 +27,7 @@ from keyquery_studies.stability.trial import BETAS, CLIP, DECAY, LARGE, WARMUP, 
 
 SAVE = 500  # steps between results of a stack that is still being trained
 CHECK = 50  # steps between looks at the clock, for which the device is waited for
-SILENT = Rules(growth=False, entropy=False, dead=False, rank=False, overflow=False)  # rules are applied to the rows
+SILENT = Rules(growth=False, dead=False, rank=False, overflow=False)  # rules are applied to the rows
 
 
 @dataclass(frozen=True)

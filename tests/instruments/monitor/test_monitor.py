@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery.cli import app
-from keyquery.instruments.monitor.alarms import Rules
 from keyquery.layers import LanguageModel, Shape
 
 transformers = pytest.importorskip("transformers")
@@ -81,26 +80,10 @@ def test_training_is_bit_identical(kind):
     )
 
 
-def test_two_monitors_of_one_model_record_the_same():
-    model = make("kq")
-    first, second = (kq.Monitor(model, every=every, strict=True, on_alarm=lambda alarm: None) for every in (1, 3))
-    train(model, first, steps=2)
-    with first:
-        train(model, second, steps=2)
-    third = kq.Monitor(model, every=1, strict=True, on_alarm=lambda alarm: None)
-    with second, third:
-        train(model, steps=2)
-    assert third.reading().steps == [0, 1]
-    for metric in ("largest", "smallest", "entropy"):
-        both = (monitor.reading().curves[metric] for monitor in (second, third))
-        assert [curve[1] for curve in next(both)] == [curve[1] for curve in next(both)], metric
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradient_norms_are_those_of_the_rows_of_each_head(dtype):
-    layer = kq.Attention(8, 4, kv_heads=2, bias=False).to(dtype)
+def test_gradient_norms_are_those_of_the_rows_of_each_head():
+    layer = kq.Attention(8, 4, kv_heads=2, bias=False)
     monitor = kq.Monitor(layer, every=1, strict=True, on_alarm=lambda alarm: None)
-    layer(torch.randn(2, 5, 8, dtype=dtype)).square().sum().backward()
+    layer(torch.randn(2, 5, 8)).square().sum().backward()
     monitor.step()
     curves = monitor.reading().curves
     for metric, weight, groups in (("query_gradient", layer.query.weight, 1), ("key_gradient", layer.key.weight, 2)):
@@ -166,54 +149,30 @@ def test_a_run_is_resumed_and_watched_from_its_file(tmp_path):
     assert done.exit_code == 0, done.output
     assert json.loads(out.read_text())["steps"] == [0, 2, 4, 6]
     assert "<!doctype html>" in (tmp_path / "a.html").read_text()[:20]
-    state = again.state_dict()
-    other = kq.Monitor(model, every=2, on_alarm=lambda alarm: None)
-    other.load_state_dict(state)
-    assert (other.count, other.reading().steps) == (again.count, again.reading().steps)
 
 
 def test_a_run_is_followed_while_it_trains_and_beyond_nan(tmp_path, monkeypatch):
     model = make("kq")
     monitor = kq.Monitor(model, every=1, folder=tmp_path, on_alarm=lambda alarm: None)
-    train(model, monitor, steps=1)
-    monitor.reading()  # writes what is on its way from the device
-    looks = []
+    looks = []  # the first is for the first record
 
     def train_on(seconds):
         looks.append(seconds)
-        if len(looks) == 3:
+        if len(looks) == 4:
             raise KeyboardInterrupt
-        if len(looks) == 2:
+        if len(looks) == 3:
             for weight in model.parameters():
                 weight.data.fill_(torch.nan)
-        train(model, monitor, steps=1, first=len(looks))
-        monitor.reading()
+        train(model, monitor, steps=1, first=len(looks) - 1)
 
     monkeypatch.setattr("time.sleep", train_on)
     done = CliRunner().invoke(app, ["monitor", str(tmp_path), "--follow", "--seconds", "7"])
     assert done.exit_code == 0, done.output
-    assert looks == [7.0] * 3
+    assert looks == [7.0] * 4
     first, *rest = [line for line in done.output.splitlines() if line.startswith("step ")]
     assert re.match(r"step 1: largest logit \d", first)
     assert rest[0] == "step 2: largest logit nan"
     assert any("NaN or infinite" in line for line in rest)
-
-
-def test_a_resumed_run_continues_its_curves_in_tensorboard(tmp_path):
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    model = make("kq")
-    for first, last in ((0, 7), (4, 9)):  # the second from a checkpoint of step 4
-        monitor = kq.Monitor(model, every=2, folder=tmp_path, board=tmp_path / "board", on_alarm=lambda alarm: None)
-        if first:
-            monitor.resume(first)
-        train(model, monitor, steps=last - first, first=first)
-        monitor.close()
-    curves = events.EventAccumulator(str(tmp_path / "board" / "LanguageModel"))
-    curves.Reload()
-    shown = curves.Scalars("attention/max largest")
-    assert [point.step for point in shown] == [0, 2, 4, 6, 8]
-    largest = np.array(monitor.reading().curves["largest"]).max(0)
-    np.testing.assert_allclose([point.value for point in shown], largest, rtol=1e-6)
 
 
 def test_trainer_callback(tmp_path):
@@ -314,36 +273,3 @@ def test_weights_that_become_nan_raise_an_alarm(kernel):
     assert reading.curves["largest"][0][-1] is None
     assert [alarm["step"] for alarm in alarms if alarm["rule"] == "overflow"] == [2]
     assert "NaN or infinite" in alarms[-1]["reason"]
-
-
-def history(**columns):
-    return {name: np.array(values, dtype=float) for name, values in columns.items()}
-
-
-def test_the_largest_logit_raises_an_alarm_above_its_limit():
-    assert Rules().check(history(largest=[[999.0]])) == []
-    alarm = {"rule": "growth", "heads": [0, 2], "head": 2, "value": 1002.0}
-    alarm["why"] = "its largest logit is 1002, above 1000"
-    assert Rules().check(history(largest=[[1001.0, np.nan, 1002.0]])) == [alarm]
-    assert Rules(growth=False).check(history(largest=[[2000.0]])) == []
-
-
-def test_other_alarms():
-    four = {"largest": [[1.0, 1.0]] * 4, "smallest": [[-1.0, -1.0]] * 4}
-    rules = Rules(growth=False, entropy=True)
-    assert rules.check(history(**four)) == []
-    low = history(**four, relative_entropy=[[0.5, 0.5]] * 3 + [[0.01, 0.02]])
-    assert [alarm["rule"] for alarm in rules.check(low, [0, 0])] == ["entropy"]
-    mixed = history(**four, relative_entropy=[[0.5, 0.5]] * 3 + [[0.01, 0.2]])
-    assert rules.check(mixed, [0, 0]) == []
-    assert [alarm["heads"] for alarm in rules.check(mixed, [0, 1])] == [[0]]
-    dead = history(largest=[[1.0, 1.0]] * 4, smallest=[[-1.0, 0.99995]] * 4)
-    assert [(alarm["rule"], alarm["heads"]) for alarm in rules.check(dead)] == [("dead", [1])]
-    rank = history(**four, effective_rank=[[20.0, 20.0], [np.nan] * 2, [np.nan] * 2, [19.0, 1.2]])
-    assert [(alarm["rule"], alarm["heads"]) for alarm in rules.check(rank)] == [("rank", [1])]
-    wide = history(**four, unscaled=[[1.0, 4e4]] * 4, entry=[[1.0, 300.0]] * 4)
-    assert [alarm["rule"] for alarm in rules.check(wide, dtype="float16")] == ["overflow"]
-    assert rules.check(wide, dtype="bfloat16") == []
-    assert [alarm["rule"] for alarm in Rules(growth=False, dtype="e4m3").check(wide)] == ["overflow"]
-    broken = history(**four, finite=[[1.0, 1.0]] * 3 + [[1.0, 0.0]])
-    assert "NaN or infinite" in rules.check(broken)[0]["why"]

@@ -83,9 +83,9 @@ def test_shares_are_left_out_where_sequences_are_too_few_for_means_by_position()
 
 def test_ranks_are_those_of_the_form():
     torch.manual_seed(0)
-    layers = {str(heads): list(kq.read(kq.Attention(16, heads))) for heads in (1, 4)}
+    layers = {str(heads): kq.read(kq.Attention(16, heads))[0] for heads in (1, 4)}
     ranks = effective_ranks(layers)
-    for name, (layer,) in layers.items():
+    for name, layer in layers.items():
         exact = torch.linalg.svdvals(layer.form.dense().double())
         share = exact / exact.sum(-1, keepdim=True)
         expected = (-(share * share.clamp(min=1e-300).log()).sum(-1)).exp().flatten()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from keyquery.support.checks import check_number
 
 History = Mapping[str, np.ndarray]  # by metric: (records, heads), NaN where not measured
 Alarm = dict[str, Any]  # heads, head (the worst), value, why
-SHORT = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "fp16": torch.float16, "bf16": torch.bfloat16}
 DEAD_RECORDS = 3  # for which the logits of a head must all be alike
 
 
@@ -32,20 +31,15 @@ class Rules:
     loss
         The loss, where the monitor is given it (`Monitor.add_loss`), is not finite, or more than `loss_rise` above its
         lowest; each is the mean of the steps between two records. Default: True.
-    entropy
-        The mean entropy of a layer's heads is below `collapse` times that of uniform attention. Default: False.
     dead
         A head's logits are all within `dead_range`, for 3 records: it attends alike to all keys. Default: True.
     rank
         A head's effective rank is below `rank_share` of what it was first. Default: True.
     overflow
-        Logits before scaling, or entries of queries or keys, exceed `overflow_share` of the largest float of `dtype`,
-        or are not finite. Entries are known where torch's fused attention is called, not its softmax alone.
+        Logits before scaling exceed `overflow_share` of the largest float of the queries' dtype, or are not finite.
         Default: True.
-    limit, loss_rise, collapse, dead_range, rank_share, overflow_share
+    limit, loss_rise, dead_range, rank_share, overflow_share
         Thresholds, as above.
-    dtype
-        "fp16", "bf16", or for scaled FP8 "e4m3" or "e5m2". Default: that of the queries.
 
     Examples
     --------
@@ -55,58 +49,35 @@ class Rules:
 
     growth: bool = True
     loss: bool = True
-    entropy: bool = False
     dead: bool = True
     rank: bool = True
     overflow: bool = True
     limit: float = 1000.0
     loss_rise: float = 0.15
-    collapse: float = 0.05
     dead_range: float = 1e-3
     rank_share: float = 0.1
     overflow_share: float = 0.5
-    dtype: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("growth", "loss", "entropy", "dead", "rank", "overflow"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        for name in ("limit", "loss_rise", "collapse", "dead_range", "rank_share", "overflow_share"):
+        for name in ("limit", "loss_rise", "dead_range", "rank_share", "overflow_share"):
             check_number(name, getattr(self, name))
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.dtype is not None and self.dtype not in SHORT:
-            raise ValueError(f"dtype must be one of {', '.join(SHORT)}, got {self.dtype!r}")
 
-    def check(
-        self, history: History, layers: Sequence[int] = (), dtype: str = "float32", losses: Sequence[float | None] = ()
-    ) -> list[Alarm]:
+    def check(self, history: History, dtype: str = "float32", losses: Sequence[float | None] = ()) -> list[Alarm]:
         """Alarms of the last record; `losses` are those of all records, None where not finite."""
-        rules: dict[str, Callable[[], Alarm | None]] = {
-            "growth": lambda: self._growth(history),
-            "entropy": lambda: self._entropy(history, layers),
-            "dead": lambda: self._dead(history),
-            "rank": lambda: self._rank(history),
-            "overflow": lambda: self._overflow(history, dtype),
-            "loss": lambda: self._loss(losses),
+        alarms = {
+            "growth": self._growth(history),
+            "dead": self._dead(history),
+            "rank": self._rank(history),
+            "overflow": self._overflow(history, dtype),
+            "loss": self._loss(losses),
         }
-        alarms = ((name, rule()) for name, rule in rules.items() if getattr(self, name))
-        return [{"rule": name, **alarm} for name, alarm in alarms if alarm is not None]
+        return [{"rule": name, **alarm} for name, alarm in alarms.items() if alarm and getattr(self, name)]
 
     def _growth(self, history: History) -> Alarm | None:
         largest = history["largest"][-1]
         return _alarm(largest >= self.limit, largest, f"its largest logit is {{:.4g}}, above {self.limit:g}")
-
-    def _entropy(self, history: History, layers: Sequence[int]) -> Alarm | None:
-        if "relative_entropy" not in history:
-            return None
-        now, layer_of = history["relative_entropy"][-1], np.asarray(layers, int)
-        known = ~np.isnan(now)
-        counts = np.maximum(np.bincount(layer_of, known), 1e-9)
-        means = np.where(known, (np.bincount(layer_of, np.where(known, now, 0.0)) / counts)[layer_of], np.nan)
-        return _alarm(
-            means < self.collapse, -means, "the mean entropy of its layer is {:.2g} of that of uniform attention"
-        )
 
     def _dead(self, history: History) -> Alarm | None:
         if len(history["largest"]) <= DEAD_RECORDS or "smallest" not in history:
@@ -120,25 +91,17 @@ class Rules:
         if ranks is None or np.isnan(ranks[-1]).all():
             return None
         first = ranks[~np.isnan(ranks).all(1)][0]
-        low = ranks[-1] < self.rank_share * np.maximum(first, 1e-9)
-        return _alarm(
-            low, -ranks[-1], "its effective rank fell to {:.3g}" + f", below {self.rank_share:g} of its first"
-        )
+        why = f"its effective rank fell to {{:.3g}}, below {self.rank_share:g} of its first"
+        return _alarm(ranks[-1] < self.rank_share * np.maximum(first, 1e-9), -ranks[-1], why)
 
     def _overflow(self, history: History, dtype: str) -> Alarm | None:
-        largest = history["largest"][-1]
-        broken = history["finite"][-1] == 0 if "finite" in history else np.zeros(len(largest), bool)
-        if broken.any():
-            return _alarm(broken, np.full(len(largest), np.nan), "its logits are NaN or infinite")
-        kind = SHORT[self.dtype] if self.dtype else getattr(torch, dtype)
-        eight_bit = torch.finfo(kind).bits == 8  # of which only queries and keys are made, not their products
-        sizes = history.get("entry" if eight_bit else "unscaled")
-        if sizes is None:
+        if "finite" in history and (broken := history["finite"][-1] == 0).any():
+            return _alarm(broken, np.full(len(broken), np.nan), "its logits are NaN or infinite")
+        if "unscaled" not in history:
             return None
-        what = "an entry of its queries or keys" if eight_bit else "a score before scaling"
-        end = torch.finfo(kind).max
-        why = f"{what} is {{:.4g}}, near the largest {self.dtype or dtype}, {end:.4g}"
-        return _alarm(sizes[-1] > self.overflow_share * end, sizes[-1], why)
+        sizes, end = history["unscaled"][-1], torch.finfo(getattr(torch, dtype)).max
+        why = f"a score before scaling is {{:.4g}}, near the largest {dtype}, {end:.4g}"
+        return _alarm(sizes > self.overflow_share * end, sizes, why)
 
     def _loss(self, losses: Sequence[float | None]) -> Alarm | None:
         if not losses:

@@ -9,7 +9,7 @@ at most its largest entry. Where positions or latents are not covered the bound 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -33,35 +33,33 @@ class Bound(NamedTuple):
 
 @torch.no_grad()
 def logit_bounds(
-    layers: Mapping[str, Sequence[Layer]], norms: Mapping[str, Tensor | float], heads: Heads | None = None
+    layers: Mapping[str, Layer], norms: Mapping[str, Tensor | float], heads: Heads | None = None
 ) -> dict[str, Bound]:
     """The bound scale·max q·k of every head by module, whose inputs have at most these norms.
 
-    `heads` has the biases by offset. Both kernels of latent attention (MLA) are of one module; σ₁ is that of the first.
+    `heads` has the biases by offset.
     """
     products: dict[Any, tuple[Tensor, ...]] = {}
     factors: dict[Any, tuple[Tensor, ...]] = {}
-    for name, (layer, *_) in layers.items():
-        query, key, turned = layer.weights.query, layer.weights.key, _turned(layer)
+    for name, layer in layers.items():
+        query, key, rotated = layer.weights.query, layer.weights.key, _rotated(layer)
         products[name, "whole"] = (query, key)
-        if _covered(layer, heads) and turned:
-            factors |= {(name, "query"): (query[:, :, :turned],), (name, "key"): (key[:, :, :turned],)}
-            if turned < query.shape[2]:
-                products[name, "rest"] = (query[:, :, turned:], key[:, :, turned:])
+        if _covered(layer, heads) and rotated:
+            factors |= {(name, "query"): (query[:, :, :rotated],), (name, "key"): (key[:, :, :rotated],)}
+            if rotated < query.shape[2]:
+                products[name, "rest"] = (query[:, :, rotated:], key[:, :, rotated:])
     squares: dict[Any, Tensor] = {**together(product_core, products), **together(_gram, factors)}
-    sizes = {key: _root(x) for key, x in together(largest_eigenvalue, {k: (x,) for k, x in squares.items()}).items()}
+    largest = together(largest_eigenvalue, {key: (matrix,) for key, matrix in squares.items()})
+    sizes = {key: square.clamp(min=0).sqrt() for key, square in largest.items()}
     results = {}
-    for name, (layer, *_) in layers.items():
+    for name, layer in layers.items():
         sigma = sizes[name, "whole"]
-        norm = torch.as_tensor(norms[name], dtype=torch.float64, device=sigma.device)
-        if isinstance(layer, LatentLayer):
-            bound = _latent_bound(layers[name], norm)
-        elif _covered(layer, heads):
+        bound = torch.full_like(sigma, math.nan)
+        if _covered(layer, heads):
+            norm = torch.as_tensor(norms[name], dtype=torch.float64, device=sigma.device)
             bound = _bound(layer, norm, {part: sizes[name, part] for _, part in sizes if (name, part) in sizes})
             if heads is not None and has_bias_table(layer):
                 bound = bound + bias_table(heads, layer).amax(0).to(bound).view_as(bound)
-        else:
-            bound = torch.full_like(sigma, math.nan)
         results[name] = Bound(sigma.flatten(), bound.flatten())
     return results
 
@@ -85,31 +83,29 @@ def _rope(layer: Layer) -> Any:
     return layer.axial.rope if layer.axial is not None else layer.rope or layer.early_rope
 
 
-def _turned(layer: Layer) -> int:
+def _rotated(layer: Layer) -> int:
     """Dimensions of which the lengths of query and key are bounded: those that are rotated, or normed."""
     normed, rope = layer.query_norm is not None or layer.key_norm is not None, _rope(layer)
     return layer.weights.query.shape[2] if normed or layer.axial is not None else 0 if rope is None else rope.dims
 
 
 def _bound(layer: Layer, norm: Tensor, sizes: Mapping[str, Tensor]) -> Tensor:
-    weights, turned, rope = layer.weights, _turned(layer), _rope(layer)
+    weights, rotated, rope = layer.weights, _rotated(layer), _rope(layer)
     query_bias, key_bias = (None if b is None else b.double() for b in (weights.query_bias, weights.key_bias))
     total = torch.zeros_like(sizes["whole"])
-    if turned:
+    if rotated:
         factor = 1.0 if rope is None else float(rope.factor) ** 2
-        longest = _length(sizes["query"], query_bias, layer.query_norm, norm, turned)
-        total = factor * longest * _length(sizes["key"], key_bias, layer.key_norm, norm, turned)
-    if turned < weights.query.shape[2]:
-        query, key = (weight[:, :, turned:].double() for weight in (weights.query, weights.key))
-        total = total + sizes["rest" if turned else "whole"] * norm**2
-        if query_bias is not None:
-            query_bias = query_bias[..., turned:]
-            total = total + torch.linalg.vector_norm((query_bias[..., None, :] @ key).squeeze(-2), dim=-1) * norm
-        if key_bias is not None:
-            key_bias = key_bias[..., turned:]
-            total = total + torch.linalg.vector_norm((key_bias[..., None, :] @ query).squeeze(-2), dim=-1) * norm
-        if query_bias is not None and key_bias is not None:
-            total = total + (query_bias * key_bias).sum(-1)
+        longest = _length(sizes["query"], query_bias, layer.query_norm, norm, rotated)
+        total = factor * longest * _length(sizes["key"], key_bias, layer.key_norm, norm, rotated)
+    if rotated < weights.query.shape[2]:
+        total = total + sizes["rest" if rotated else "whole"] * norm**2
+        query, key = (weight[:, :, rotated:].double() for weight in (weights.query, weights.key))
+        biases = [None if bias is None else bias[..., rotated:] for bias in (query_bias, key_bias)]
+        for bias, weight in zip(biases, (key, query), strict=True):
+            if bias is not None:
+                total = total + torch.linalg.vector_norm((bias[..., None, :] @ weight).squeeze(-2), dim=-1) * norm
+        if biases[0] is not None and biases[1] is not None:
+            total = total + (biases[0] * biases[1]).sum(-1)
     total = layer.scale * total
     return total if layer.softcap is None else total.clamp(max=layer.softcap)
 
@@ -124,40 +120,6 @@ def _length(longest: Tensor, bias: Tensor | None, norm: Norm | None, size: Tenso
     if norm.shift is not None:
         largest = largest + torch.linalg.vector_norm(norm.shift.double(), dim=-1)
     return largest.to(longest.device).expand(longest.shape)
-
-
-def _latent_bound(kernels: Sequence[Layer], norm: Tensor) -> Tensor:
-    """Of latent attention: its unrotated and its rotary kernel together.
-
-    A latent is normed, so that q = U z with ‖z‖ ≤ √L whatever the input is; U is found from the composed weight U D and
-    the down-projection D.
-    """
-    total = torch.zeros((), dtype=torch.float64, device=norm.device)
-    for layer in kernels:
-        if not isinstance(layer, LatentLayer):
-            return torch.full((kernels[0].heads,), math.nan, dtype=torch.float64)
-        weights = layer.gained_latents()
-        if layer.query_norm is not None or layer.key_norm is not None or weights.query_bias is not None:
-            return torch.full((layer.heads,), math.nan, dtype=torch.float64)
-        query, query_size = _of_latent(weights.query.double(), layer.query_down, norm)
-        key, key_size = _of_latent(weights.key.double(), layer.key_down, norm)
-        if layer.rope is None:
-            largest = _root(largest_eigenvalue(product_core(query, key)))
-        else:
-            longest = [_root(largest_eigenvalue(_gram(side))) for side in (query, key)]
-            largest = float(layer.rope.factor) ** 2 * longest[0] * longest[1]
-        total = total + (layer.scale * largest * query_size * key_size).flatten()
-    return total
-
-
-def _of_latent(weight: Tensor, down: Tensor | None, norm: Tensor) -> tuple[Tensor, Tensor]:
-    """U of weight = U·down, and the largest norm of what it acts on; without a latent the weight itself, and `norm`."""
-    if down is None:
-        return weight, norm
-    down = down.double()
-    factor, failed = torch.linalg.cholesky_ex(down @ down.mT)
-    size = torch.full_like(norm, math.sqrt(down.shape[0]))
-    return torch.cholesky_solve(down @ weight.mT, factor).mT, torch.where(failed == 0, size, math.nan)
 
 
 def product_core(query: Float[Tensor, "*batch r d"], key: Float[Tensor, "*#batch r e"]) -> Float[Tensor, "*batch r r"]:
@@ -175,20 +137,8 @@ def _gram(factor: Tensor) -> Tensor:
     return wide @ wide.mT
 
 
-def _root(square: Tensor) -> Tensor:
-    return square.clamp(min=0).sqrt()
-
-
 def largest_eigenvalue(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-    """λ₁ of positive semi-definite matrices; on a GPU, whose solvers run matrix by matrix, by repeated squaring."""
-    if matrix.is_cuda:
-        return by_squaring(matrix)
-    broken = ~matrix.isfinite().all(-1).all(-1)  # the solver raises on these
-    return torch.linalg.eigvalsh(matrix.nan_to_num(0.0, 0.0, 0.0))[..., -1].masked_fill(broken, torch.nan)
-
-
-def by_squaring(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-    """tr(Aᵖ)^(1/p), which is λ₁ from above, to 1e-6: no host waits for it."""
+    """λ₁ of positive semi-definite matrices, from above to 1e-6: tr(Aᵖ)^(1/p), for which no host waits on a GPU."""
     logarithm = torch.zeros(matrix.shape[:-2], dtype=matrix.dtype, device=matrix.device)
     for power in range(SQUARINGS + 1):
         trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-300)

@@ -51,7 +51,7 @@ def clip_record(
     clips: list[dict[str, Any]] = []
     gammas: dict[int, dict[int, float]] = {}
     for module, head, largest in high:
-        layer = now[module][0]
+        layer = now[module]
         gamma = score_factor(layers.heads, layer, head["head"], largest, tau)
         if gamma is None:
             message = f"{head['name']} is not clipped: its relative position bias alone exceeds {tau:g}"

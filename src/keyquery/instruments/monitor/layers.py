@@ -19,26 +19,25 @@ Pair = tuple[Tensor, Tensor]  # of queries and keys: (groups, shared or 1, r, d)
 
 
 class Layers:
-    """The attention layers of a model by module, read anew for every record; of latent attention a module has two."""
+    """The attention layers of a model by module, read anew for every record; of latent attention the first kernel."""
 
     def __init__(self, heads: Heads, model: nn.Module) -> None:
         self.heads, self.model, modules = heads, model, dict(model.named_modules())
         self._formed = formed(model)
         self.counts: dict[str, int] = {}  # of heads
-        self._indices: dict[str, list[int]] = {}
+        self._indices: dict[str, int] = {}
         for index in range(len(heads)):
             layer = self._read(index)
-            name = module_name(layer, modules)
-            self._indices.setdefault(name, []).append(index)
+            self._indices.setdefault(name := module_name(layer, modules), index)
             self.counts.setdefault(name, layer.heads)
 
-    def now(self, modules: Collection[str]) -> dict[str, list[Layer]]:
+    def now(self, modules: Collection[str]) -> dict[str, Layer]:
         """Layers with their current weights, by module, of those that are known, and whose weights are finite."""
         layers = {}
         for name in modules:
             try:
                 if name in self._indices:
-                    layers[name] = [self._read(index) for index in self._indices[name]]
+                    layers[name] = self._read(self._indices[name])
             except ValueError:  # NaN: the logits of its heads say so
                 if all(whole(weight).isfinite().all() for weight in self.model.get_submodule(name).parameters()):
                     raise
@@ -63,8 +62,8 @@ class Layers:
     def _gradients(self, name: str) -> Pair:
         if name in self._formed:
             return _of_projections(self.model.get_submodule(name))
-        index = self._indices[name][0]
-        heads, index = self.heads._order[index] if isinstance(self.heads, MixedHeads) else (self.heads, index)
+        heads, index = self.heads, self._indices[name]
+        heads, index = heads._order[index] if isinstance(heads, MixedHeads) else (heads, index)
         of_gradients = copy.copy(heads)
         of_gradients.source = cast(Any, Gradients(heads.source, self.model))
         weights = of_gradients[index].weights

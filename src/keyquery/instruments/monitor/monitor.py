@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,6 @@ class Monitor:
     folder
         Where records are written as they are made (`monitor.jsonl`), for `keyquery monitor` and for resuming.
         Default: none.
-    board
-        A folder for TensorBoard (the extra `board`). Default: none.
     strict
         Whether an exception in the monitor stops training; otherwise it becomes a warning. Default: False.
     name
@@ -97,7 +95,6 @@ class Monitor:
         rules: Rules | None = None,
         on_alarm: Callable[[dict[str, Any]], Any] | None = None,
         folder: str | Path | None = None,
-        board: str | Path | None = None,
         strict: bool = False,
         name: str | None = None,
     ) -> None:
@@ -105,8 +102,6 @@ class Monitor:
         check_count("structure", structure)
         if rules is not None and not isinstance(rules, Rules):
             raise TypeError(f"rules must be a Rules, got {type(rules).__name__}")
-        if on_alarm is not None and not callable(on_alarm):
-            raise TypeError(f"on_alarm must be a function, got {type(on_alarm).__name__}")
         self.model, self._outer = bare(model), model
         self.every, self.structure, self.strict = every, structure, strict
         self.count = 0  # optimiser steps so far
@@ -115,7 +110,7 @@ class Monitor:
         self._on_alarm = on_alarm or _print
         self._shared = _shared(model)
         writes = not self._shared or get_rank() == 0
-        self.recorder = Recorder(self.name, every, rules or Rules(), folder, board, writes)
+        self.recorder = Recorder(self.name, every, rules or Rules(), folder, writes)
         self._check_folder()
         self._step = Step()
         self._losses: list[Tensor] = []  # since the last record
@@ -129,7 +124,7 @@ class Monitor:
 
     def add_loss(self, loss: Tensor | float) -> None:
         """Give the loss of a step; its mean between records is recorded, and the rule `loss` warns when it rises."""
-        self._safely(self._add_loss, loss)
+        self._losses.append(torch.as_tensor(loss).detach().double().mean())  # the device is not waited for
 
     def step(self) -> None:
         """Signal the end of an optimiser step; before gradients are zeroed, if their norms are to be recorded."""
@@ -194,21 +189,10 @@ class Monitor:
         self.count = step
         self.recorder.drop(step)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What to store in the run's checkpoint."""
-        return {"count": self.count, "records": self.recorder.state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self.recorder.load(state["records"])
-        self.resume(int(state["count"]))
-        self.recorder.rewrite()
-
     def close(self) -> None:
         """Remove all hooks; the records stay."""
         self._hooks.close()
         self._counts_steps = False
-        self._safely(self.recorder.close)
 
     def __enter__(self) -> Monitor:
         self._attach()
@@ -329,9 +313,6 @@ class Monitor:
         dtype = str(next(reversed(step.seen.values())).dtype).removeprefix("torch.")
         return self.recorder.add(self.count, step.heads(), step.columns(loss, self._shared), dtype)
 
-    def _add_loss(self, loss: Tensor | float) -> None:
-        self._losses.append(torch.as_tensor(loss).detach().double().mean())  # the device is not waited for
-
     def _clip(self, tau: float) -> list[dict[str, Any]]:
         if self.layers is None or not self.recorder.records or "clips" in self.recorder.records[-1]:
             return []
@@ -376,16 +357,12 @@ def _layers_of(model: nn.Module) -> tuple[Layers | None, str]:
     try:
         return Layers(read(model), model), ""
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        if not any(map(_may_attend, model.modules())):
+        # Any code outside of torch may have attention in it.
+        if not any(looks_like_attention(m) or not type(m).__module__.startswith("torch.nn.") for m in model.modules()):
             raise ValueError(f"{type(model).__name__} has no attention module: there is nothing to monitor") from None
         if not all(weight.isfinite().all() for weight in model.parameters()):
             raise
         return None, first_line(error)
-
-
-def _may_attend(module: nn.Module) -> bool:
-    """Whether a module may have attention in it: torch's, or that of any code outside of torch."""
-    return looks_like_attention(module) or not type(module).__module__.startswith("torch.nn.")
 
 
 def _shared(model: nn.Module) -> bool:

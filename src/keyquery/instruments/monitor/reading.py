@@ -17,7 +17,6 @@ METRICS = {
     "sigma": "σ₁(M)",
     "bound": "logit",
     "input_norm": "‖x‖",
-    "entry": "|q| or |k|",
     "unscaled": "|q·k|",
     "query_gradient": "‖∂L/∂Wq‖",
     "key_gradient": "‖∂L/∂Wk‖",

@@ -15,10 +15,9 @@ from keyquery.instruments.monitor.alarms import Rules
 from keyquery.instruments.monitor.reading import METRICS, Monitored
 from keyquery.reading import provenance
 from keyquery.support.files import append_line, move_aside, read_text, write_text
-from keyquery.support.tensorboard import Board
 
 RECENT = 4  # records that alarms look at, beside the first
-WATCHED = ("largest", "smallest", "relative_entropy", "effective_rank", "entry", "unscaled", "finite")
+WATCHED = ("largest", "smallest", "effective_rank", "unscaled", "finite")
 EXTREMES = {"largest": max, "bound": max, "sigma": max, "sink": max, "smallest": min, "relative_entropy": min}
 FILE = "monitor.jsonl"
 
@@ -27,25 +26,20 @@ class Recorder:
     """The records of one run, in memory and in its folder; `writes` in the first of the processes of one model."""
 
     def __init__(
-        self,
-        name: str,
-        every: int,
-        rules: Rules,
-        folder: str | Path | None = None,
-        board: str | Path | None = None,
-        writes: bool = True,
+        self, name: str, every: int, rules: Rules, folder: str | Path | None = None, writes: bool = True
     ) -> None:
         self.name, self.every, self.rules, self.writes = name, every, rules, writes
         self.heads: list[dict[str, Any]] = []
         self.records: list[dict[str, Any]] = []  # {step, values: {metric: [per head]}, alarms, loss, clips}
         self.path = None if folder is None else Path(folder) / FILE
-        self._folder, self._board = board, None if board is None else Board(board, name)
         self._summarised = 0  # records whose summaries were taken
         self._holding: set[tuple[str, int]] = set()  # alarms that were raised, and have not ended
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
-                self.load(read_records(self.path))
+                state = read_records(self.path)
+                self.heads, self.records, self._summarised = state["heads"], state["records"], len(state["records"])
+                self._holding = _pairs(self._alarms())
 
     def add(
         self, step: int, heads: list[dict[str, Any]], columns: dict[str, np.ndarray], dtype: str
@@ -63,8 +57,6 @@ class Recorder:
         record["alarms"] = [alarm for alarm in map(self._raised, holding) if alarm is not None]
         self._holding = _pairs(holding)
         self._append(record)
-        if self._board is not None and self.writes:
-            self._board.tell({"step": float(step), **_summary(record)})
         return record["alarms"] if self.writes else []
 
     def add_clips(self, clips: list[dict[str, Any]]) -> None:
@@ -86,8 +78,7 @@ class Recorder:
         recent = [record["values"] for record in self.records[:1] + self.records[1:][-RECENT:]]
         history = {name: np.array([values.get(name, none) for values in recent], float) for name in WATCHED}
         losses = [record["loss"] for record in self.records if "loss" in record]
-        losses = losses if "loss" in self.records[-1] else []
-        return self.rules.check(history, [head["layer"] for head in self.heads], dtype, losses)
+        return self.rules.check(history, dtype, losses if "loss" in self.records[-1] else [])
 
     def _raised(self, alarm: Mapping[str, Any]) -> dict[str, Any] | None:
         """An alarm as it is recorded, with the heads that it did not hold for before; None without one."""
@@ -124,24 +115,14 @@ class Recorder:
             append_line(self.path, json.dumps(line, allow_nan=False))
 
     def drop(self, step: int) -> None:
-        """Drop records from a step on, also of TensorBoard."""
-        if self._board is not None and self._folder is not None and step > 1:
-            self._board.close()
-            self._board = Board(self._folder, self.name, step - 1)
+        """Drop records from a step on."""
         kept = [record for record in self.records if record["step"] < step]
-        if len(kept) < len(self.records):
-            self.records = kept
-            self._holding = _pairs(self._alarms())
-            self.rewrite()
-
-    def rewrite(self) -> None:
-        """Make the file hold all records, and no others."""
-        if self.path is None or not self.writes:
+        if len(kept) == len(self.records):
             return
-        if self.records:
+        self.records = kept
+        self._holding = _pairs(self._alarms())
+        if self.path is not None and self.writes:
             write_text(self.path, "".join(json.dumps(line) + "\n" for line in (self._head(), *self.records)))
-        else:
-            self.path.unlink(missing_ok=True)
 
     def _head(self) -> dict[str, Any]:
         return {"model": self.name, "every": self.every, "heads": self.heads}
@@ -149,17 +130,6 @@ class Recorder:
     def state(self) -> dict[str, Any]:
         """All records as plain data."""
         return {**self._head(), "records": self.records}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Replace all records."""
-        self.heads, self.records = list(state["heads"]), [dict(record) for record in state["records"]]
-        self._summarised = len(self.records)
-        self._holding = _pairs(self._alarms())
-
-    def close(self) -> None:
-        """Close TensorBoard's file."""
-        if self._board is not None:
-            self._board.close()
 
 
 def read_records(path: Path) -> dict[str, Any]:

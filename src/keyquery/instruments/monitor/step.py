@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -26,7 +25,7 @@ from keyquery.listening.tokens import Arguments, Run
 TOKENS = 256  # of each of the sequences from which shares are computed
 WEIGHTS = ("sigma", "bound", "input_norm", "query_gradient", "key_gradient", "effective_rank", *SHARES)
 MEASURED = (*STATISTICS, *WEIGHTS, "loss")
-SUMS, MEANS = STATISTICS[2:6], (*SHARES, "loss")  # over processes; the smallest logit, and maxima of all others
+SUMS, MEANS = STATISTICS[2:], (*SHARES, "loss")  # over processes; of others extremes
 
 
 @dataclass
@@ -35,7 +34,7 @@ class Seen:
 
     dtype: torch.dtype
     scale: float | None  # of the scores; None if the model does not multiply q·k by a number
-    statistics: list[Tensor] = field(default_factory=list)  # (tiles, rows, heads) per call
+    statistics: list[Float[Tensor, "6 heads"]] = field(default_factory=list)  # per call
     norm: Tensor | None = None  # largest ‖x‖ of the tokens that enter the module
     sample: Sample | None = None  # of the last forward
     values: dict[str, Float[Tensor, " heads"]] = field(default_factory=dict)  # by metric
@@ -108,21 +107,21 @@ class Step:
                 seen.values["input_norm"] = seen.norm.expand(seen.heads)
         if layers is None:
             return
-        now = {name: read for name, read in layers.now(self.seen).items() if read[0].heads == self.seen[name].heads}
+        now = {name: layer for name, layer in layers.now(self.seen).items() if layer.heads == self.seen[name].heads}
         norms = {name: math.nan if (norm := self.seen[name].norm) is None else norm for name in now}
         for name, (sigma, bound) in logit_bounds(now, norms, layers.heads).items():
             seen = self.seen[name]
             seen.values |= {"sigma": sigma, "bound": bound}
-            seen.scale = now[name][0].scale if seen.scale is None else seen.scale
+            seen.scale = now[name].scale if seen.scale is None else seen.scale
         if self._shares is None:
             return
-        unranked = {name: read for name, read in now.items() if "effective_rank" not in self.seen[name].values}
+        unranked = {name: layer for name, layer in now.items() if "effective_rank" not in self.seen[name].values}
         for name, ranks in effective_ranks(unranked).items():
             self.seen[name].values["effective_rank"] = ranks
-        for name, read in now.items():
+        for name, layer in now.items():
             sample, self.seen[name].sample = self.seen[name].sample, None
             if sample is not None and sample.inputs._version == sample.version:  # else they were changed in place
-                self._shares.add(name, layers.heads, read[0], sample.inputs, sample.call)
+                self._shares.add(name, layers.heads, layer, sample.inputs, sample.call)
 
     def read_gradients(self, layers: Layers) -> None:
         """‖∂L/∂W_q‖ and ‖∂L/∂W_k‖ of every head."""
@@ -141,30 +140,23 @@ class Step:
     def columns(self, loss: Tensor | None = None, shared: bool = False) -> dict[str, np.ndarray]:
         """One array per metric, over all heads; with `shared`, of all processes together."""
         shares = {} if self._shares is None else self._shares.result()
-        modules = []
+        tables = []
         for name, seen in self.seen.items():
-            rows = merge_statistics(torch.cat(seen.statistics))
-            facts = {} if loss is None else {"loss": loss.expand(seen.heads)}
-            modules.append({**dict(zip(STATISTICS, rows, strict=True)), **seen.values, **shares.get(name, {}), **facts})
-        device = modules[0]["largest"].device
-        missing = {count: torch.full((count,), math.nan, device=device) for count in map(_count, modules)}
-        table = torch.stack(
-            [
-                torch.cat([of.get(metric, missing[_count(of)]).to(device) for of in modules]).double()
-                for metric in MEASURED
-            ]
-        )
+            values = dict(zip(STATISTICS, merge_statistics(seen.statistics), strict=True))
+            values |= seen.values | shares.get(name, {})
+            if loss is not None:
+                values["loss"] = loss.expand(seen.heads)
+            missing = torch.full((seen.heads,), math.nan)
+            device = next(iter(self.seen.values())).statistics[0].device
+            tables.append(torch.stack([values.get(metric, missing).to(device).double() for metric in MEASURED]))
+        table = torch.cat(tables, 1)
         columns = dict(zip(MEASURED, (_reduced(table) if shared else table).cpu().numpy(), strict=True))
-        counts = [seen.heads for seen in self.seen.values()]
         if loss is None:
             del columns["loss"]
+        counts = [seen.heads for seen in self.seen.values()]
         eps = np.repeat([torch.finfo(seen.dtype).eps for seen in self.seen.values()], counts)
         scale = np.repeat([seen.scale or 1.0 for seen in self.seen.values()], counts)
         return _derived(columns, eps, scale)
-
-
-def _count(values: Mapping[str, Tensor]) -> int:
-    return len(values["largest"])
 
 
 def _derived(columns: dict[str, np.ndarray], eps: np.ndarray, scale: np.ndarray) -> dict[str, np.ndarray]:
