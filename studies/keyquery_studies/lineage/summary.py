@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from keyquery.instruments.lineage.evidence import LAYERS, p_value
 from keyquery.instruments.lineage.lineage import LEVEL
-from keyquery.instruments.lineage.significance import LAYERS, p_value
 from keyquery.support.extras import optional
 from keyquery_studies.lineage.models import SIZES
 

@@ -11,10 +11,8 @@ import torch
 
 import keyquery as kq
 from keyquery.forms import Rope
-from keyquery.instruments.lineage.alignment import JUMP, best_paths, matched
-from keyquery.instruments.lineage.fingerprint import gaps, in_halves
-from keyquery.instruments.lineage.significance import p_value
-from keyquery.instruments.lineage.spectra import spectra, spectra_of
+from keyquery.instruments.lineage.evidence import JUMP, best_paths, matched, p_value
+from keyquery.instruments.lineage.fingerprint import gaps, in_halves, spectra
 from keyquery.instruments.lineage.weight_change import inversions, weight_change
 from keyquery.instruments.look.difference import difference
 
@@ -175,36 +173,8 @@ def test_spectra_do_not_depend_on_bases(base):
     turn = basis @ inner @ basis.T
     disguised = changed(base, lambda query, key: [w @ turn for w in rotated_heads(query, key)])
     for old, new in zip(kq.read(base), kq.read(disguised), strict=True):
-        before, after = (spectra_of(layer.folded) / layer.folded.norm()[:, None, None] for layer in (old, new))
+        before, after = (spectra(layer.folded) / layer.folded.norm()[:, None, None] for layer in (old, new))
         assert torch.allclose(before, after, atol=1e-5)
-
-
-@pytest.mark.parametrize(("width", "heads", "kv_heads"), [(64, 2, 1), (96, 4, 4)])
-def test_fast_spectra_are_those_of_dense_float64_matrices(width, heads, kv_heads):
-    torch.manual_seed(0)
-    r = width // heads // 2
-    query, key = torch.randn(kv_heads, heads // kv_heads, r, width), torch.randn(kv_heads, 1, r, width)
-    layer = kq.read(kq.models.DECODER)[0]
-    values, norm, _ = spectra(dataclasses.replace(layer, rope=None), kq.Form(query, key))
-    dense = (query.double().mT @ key.double()).flatten(0, 1)
-    eigenvalues = torch.linalg.eigvalsh((dense + dense.mT) / 2)
-    expected = [
-        torch.linalg.svdvals(dense)[:, :r],
-        eigenvalues.flip(-1).clamp(min=0)[:, :r],
-        (-eigenvalues).clamp(min=0)[:, :r],
-        torch.linalg.svdvals((dense - dense.mT) / 2)[:, : 2 * r : 2],
-    ]
-    assert torch.allclose(values, torch.stack(expected, 1), rtol=1e-4, atol=1e-5 * float(dense.norm()))
-    assert torch.allclose(norm, torch.linalg.matrix_norm(dense), rtol=1e-5)
-
-
-def test_spectra_of_tied_and_dependent_rows_are_those_of_the_form():
-    query = torch.randn(3, 1, 4, 16, generator=torch.Generator().manual_seed(0))
-    key = query.clone()
-    key[1, :, 1] = key[1, :, 0]
-    layer, form = dataclasses.replace(kq.read(kq.models.DECODER)[0], rope=None), kq.Form(query, key)
-    assert torch.equal(spectra(layer, form).values, spectra_of(form).flatten(0, 1))
-    assert float(spectra(layer, form).values[0, 3].max()) == 0  # a tied head has no skew part
 
 
 def test_gaps_of_equal_ratios_are_zero():

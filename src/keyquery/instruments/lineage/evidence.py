@@ -1,4 +1,4 @@
-"""The two tests of kinship: similarities of all pairs of layers, their null, and a p-value.
+"""The two tests of kinship: similarities of all pairs of layers, their null, the best path, and a p-value.
 
 *Basis-free*: spectra. The gaps between neighbouring singular values (of M, S and A) relative to the local mean gap, and
 the energies of RoPE planes relative to their neighbours, correlate between two heads only if one comes from the other:
@@ -8,26 +8,39 @@ cyclically and reversed, which keeps their distribution and their neighbours; th
 *Shared basis*: inner products ⟨M, N⟩/(‖M‖‖N‖) of the forms themselves. Null: the dimensions of the other model's
 residual stream in random orders, to which training from another seed is indifferent: exact, unless both models have
 dimensions of fixed meaning, such as a table of sinusoids that is added to the stream.
+
+Every pair of layers is standardised by its K replicates under the null, and the best path through the table, by which
+each layer of the other model comes from one of ours, is compared with the best paths of the replicates. What unrelated
+heads share in any case, such as the edges of a spectrum, shifts all cells of the observed table alike: the cells off
+the best path, heads of unrelated layers, measure it, and it is subtracted, in the replicates as well. The p-value is
+that of a gamma variable, since the best of many paths is skewed, with the tail of Student's t.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from keyquery.instruments.lineage.alignment import matched
 from keyquery.instruments.lineage.fingerprint import Fingerprint, LayerPrint
-from keyquery.instruments.lineage.significance import p_value, path_statistic, standardised
+from keyquery.support.statistics import student_tail
 
 SHIFTS = 64  # of gaps and planes, random ones
 IN_ORDER = 0.5  # of the similarity of matched heads, above which heads stand in their own order
 FEWEST = 7  # gaps per spectrum
+JUMP = 3.0  # standard deviations that a jump between layers must gain: pruned and stacked models jump, others do not
+# Location, scale and skewness of the statistic over unrelated pairs, and degrees of freedom of its tail. Basis-free:
+# fitted to five configs together, see `keyquery study lineage`. Shared basis: the null is exact, so that its location
+# and scale are 0 and 1, and there are 24 replicates; the skewness is that of the best path.
+UNRELATED = {"basis-free": (0.17, 1.0, 0.7, 20), "shared basis": (0.0, 1.0, 0.3, 22)}
+LAYERS = 4  # at which the location is the one above: layers of equal depth are a little alike, and it grows with them
+SHIFT = 0.25  # of a cell of unrelated models, in standard deviations, where no other layers measure it
+WEIGHT = 1.0  # of that, in cells
 
 
 @dataclass(frozen=True)
@@ -43,10 +56,6 @@ class Evidence:
     similarity: list[list[float]]  # of the matched heads
     reordered: bool  # whether heads match far better in another order than in their own
     table: list[list[float]]  # z of all pairs of layers
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return dict(vars(self))
 
 
 def basis_free(ours: Fingerprint, theirs: Fingerprint) -> Evidence | None:
@@ -136,3 +145,87 @@ def _scores(
 
     both: np.ndarray = one_side(cosines, 0) + one_side(np.ascontiguousarray(cosines.T), 1).T
     return both / 2
+
+
+def standardised(scores: Float[np.ndarray, "tables ours theirs"]) -> Float[np.ndarray, "tables ours theirs"]:
+    """z of all cells; the first table is the observed one, the others are replicates of the null.
+
+    Each cell has its own mean, all have one spread, since replicates are few. The mean is known from K replicates, of
+    which the observed table is none: the deviations of replicates are made as large as if they were none either.
+    """
+    count = len(scores) - 1
+    null = scores[1:]
+    spread = math.sqrt(float(null.var(0, ddof=1).mean()) * (1 + 1 / count)) or 1e-12
+    z = (scores - null.mean(0)) / spread
+    z[1:] *= math.sqrt((count + 1) / (count - 1))
+    return z
+
+
+def path_statistic(
+    z: Float[np.ndarray, "tables ours theirs"], centred: bool
+) -> tuple[float, list[int], Float[np.ndarray, "ours theirs"]]:
+    """The best path of the first table in standard deviations of those of the others, the path, and the table."""
+    totals, paths = best_paths(z)
+    if centred:
+        on_path = np.zeros(z.shape, bool)
+        on_path[np.arange(len(z))[:, None], paths, np.arange(z.shape[2])] = True
+        sums, cells = np.where(on_path, 0.0, z).sum((1, 2)), z.shape[1] * z.shape[2] - z.shape[2]
+        sums[0] += WEIGHT * SHIFT
+        totals, paths = best_paths(z - (sums / (cells + WEIGHT))[:, None, None])
+    null = totals[1:]
+    spread = max(float(null.std(ddof=1)), 1e-12) * math.sqrt(1 + 1 / len(null))
+    return float((totals[0] - null.mean()) / spread), paths[0].tolist(), z[0]
+
+
+def p_value(test: str, statistic: float, layers: int = LAYERS) -> float:
+    """The probability of so large a statistic between unrelated models, the second of which has so many layers."""
+    location, scale, skewness, freedom = UNRELATED[test]
+    location *= max(layers / LAYERS, 1.0)
+    return student_tail(_normal_score((statistic - location) / scale, skewness), freedom)
+
+
+def _normal_score(x: float, skewness: float) -> float:
+    """Of a gamma variable with mean 0, variance 1 and this skewness: Wilson and Hilferty's cube root."""
+    root = math.copysign(abs(1 + skewness * x / 2) ** (1 / 3), 1 + skewness * x / 2)
+    return 6 / skewness * (root - 1) + skewness / 6
+
+
+def p_text(p: float) -> str:
+    """A p-value in words: beyond 1e-15 its calibration means nothing."""
+    return f"{p:.1e}" if p > 1e-15 else "< 1e-15"
+
+
+def best_paths(
+    z: Float[np.ndarray, "tables ours theirs"],
+) -> tuple[Float[np.ndarray, " tables"], Int[np.ndarray, "tables theirs"]]:
+    """The source layer of each of their layers, by dynamic programming, and the sum of similarities less jumps.
+
+    Of many tables at once. The layer after the previous source is free, every other layer costs JUMP.
+    """
+    total, steps = z[:, :, 0], []
+    for layer in range(1, z.shape[2]):
+        steps.append(total)
+        total = _extended(total, z[:, :, layer])
+    row = np.arange(len(z))
+    path = [total.argmax(-1)]
+    for before in reversed(steps):
+        source = path[-1]
+        follows = (source > 0) & (before[row, source - 1] >= before.max(-1) - JUMP)
+        path.append(np.where(follows, source - 1, before.argmax(-1)))
+    return total.max(-1), np.stack(path[::-1], 1)
+
+
+def _extended(total: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """The best sums of paths that end at each of our layers, one of their layers further."""
+    follow = np.concatenate((np.full_like(total[..., :1], -np.inf), total[..., :-1]), -1)
+    return np.maximum(follow, total.max(-1, keepdims=True) - JUMP) + column
+
+
+def matched(similarity: Float[np.ndarray, "ours theirs"]) -> list[int]:
+    """Our head for each of their heads: the assignment of the largest total; with more of theirs, some occur twice."""
+    from scipy.optimize import linear_sum_assignment
+
+    ours, theirs = similarity.shape
+    tiled = np.tile(similarity, (-(-theirs // ours), 1))
+    _, rows = linear_sum_assignment(tiled.T, maximize=True)
+    return [int(row) % ours for row in rows]

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms import Form
-from keyquery.instruments.lineage.spectra import spectra
 from keyquery.support.progress import Progress, silent
 
 SKETCH = 16  # s: a sketch has s² numbers per head
@@ -74,25 +73,53 @@ def fingerprint(
 
 def _standardised(layers: Sequence[LayerPrint]) -> list[LayerPrint]:
     """Independent trainings share the mean of a layer and the spread of a feature: neither is evidence."""
-    found = list(layers)
+    standardised = list(layers)
     for name in ("gaps", "planes"):
-        widths = {None if (rows := getattr(layer, name)) is None else rows.shape[1:] for layer in found}
+        widths = {None if (rows := getattr(layer, name)) is None else rows.shape[1:] for layer in standardised}
         if len(widths) > 1 or None in widths:
             continue
-        centred = [getattr(layer, name) - getattr(layer, name).mean(0) for layer in found]
+        centred = [getattr(layer, name) - getattr(layer, name).mean(0) for layer in standardised]
         spread = torch.cat(centred).std(0, correction=0).clamp(min=1e-9)
-        found = [replace(layer, **{name: rows / spread}) for layer, rows in zip(found, centred, strict=True)]
-    return found
+        standardised = [
+            replace(layer, **{name: rows / spread}) for layer, rows in zip(standardised, centred, strict=True)
+        ]
+    return standardised
 
 
 def _print(layer: Layer, permutations: int, linear: bool) -> LayerPrint:
     form = layer.folded
     form = form if form.batch else form[None]
-    values, norm, planes = spectra(layer, form)
-    sketch, permuted = _sketches(form, norm, permutations)
-    planes = None if planes is None else _relative(planes).float()
+    norm = form.norm().clamp(min=1e-300)
+    energies = _planes(layer, form)
+    planes = None if energies is None else _relative((energies / norm.unsqueeze(-1)).flatten(0, -2)).float()
+    sketch, permuted = _sketches(form, norm.flatten(), permutations)
     weights = _linear(layer) if linear else None
-    return LayerPrint(layer.index, form.dim, form.rank, gaps(values).float(), planes, sketch, permuted, weights)
+    values = gaps(spectra(form)).flatten(0, -3).float()
+    return LayerPrint(layer.index, form.dim, form.rank, values, planes, sketch, permuted, weights)
+
+
+def spectra(form: Form) -> Float[Tensor, "*heads 4 r"]:
+    """Singular values of M, positive and absolute negative eigenvalues of S, singular values of A, one per pair."""
+    symmetric = form.symmetric_eigenvalues()
+    positive, negative = ((sign * symmetric).clamp(min=0).sort(descending=True).values for sign in (1, -1))
+    rows = (form.singular_values(), positive, negative, form.skew_values()[..., ::2])
+    r = form.rank
+    filled = [torch.nn.functional.pad(row[..., :r], (0, max(r - row.shape[-1], 0))) for row in rows]
+    return torch.stack(filled, -2)
+
+
+def _planes(layer: Layer, form: Form) -> Float[Tensor, "*heads planes"] | None:
+    """‖Q_pᵀ K_p‖ of each plane p that RoPE rotates: ‖QᵀK‖² = Σ (QQᵀ)∘(KKᵀ), over the two rows of a plane."""
+    if layer.rope is None or layer.rope.dims < 8:
+        return None
+    dims = layer.rope.dims
+    order = torch.arange(dims).reshape(-1, 2).T if layer.rope.interleaved else torch.arange(dims).reshape(2, -1)
+    square = torch.zeros(())
+    sides = [(factor.float() @ factor.float().mT).double() for factor in (form.query, form.key)]
+    for one, two in ((0, 0), (0, 1), (1, 1)):
+        products = [side[..., order[one], order[two]] for side in sides]
+        square = square + (1 + (one != two)) * products[0] * products[1]
+    return square.clamp(min=0).sqrt()
 
 
 def gaps(values: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch gaps"]:

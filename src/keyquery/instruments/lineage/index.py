@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from keyquery.checkpoints import Heads, read
-from keyquery.instruments.lineage.catalogue import catalogue, catalogue_of
 from keyquery.instruments.lineage.evidence import Evidence, basis_free, shared_basis
 from keyquery.instruments.lineage.fingerprint import PERMUTATIONS, SKETCH, Fingerprint, LayerPrint, fingerprint
 from keyquery.instruments.lineage.lineage import LEVEL
@@ -27,6 +27,7 @@ BUDGET = 190_000  # bytes of a file
 MOST = 1500  # heads; of larger models every second layer is kept, or every third, …
 USEFUL = 15  # gaps per spectrum: rather than fewer, other parts are made smaller
 STEPS = 30.0  # of an 8-bit number per standard deviation
+PROBES = 24  # heads of the model by which an index is searched
 FULL = 10  # models of an index, by either kind of similarity, that are tested in full
 KEY = "keyquery_lineage"
 FORMAT = 2
@@ -131,27 +132,61 @@ def _fingerprint(facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Fin
 
 
 def among(model: Any, index: Iterable[Path | Fingerprint], progress: Progress | None = None) -> Relatives:
-    """The relatives of a model among others.
-
-    Every model of the index is compared by some heads of the model and short projections of its own heads, kept in the
-    folder of the index; those nearest are tested in full.
-    """
+    """The relatives of a model among others: all are compared by some heads, those nearest are tested in full."""
     heads = model if isinstance(model, Heads) else read(model)
     whole = fingerprint(heads, PERMUTATIONS, progress)
-    entries, skipped = list(index), list[str]()
-    files = [entry for entry in entries if isinstance(entry, Path)]
-    watch = progress or silent
-    if len(files) == len(entries) and len({file.parent for file in files}) == 1:
-        whole_index, skipped = catalogue(files[0].parent, files, unpacked, watch)
-        entries = [files[0].parent / row.file for row in whole_index.rows]
-    else:
-        whole_index = catalogue_of(entry if isinstance(entry, Fingerprint) else unpacked(entry) for entry in entries)
-    nearest, comparable = whole_index.nearest(whole, FULL)
-    rows = [_row(whole, entries[i], comparable) for i in watch(nearest, "testing the nearest", len(nearest))]
-    rows.sort(key=lambda row: row["p"])
-    facts = provenance(model=dict(heads.model), level=LEVEL)
-    counts = {"searched": len(entries), "comparable": comparable, "skipped": skipped}
-    return Relatives(model=whole.name, rows=rows, **counts, provenance=facts)  # type: ignore[arg-type]
+    entries, skipped, watch = list(index), list[str](), progress or silent
+    nearness: dict[int, list[float]] = {}
+    for number, entry in enumerate(watch(entries, "reading the index", len(entries))):
+        try:
+            nearness[number] = _nearness(whole, entry if isinstance(entry, Fingerprint) else unpacked(entry))
+        except ValueError as error:
+            skipped.append(str(error))
+    comparable = sum(max(values) > -math.inf for values in nearness.values())
+    nearest: dict[int, None] = {}
+    for kind in (0, 1):
+        best = sorted(nearness, key=lambda number, kind=kind: -nearness[number][kind])[:FULL]  # type: ignore[misc]
+        nearest |= dict.fromkeys(number for number in best if nearness[number][kind] > -math.inf)
+    rows = [_row(whole, entries[i], comparable) for i in watch(list(nearest), "testing the nearest", len(nearest))]
+    return Relatives(
+        model=whole.name,
+        searched=len(nearness),
+        comparable=comparable,
+        rows=sorted(rows, key=lambda row: row["p"]),
+        skipped=skipped,
+        provenance=provenance(model=dict(heads.model), level=LEVEL),
+    )
+
+
+def _nearness(whole: Fingerprint, other: Fingerprint) -> list[float]:
+    """How similar some heads of a model are to another's, by gaps and by sketches; −∞ where widths differ.
+
+    The mean best cosine, less that of a null: gaps reversed and shifted, dimensions permuted.
+    """
+    first, their = whole.layers[0], other.layers[0]
+    pick = torch.linspace(0, whole.heads - 1, min(PROBES, whole.heads)).round().long()
+    kept, nearness = their.gaps.shape[-1], [-math.inf, -math.inf]
+    if first.width == their.width and first.gaps.shape[-1] >= kept:
+        gaps = torch.cat([layer.gaps for layer in whole.layers])[pick][..., :kept]
+        nearness[0] = _excess(gaps, gaps.flip(-1).roll(kept // 2, -1), [layer.gaps for layer in other.layers])
+    if first.dim == their.dim:
+        layers = _as_small(whole, other).layers
+        sketches, permuted = (torch.cat(side)[pick] for side in zip(*map(_sketches, layers), strict=True))
+        nearness[1] = _excess(sketches, permuted, [layer.sketch for layer in other.layers])
+    return nearness
+
+
+def _sketches(layer: LayerPrint) -> tuple[Tensor, Tensor]:
+    """The sketches of a layer, and those of the first permutation."""
+    assert layer.permuted is not None
+    return layer.sketch, layer.permuted[0]
+
+
+def _excess(probes: Tensor, null: Tensor, heads: Sequence[Tensor]) -> float:
+    sides = (torch.cat((probes, null)), torch.cat(list(heads)))
+    ours, theirs = (torch.nn.functional.normalize(side.flatten(1).float(), dim=1) for side in sides)
+    best = (ours @ theirs.T).amax(1)
+    return float(best[: len(probes)].mean() - best[len(probes) :].mean())
 
 
 def _row(whole: Fingerprint, file: Path | Fingerprint, compared: int) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 import torch
 
 from keyquery.checkpoints import Heads, read
-from keyquery.instruments.lineage.evidence import Evidence, basis_free, shared_basis
+from keyquery.instruments.lineage.evidence import Evidence, basis_free, p_text, shared_basis
 from keyquery.instruments.lineage.fingerprint import PERMUTATIONS, Fingerprint, fingerprint
-from keyquery.instruments.lineage.significance import p_text
 from keyquery.instruments.lineage.weight_change import WeightChange, weight_change
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress
@@ -111,7 +110,7 @@ def lineage(ours: Any, theirs: Any, others: Sequence[Any] = (), progress: Progre
         theirs=other.name,
         label=label,
         reasons=reasons,
-        tests=[test.to_dict() for test in tests],
+        tests=[vars(test) for test in tests],
         layers={"ours": [layer.index for layer in mine.layers], "theirs": [layer.index for layer in other.layers]},
         changes=moved.rows if moved else [],
         merge=merge,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from keyquery.instruments.lineage.evidence import p_text
 from keyquery.instruments.lineage.index import Relatives
 from keyquery.instruments.lineage.show import CAVEAT
-from keyquery.instruments.lineage.significance import p_text
 from keyquery.pages.components import column, versioned
 from keyquery.pages.document import document
 from keyquery.pages.tables import Text, columns_table
