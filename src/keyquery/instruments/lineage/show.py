@@ -89,8 +89,8 @@ def _frame(reading: Lineage) -> dict[str, Any]:
     measures = []
     for test in reading.tests:
         values = [value for row in test["table"] for value in row]
-        options = {"unit": unit, "least": 0, "most": STRONGEST, "path": list(test["path"])}
-        measures.append(measure(test["test"], test["test"], values, **options))
+        name, path = test["test"], list(test["path"])
+        measures.append(measure(name, name, values, unit=unit, least=0, most=STRONGEST, path=path))
     rows, columns = ([str(index) for index in range(count)] for count in (len(table), len(table[0])))
     nouns = ["layer of the first", "layer of the second"]
     return {"rows": rows, "columns": columns, "nouns": nouns, "join": "/", "measures": measures}
