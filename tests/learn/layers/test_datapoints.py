@@ -4,10 +4,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.layers.kernels import KERNELS
 from keyquery.learn.inputs.tables import Rows
 from keyquery.learn.layers import AttributeAttention, DatapointEncoder
-from keyquery.learn.layers.datapoints import _in_blocks
 from keyquery.learn.npt.network import TableNetwork
 from keyquery.learn.training import Recipe, train
 
@@ -90,14 +88,7 @@ def test_all_of_a_layer_is_of_the_dtype_and_device_that_is_asked_for(rows):
     assert {weight.device.type for weight in layer.parameters()} == {"meta"}
 
 
-def test_layers_take_turns_rows_first():
-    kinds = [type(layer).__name__ for layer in DatapointEncoder(3, 8, 4, 2).layers]
-    assert kinds == ["DatapointAttention", "AttributeAttention"] * 2
-    alone = DatapointEncoder(3, 8, 4, 2, rows="none").layers
-    assert {type(layer).__name__ for layer in alone} == {"AttributeAttention"}
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ["symmetric", "psd", "rbf", "skew"])
 @pytest.mark.parametrize("rows", ["full", "induced"])
 def test_every_kernel_keeps_its_structure(kernel, rows):
     layer = kq.DatapointAttention(3, 8, heads=2, kernel=kernel, rows=rows, points=4)
@@ -113,8 +104,7 @@ def test_every_kernel_keeps_its_structure(kernel, rows):
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-def test_layers_computed_again_in_backward_give_the_same_gradients(dropped, monkeypatch):
-    monkeypatch.setattr("keyquery.learn.layers.datapoints.CELLS", 1)
+def test_layers_computed_again_in_backward_give_the_same_gradients(dropped):
     one, other = (network(dropout=0.3).train(dropped) for _ in range(2))
     other.encoder.thrifty = True
     rows = rows_of(SIZES)
@@ -123,30 +113,6 @@ def test_layers_computed_again_in_backward_give_the_same_gradients(dropped, monk
         said(each, rows).square().mean().backward()
     for left, right in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(left.grad, right.grad)
-
-
-def test_dropout_in_blocks_is_dropout_of_all_scores(monkeypatch):
-    """Its mean over masks is attention, its gradients are those of the masks that were drawn."""
-    monkeypatch.setattr("keyquery.learn.layers.datapoints.CELLS", 40)
-    parts = [torch.randn(2, 3, 20, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    whole = (parts[0] * 0.5 @ parts[1].mT).softmax(-1) @ parts[2]
-    assert torch.allclose(_in_blocks(*parts, 0.5, 0.0), whole)
-    drawn = torch.stack([_in_blocks(*(part.detach() for part in parts), 0.5, 0.3) for _ in range(400)])
-    assert (drawn.mean(0) - whole).abs().max() < 6 * drawn.std(0).max() / 20
-    assert drawn.std(0).min() > 0
-
-    def run(*parts):
-        torch.manual_seed(0)
-        return _in_blocks(*parts, 0.5, 0.3)
-
-    torch.autograd.gradcheck(run, parts, fast_mode=True)
-
-
-def test_long_tables_go_through_in_parts(monkeypatch):
-    layer, x = AttributeAttention(8, 2), torch.randn(2, 9, 3, 8)
-    whole = layer(x)
-    monkeypatch.setattr("keyquery.learn.layers.datapoints.BATCH", 5)
-    assert torch.allclose(layer(x), whole, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -176,48 +142,13 @@ def test_bad_input_is_told(make, message):
 # What a network may depend on
 
 
-@pytest.mark.parametrize("rows", ["full", "induced"])
-@pytest.mark.parametrize("published", [False, True])
-@pytest.mark.parametrize("kernel", ["general", "rbf"])
+@pytest.mark.parametrize(("rows", "published", "kernel"), [("full", True, "general"), ("induced", False, "rbf")])
 def test_the_order_of_rows_does_not_matter(rows, published, kernel):
     made, table = network(rows, published, kernel), rows_of(SIZES)
     order = torch.randperm(12)
     turned = Rows(*(part[:, order] for part in table))
     assert (said(made, turned) - said(made, table)[:, order]).abs().max() <= 1e-4
     assert (said(made, table)[:, order] - said(made, table)).abs().max() > 0.1  # or there is nothing to turn
-
-
-def permuted(made, order):
-    """A network whose columns stand in another order, with the same weights at their new places."""
-    e, d = made.index.shape[1], len(order)
-    other = network(sizes=[made.sizes[column] for column in order])
-    other.load_state_dict({name: made.state_dict()[name] for name in other.state_dict()})
-    wide = torch.cat([torch.arange(column * e, (column + 1) * e) for column in order])
-    within = [torch.arange(sum(made.sizes[:c]), sum(made.sizes[: c + 1])) for c in order]
-    state = other.state_dict()
-    for name, weight in state.items():
-        if name in ("value", "hidden", "bias", "index", "number", "number_bias"):
-            weight = weight[order]
-        elif name in ("category", "choice", "choice_bias"):
-            weight = weight[torch.cat(within)]
-        elif ".layers.0." in name or ".layers.2." in name:
-            inner = ".attention." in name and ".output." not in name  # q, k and v: rows are of heads, not of columns
-            if weight.ndim == 2 and weight.shape[1] == d * e and ".attention.output" not in name:
-                weight = weight[:, wide]
-            if weight.shape[0] == d * e and not inner:
-                weight = weight[wide]
-        state[name] = weight
-    other.load_state_dict(state)
-    return other
-
-
-def test_the_order_of_columns_does_not_matter_to_weights_that_go_along():
-    made, table, order = network(), rows_of(SIZES), [3, 0, 4, 2, 1]
-    turned = Rows(*(part[..., order] for part in table))
-    found, expected = permuted(made, order)(*turned), made(*table)
-    assert (found - expected[:, :, order]).abs().max() <= 1e-4
-    layer, x = AttributeAttention(8, 2), torch.randn(1, 6, 5, 8)
-    assert (layer(x[:, :, order]) - layer(x)[:, :, order]).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("rows", ["full", "induced"])
@@ -231,8 +162,7 @@ def test_what_is_hidden_changes_exactly_nothing(rows, published):
 
 
 @pytest.mark.parametrize("rows", ["full", "induced"])
-@pytest.mark.parametrize("published", [False, True])
-@pytest.mark.parametrize("kernel", ["general", "rbf", "symmetric"])
+@pytest.mark.parametrize(("published", "kernel"), [(True, "general"), (False, "rbf")])
 def test_later_rows_see_the_context_and_themselves_alone(rows, published, kernel):
     made = network(rows, published, kernel)
     context, later = rows_of(SIZES, batch=1, n=9), rows_of(SIZES, batch=1, n=4, seed=1)
@@ -330,30 +260,6 @@ def test_a_small_network_looks_up_the_target_of_a_twin():
     assert leak(made, 6) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.unchecked
-def test_the_look_up_oracle():
-    made = looked_up(n=16, embedding=16, depth=4, heads=4, steps=1000, lr=1e-3)
-    assert correlation(made, 16) >= 0.99
-    twins, rest = moved(made, 16)
-    assert 0.9 <= sum(twins) / 16 <= 1.1
-    assert sum(rest) / 16 < 0.02
-    assert leak(made, 16) == 0
-    table, order = doubled(torch.Generator().manual_seed(5), 2, 16), torch.randperm(32)
-    turned = Rows(*(part[:, order] for part in table))
-    assert (made.target(made(*turned)) - made.target(made(*table))[:, order]).abs().max() <= 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.unchecked
-def test_without_attention_between_rows_there_is_nothing_to_look_up():
-    made = looked_up(n=16, embedding=16, depth=4, heads=4, steps=200, lr=1e-3, rows="none")
-    assert abs(correlation(made, 16)) < 0.1
-
-
-# What is said of its heads
-
-
 @pytest.mark.parametrize("published", [False, True])
 def test_the_norm_is_folded_into_what_it_feeds(published):
     network = TableNetwork((0,) * 3, 8, 2, 2, published=published)
@@ -372,21 +278,9 @@ def test_the_norm_is_folded_into_what_it_feeds(published):
     assert layer.kind == ("cross" if published else "self")
 
 
-def test_on_data_only_rows_that_attend_to_themselves_are_split():
-    table = Rows(torch.randn(1, 30, 3), torch.zeros(1, 30, 3).long(), torch.zeros(1, 30, 3).bool())._asdict()
-    heads = kq.look(TableNetwork((0,) * 3, 8, 2, 2, rows="induced", points=4), inputs=[table]).heads
-    assert [(head["kind"], head["on_data"] is None) for head in heads] == [("cross", True)] * 4 + [("self", False)] * 2
-    with pytest.raises(ValueError, match="only self-attention is analysed on data"):
-        kq.look(TableNetwork((0,) * 3, 8, 2, 2, published=True), inputs=[table])
-
-
-@pytest.mark.parametrize("published", [True, False])
-def test_hooked_projections_are_called_and_give_the_same(published):
-    """Keys, values and the residual are one product; with a hook on any of them, each is called."""
-    layer = kq.DatapointAttention(3, 8, heads=2, published=published).double()
-    x, heard = torch.randn(1, 20, 3, 8, dtype=torch.float64), []
-    expected = layer(x)
-    for part in (layer.block.attention.key, layer.block.residual):
-        part.register_forward_hook(lambda module, args, out: heard.append(module))
-    torch.testing.assert_close(layer(x), expected, atol=1e-12, rtol=1e-12)
-    assert set(heard) == {layer.block.attention.key, layer.block.residual}
+def test_long_tables_go_through_in_parts_and_columns_in_any_order(monkeypatch):
+    layer, x, order = AttributeAttention(8, 2), torch.randn(2, 9, 5, 8), [3, 0, 4, 2, 1]
+    whole = layer(x)
+    monkeypatch.setattr("keyquery.learn.layers.datapoints.BATCH", 5)
+    assert torch.allclose(layer(x), whole, atol=1e-6)
+    assert torch.allclose(layer(x[:, :, order]), whole[:, :, order], atol=1e-5)

@@ -10,18 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from keyquery.layers.attention import Attention
 from keyquery.layers.blocks import PLACE
-from keyquery.layers.fused import extend, joint_linear
+from keyquery.layers.fused import joint_linear
 from keyquery.support.checks import check_choice, check_count
 
 ROWS = ("full", "induced", "none")
 BATCH = 32768  # largest batch of the fused kernels
-SHORT = 32  # keys up to which unfused attention is faster on a GPU, since fused tiles have 64 or 128 keys
-CELLS = 2**20  # scores per block on a CPU, so that they fit into its cache
 
 
 class Memory(NamedTuple):
@@ -32,18 +29,14 @@ class Memory(NamedTuple):
 
 
 class Between(Attention):
-    """Unmasked `kq.Attention` that also does cross-attention.
-
-    With `full_scale` scores are divided by √dim, not by √r. `cross` marks layers whose keys never come from the
-    vectors of the queries, for the analyses of heads.
-    """
+    """Unmasked `kq.Attention` that also does cross-attention; `full_scale` divides scores by √dim, not √r."""
 
     def __init__(self, dim: int, heads: int, full_scale: bool = False, cross: bool = False, **options: Any) -> None:
         for name in ("rope", "kv_heads"):
             if options.get(name) is not None:
                 raise ValueError(f"{name} must be None for attention between datapoints, got {options[name]!r}")
         super().__init__(dim, heads, **options)
-        self.full_scale, self.kind = full_scale, "cross" if cross else "self"
+        self.full_scale, self.kind = full_scale, "cross" if cross else "self"  # for the analyses of heads
 
     @property
     def scale(self) -> float:
@@ -75,7 +68,7 @@ class Between(Attention):
             memory = Memory(*both)
         if seen is not None:
             seen.append(self._scores(query, memory.key).softmax(-1).mean(1))
-        return self._output(self._mixed(query, *memory))
+        return self._output(self._attend(query, *memory, None, None, False)[0])
 
     def queries(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch heads n r"]:
         """Queries only."""
@@ -85,24 +78,8 @@ class Between(Attention):
         return self.shape(self._heads(self.key(x), self.heads))
 
     def memory(self, x: Float[Tensor, "batch m dim"]) -> Memory:
-        """Keys and values of x."""
-        return self.memory_and_others(x)[0]
-
-    def memory_and_others(
-        self, x: Float[Tensor, "batch m dim"], *others: nn.Module
-    ) -> tuple[Memory, list[Float[Tensor, "batch m _"]]]:
-        """Keys and values of x, and its images under other linear maps, in one matrix product."""
-        key, value, *rest = joint_linear(x, (self.key, self.value, *others))
-        return Memory(self._heads(key, self.heads), self._heads(value, self.heads)), rest
-
-    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "batch heads n r"]:
-        """Attention output; fused, except where there is no fused kernel or it is slower."""
-        share = self.dropout if self.training else 0.0
-        unfused = key.shape[-2] <= SHORT if query.is_cuda else share > 0
-        if not unfused or torch.compiler.is_compiling():
-            return self._attend(query, key, value, None, None, False)[0]
-        parts = extend(query, key, value, self._key_norm(key))
-        return _in_blocks(*parts, self.scale, share)[..., : value.shape[-1]]
+        """Keys and values of x, in one matrix product."""
+        return Memory(*(self._heads(part, self.heads) for part in joint_linear(x, (self.key, self.value))))
 
     def _scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch heads n m"]:
         scores = query @ key.mT
@@ -121,27 +98,8 @@ class Between(Attention):
         return weights[..., :-1] @ memory.value + weights[..., -1:] * own.value
 
 
-def _in_blocks(query: Tensor, key: Tensor, value: Tensor, scale: float, share: float) -> Tensor:
-    """dropout(softmax(scale·q kᵀ)) v; if large, per head and block of queries, whose scores backward computes again."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return dropout((query * scale @ key.mT).softmax(-1), share) @ value
-
-    n, m = query.shape[-2], key.shape[-2]
-    if n * m <= CELLS or query.is_cuda:
-        return attend(query, key, value)
-    heads = [
-        torch.cat([checkpoint(attend, block, k, v, use_reentrant=False) for block in q.split(max(CELLS // m, 1))])
-        for q, k, v in zip(*(part.flatten(0, -3) for part in (query, key, value)), strict=True)
-    ]
-    return torch.stack(heads).unflatten(0, query.shape[:-2])
-
-
 class Induced(nn.Module):
-    """Attention through inducing points: `points` learned tokens attend to all rows, and rows attend to them.
-
-    The cost is linear in the number of rows, and the layer is equivariant to row order (primal attention is not).
-    """
+    """Learned points attend to all rows, and rows to them: linear in the rows, and equivariant to their order."""
 
     def __init__(self, dim: int, heads: int, points: int = 64, **options: Any) -> None:
         super().__init__()
@@ -158,10 +116,7 @@ class Induced(nn.Module):
         alone: bool = False,
         seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch n dim"]:
-        """x attends to the inducing points after they attended to `source`, or to those of a `memory`.
-
-        `alone` has no effect, since x does not reach the points of a memory. The weights are appended to `seen`.
-        """
+        """As `Between`; `alone` has no effect, since x does not reach the points of a memory."""
         memory = self.memory(x if source is None else source) if memory is None else memory
         return self.spread(x, memory=memory, seen=seen)
 
@@ -193,18 +148,10 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
-        r, options = self._residual(x, options)
-        r = r + self.dropout(self.attention(self._normed(x), **options))
+        if self.published:
+            options = {"source": x, **options}
+        r = self.residual(x) + self.dropout(self.attention(self._normed(x), **options))
         return r + self.dropout(self.mlp(self.mlp_norm(r)))
-
-    def _residual(self, x: Tensor, options: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-        """W x, and the options of attention with its source, or its keys and values, which are maps of x as well."""
-        if not self.published:
-            return self.residual(x), options
-        if options.get("memory") is not None or not isinstance(self.attention, Between):
-            return self.residual(x), {"source": x, **options}
-        memory, (r,) = self.attention.memory_and_others(x, self.residual)
-        return r, {**options, "memory": memory}
 
     def memory(self, x: Tensor, **options: Any) -> Memory:
         return self.attention.memory(x if self.published else self._normed(x), **options)

@@ -140,18 +140,6 @@ def test_the_kernel_compiles_into_one_graph():
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_operators_have_the_shapes_they_promise():
-    """What the compiler is told of the operators is what they return."""
-    qk, weights, mix, real, (grad, energy) = draw(SHAPES[0], torch.float32, masked=True)
-    for mask in (None, real):
-        given = qk, weights.contiguous(), mix, mask
-        torch.library.opcheck(kernel._FORWARD, given, test_utils=("test_schema", "test_faketensor"))
-        for bend in (None, energy):
-            given_back = (*given, grad, bend)
-            torch.library.opcheck(kernel._BACKWARD, given_back, test_utils=("test_schema", "test_faketensor"))
-
-
 def test_no_tokens():
     out, energy = kernel.attend(*draw((2, 0, 3, 16, 4, 16), torch.float32)[:4])
     assert out.shape == (2, 0, 3, 16)
@@ -162,7 +150,7 @@ def test_no_tokens():
 @pytest.mark.parametrize(
     ("sizes", "options", "dtype", "complaint"),
     [
-        ((8, 2, 2), {}, torch.float64, "x is torch.float64"),
+        ((8, 2, 2), {}, torch.float64, "heads of up to 0 features in torch.float64"),
         ((200, 1, 2), {}, torch.float32, "in torch.float32, not 200"),
         ((8, 2, 2), {"features": "elu"}, torch.float32, "not 'elu' and 'paper'"),
         ((8, 2, 2), {"loss": "ksvd"}, torch.float32, "not 'cosine' and 'ksvd'"),

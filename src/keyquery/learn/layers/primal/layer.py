@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import linear
-from torch.utils.checkpoint import checkpoint
 
 from keyquery.layers.triton_support import no_kernels
 from keyquery.learn.layers.primal import reference
 from keyquery.learn.layers.primal.causal import causal_scores
 from keyquery.learn.layers.primal.objective import LOSSES, Batch, penalty
-from keyquery.learn.layers.primal.sample import evenly, project, take, weigh
+from keyquery.learn.layers.primal.sample import evenly, take, weigh
 from keyquery.learn.layers.primal.spectrum import PrimalReading, spectrum
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
@@ -82,7 +79,15 @@ class PrimalAttention(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        _check_options(dim, heads, rank, eta)
+        for name, value in (("dim", dim), ("heads", heads), ("rank", rank)):
+            check_count(name, value)
+        if dim % heads:
+            raise ValueError(f"heads must divide dim: {heads} does not divide {dim}")
+        if rank > dim // heads:
+            raise ValueError(f"rank must be at most {dim // heads}, the width of a head, got {rank}")
+        check_number("eta", eta)
+        if eta < 0:
+            raise ValueError(f"eta must be at least 0, got {eta}")
         check_choice("features", features, reference.FEATURES)
         check_choice("loss", loss, LOSSES)
         check_choice("impl", impl, IMPLEMENTATIONS)
@@ -126,7 +131,7 @@ class PrimalAttention(nn.Module):
         of the reconstruction error; J is squared before averaging, so that heads do not cancel, and empty samples are
         ignored.
         """
-        check_tokens(x, mask, self.dim, self.directions.dtype)
+        _check_tokens(x, mask, self.dim)
         x = x if mask is None else x.where(mask.unsqueeze(-1), 0.0)
         run = self._causal if is_causal and self.data_dependent else self._bidirectional
         heads, batch = run(x, mask)
@@ -188,8 +193,7 @@ class PrimalAttention(nn.Module):
         return f"{self.dim}, heads={self.heads}, rank={self.rank}{kind}, loss={self.loss!r}, eta={self.eta}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickle: the graph of the last forward pass stays behind."""
-        return {**self.__dict__, "_loss": None}
+        return {**self.__dict__, "_loss": None}  # without the graph of the last forward pass
 
     def _bidirectional(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Batch]:
         qk, sample, used = self._projected(x, mask)
@@ -215,48 +219,30 @@ class PrimalAttention(nn.Module):
             raise ValueError('causal attention has no loss="ksvd" and no impl="triton"')
         qk = self._split(self.query_key(x))
         with _without_autocast(x):
-            if torch.is_grad_enabled():  # the scores are computed again in backward
-                run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-                heads, energy, seen = run(self._prefix, qk, x, mask)
-            else:
-                heads, energy, seen = self._prefix(qk, x, mask)
+            dtype = torch.promote_types(qk.dtype, torch.float32)
+            phi = reference.features(qk, mask, self.features, dtype)
+            keys = x.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(dtype)
+            scores, seen = causal_scores(phi, keys, self.directions.to(dtype), mask)
+            heads = torch.cat((scores[0], scores[1]), -1) @ self._mix().to(dtype).flatten(0, 1)
         used = torch.arange(self.directions.shape[2], device=x.device) < seen.unsqueeze(1)
-        return heads.to(qk.dtype), Batch(_count(x, mask), self.directions, self.log_lambda, energy, used)
-
-    def _prefix(self, qk: Tensor, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Heads' outputs (batch, n, heads, ·), Σe² and Σr², and the number of tokens."""
-        dtype = torch.promote_types(qk.dtype, torch.float32)
-        phi = reference.features(qk, mask, self.features, dtype)
-        keys = x.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(dtype)
-        scores, seen = causal_scores(phi, keys, self.directions.to(dtype), mask)
-        out = torch.cat((scores[0], scores[1]), -1) @ self._mix().to(dtype).flatten(0, 1)
-        return out.transpose(1, 2), scores.square().sum(-2), seen
+        batch = Batch(_count(x, mask), self.directions, self.log_lambda, scores.square().sum(-2), used)
+        return heads.transpose(1, 2).to(qk.dtype), batch
 
     def _kernel(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """φ, and f(X) with unused rows 0, in float64, and which rows are used."""
-        check_tokens(x, mask, self.dim, self.directions.dtype)
+        _check_tokens(x, mask, self.dim)
         qk, sample, used = self._projected(x if mask is None else x.where(mask.unsqueeze(-1), 0.0), mask)
         phi = reference.features(qk, mask, self.features, torch.float64)
         return phi, None if sample is None else sample.transpose(1, 2).double(), used
 
     def _projected(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """q and k, f(X) (batch, rows, heads, p) with unused rows 0, in one dtype, and which rows are used."""
+        qk = self._split(self.query_key(x))
         if not self.data_dependent:
-            return self._split(self.query_key(x)), None, None
+            return qk, None, None
         positions, used = evenly(x.shape[1], self.directions.shape[2], mask, x.device)
-        if _untouched(self.query_key):
-            weight: Tensor = self.query_key.weight
-            bias: Tensor | None = self.query_key.bias
-            if x.dtype != torch.float64 and not x.is_meta and torch.is_autocast_enabled(x.device.type):
-                dtype = torch.get_autocast_dtype(x.device.type)
-                x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-            with _without_autocast(x):
-                qk, sample = project(x, weight, bias, positions)
-        else:
-            qk = self.query_key(x)
-            sample = take(x, positions).to(qk.dtype)
-        sample = sample.unflatten(-1, (self.heads, -1))
-        return self._split(qk), sample if used is None else sample * used[..., None, None], used
+        sample = take(x, positions).to(qk.dtype).unflatten(-1, (self.heads, -1))
+        return qk, sample if used is None else sample * used[..., None, None], used
 
     def _split(self, qk: Tensor) -> Float[Tensor, "batch n 2 heads p"]:
         return qk.unflatten(-1, (2, self.heads, self.head_dim))
@@ -264,17 +250,14 @@ class PrimalAttention(nn.Module):
     def _uses_kernel(self, qk: Tensor) -> bool:
         if self.impl == "reference" or (self.impl == "auto" and not qk.is_cuda):
             return False
-        why = no_kernels(qk)
-        widest = max(self.head_dim, self.rank)
-        if why is None and (self.features != "cosine" or self.loss != "paper"):
-            why = f'computes features="cosine" and loss="paper", not {self.features!r} and {self.loss!r}'
-        if why is None and qk.dtype not in WIDEST:
-            why = f"computes in float16, bfloat16 or float32, but x is {qk.dtype}"
-        if why is None and widest > WIDEST[qk.dtype]:
-            why = f"supports heads of up to {WIDEST[qk.dtype]} features in {qk.dtype}, not {widest}"
-        if why is not None and self.impl == "triton":
-            raise RuntimeError(f'impl="triton" {why}; impl="auto" uses the reference there')
-        return why is None
+        reason, widest = no_kernels(qk), WIDEST.get(qk.dtype, 0)
+        if reason is None and (self.features != "cosine" or self.loss != "paper"):
+            reason = f'computes features="cosine" and loss="paper", not {self.features!r} and {self.loss!r}'
+        if reason is None and max(self.head_dim, self.rank) > widest:
+            reason = f"supports heads of up to {widest} features in {qk.dtype}, not {max(self.head_dim, self.rank)}"
+        if reason is not None and self.impl == "triton":
+            raise RuntimeError(f'impl="triton" {reason}; impl="auto" uses the reference there')
+        return reason is None
 
     def _mix(self) -> Float[Tensor, "2 s v"]:
         """Cₑ and Cᵣ of the map of [e; r]; the identity if it must be called as a module."""
@@ -284,17 +267,11 @@ class PrimalAttention(nn.Module):
         return eye.unflatten(0, (2, self.rank))
 
     def _merged(self, heads: Float[Tensor, "batch n heads v"]) -> Float[Tensor, "batch n dim"]:
-        """W(o + b) + c, b the bias of the map of [e; r], as Wo + (Wb + c): one pass over the tokens less."""
         if not _untouched(self.concat):
-            return self.output(self.concat(heads).flatten(2))
-        flat = heads.flatten(2)
-        if self.concat.bias is None:
-            return self.output(flat)
-        shift = self.concat.bias.repeat(self.heads)
-        if not _untouched(self.output):
-            return self.output(flat + shift.to(flat.dtype))
-        shift = self.output.weight @ shift
-        return linear(flat, self.output.weight, shift if self.output.bias is None else shift + self.output.bias)
+            heads = self.concat(heads)
+        elif self.concat.bias is not None:
+            heads = heads + self.concat.bias.to(heads.dtype)
+        return self.output(heads.flatten(2))
 
 
 def regularizer(model: nn.Module) -> Float[Tensor, ""]:
@@ -325,33 +302,13 @@ def regularizer(model: nn.Module) -> Float[Tensor, ""]:
     return torch.stack([loss.to(losses[0].device) for loss in losses]).sum() if losses else torch.zeros(())
 
 
-def check_tokens(x: Any, mask: Any, dim: int, dtype: torch.dtype) -> None:
-    """Require tokens (batch, n, dim) in the layer's dtype, or one that autocast converts, and a mask (batch, n)."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise TypeError(f"x must be a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
-    converts = torch.float64 not in (x.dtype, dtype) and not x.is_meta and torch.is_autocast_enabled(x.device.type)
-    if x.dtype != dtype and not converts:
-        raise TypeError(f"x must be {dtype}, as the layer is, got {x.dtype}")
+def _check_tokens(x: Tensor, mask: Tensor | None, dim: int) -> None:
+    """Require tokens (batch, n, dim) and a bool mask (batch, n)."""
     if x.ndim != 3 or x.shape[-1] != dim:
         raise ValueError(f"x must be (batch, n, {dim}), got {tuple(x.shape)}")
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise TypeError(f"mask must be bool, True for real tokens, got {getattr(mask, 'dtype', type(mask).__name__)}")
-    if mask.shape != x.shape[:2]:
-        raise ValueError(f"mask must be {tuple(x.shape[:2])}, got {tuple(mask.shape)}")
-
-
-def _check_options(dim: int, heads: int, rank: int, eta: float) -> None:
-    for name, value in (("dim", dim), ("heads", heads), ("rank", rank)):
-        check_count(name, value, least=1)
-    if dim % heads:
-        raise ValueError(f"heads must divide dim: {heads} does not divide {dim}")
-    if rank > dim // heads:
-        raise ValueError(f"rank must be at most {dim // heads}, the width of a head, got {rank}")
-    check_number("eta", eta)
-    if eta < 0:
-        raise ValueError(f"eta must be at least 0, got {eta}")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
+        expected = f"mask must be bool {tuple(x.shape[:2])}, True for real tokens"
+        raise ValueError(f"{expected}, got {mask.dtype} {tuple(mask.shape)}")
 
 
 def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:

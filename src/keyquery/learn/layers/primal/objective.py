@@ -13,20 +13,16 @@ SHARE = 0.1  # weight of the KKT residual, which identifies the singular triples
 
 
 class Batch(NamedTuple):
-    """What the losses need of a batch; Gram matrices, projection weights and f(X) are for "ksvd" only.
-
-    `directions` are the rows of We and Wr in use by any sample, `used` marks those of each sample (None: all), and
-    `sample` is f(X) with unused rows 0, None for the identity.
-    """
+    """What the losses need of a batch; Gram matrices, projection weights and f(X) are for "ksvd" only."""
 
     tokens: Float[Tensor, " batch"] | int
-    directions: Float[Tensor, "2 heads rows s"]
+    directions: Float[Tensor, "2 heads rows s"]  # those in use by any sample
     log_lambda: Float[Tensor, "heads s"]
     energy: Float[Tensor, "2 batch heads s"]  # Σe² and Σr² over tokens
-    used: Bool[Tensor, "batch rows"] | None = None
+    used: Bool[Tensor, "batch rows"] | None = None  # of each sample; None: all
     weights: Float[Tensor, "2 batch heads p s"] | None = None
     grams: Float[Tensor, "2 batch heads p p"] | None = None
-    sample: Float[Tensor, "batch heads rows p"] | None = None
+    sample: Float[Tensor, "batch heads rows p"] | None = None  # f(X) with unused rows 0; None: the identity
 
 
 def penalty(batch: Batch, loss: str) -> Float[Tensor, ""]:

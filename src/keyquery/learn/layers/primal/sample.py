@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 
 def evenly(
@@ -28,39 +26,6 @@ def evenly(
     return positions, row < used
 
 
-def project(
-    x: Float[Tensor, "batch n d"],
-    weight: Float[Tensor, "both d"],
-    bias: Float[Tensor, " both"] | None,
-    positions: Int[Tensor, "*batch rows"],
-) -> tuple[Float[Tensor, "batch n both"], Float[Tensor, "batch rows d"]]:
-    """Queries and keys Wx + b, and the sampled tokens, in one autograd function.
-
-    The gradient of the sample is added to that of x in place, instead of a second gradient as large as x.
-    """
-    qk, sample = _Project.apply(x, weight, bias, positions)  # type: ignore[no-untyped-call]
-    return qk, sample
-
-
-class _Project(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, positions: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, weight, positions)
-        ctx.biased = bias is not None
-        return linear(x, weight, bias), take(x, positions)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_sample: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, positions = ctx.saved_tensors
-        grad_x, flat = grad @ weight, grad.flatten(0, 1)
-        if positions.ndim == 1:
-            grad_x.index_add_(1, positions, grad_sample)
-        else:
-            grad_x.scatter_add_(1, positions.unsqueeze(-1).expand_as(grad_sample), grad_sample)
-        return grad_x, flat.mT @ x.flatten(0, 1), flat.sum(0) if ctx.biased else None, None
-
-
 def take(x: Float[Tensor, "batch n d"], positions: Int[Tensor, "*batch rows"]) -> Float[Tensor, "batch rows d"]:
     """Tokens of x at these positions."""
     if positions.ndim == 1:
@@ -71,7 +36,7 @@ def take(x: Float[Tensor, "batch n d"], positions: Int[Tensor, "*batch rows"]) -
 def weigh(
     sample: Float[Tensor, "batch rows heads p"], directions: Float[Tensor, "2 heads rows s"]
 ) -> Float[Tensor, "2 batch heads p s"]:
-    """W_e|X = Σⱼ xⱼWe[j]ᵀ and W_r|X = Σⱼ xⱼWr[j]ᵀ of every head, over sampled tokens: one product per head."""
+    """W_e|X = Σⱼ xⱼWe[j]ᵀ and W_r|X = Σⱼ xⱼWr[j]ᵀ of every head, over sampled tokens."""
     s = directions.shape[-1]
     both = directions.permute(1, 2, 0, 3).flatten(2)
     aligned = pad(both, (0, -2 * s % 8))  # products of other widths are many times slower on a GPU
