@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from harness import publish, row
 
-from keyquery.learn.discovery import PartialCorrelation, correlation_of, icd
+from keyquery.learn.discovery.independence import PartialCorrelation, correlation_of
+from keyquery.learn.discovery.search import icd
 
 SEED, NODES, DEGREE, ALPHA, ROWS = 0, 30, 2.2, 0.01, 768
 SAMPLES = {"768": 768, "1e10": 1e10}

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import keyquery as kq
-from keyquery.learn.discovery.independence import DSeparation
 from keyquery.learn.vision_language.network import built
 from keyquery.support.extras import EXTRAS, optional
 
@@ -75,7 +74,6 @@ def test_a_package_that_is_there_and_broken_is_not_called_missing(monkeypatch, t
 
 # Where the sentence was missing: Python's own error came through.
 FORGOTTEN = {
-    "networkx": lambda: DSeparation(None, []),
     "transformers": lambda: built({"model_type": "vit"}, 8),
 }
 

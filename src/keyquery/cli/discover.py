@@ -12,7 +12,7 @@ from keyquery.cli.options import STR, Output, default_of, writes
 from keyquery.learn.data.tables import Table, load_table
 from keyquery.learn.discover.discover import TESTS
 from keyquery.learn.discover.discover import discover as find_graph
-from keyquery.learn.discovery.settings import METHODS
+from keyquery.learn.discovery.search import METHODS
 from keyquery.support.checks import check_choice
 
 Pairs = list[str] | None
@@ -46,9 +46,6 @@ def discover(
     bootstrap: Annotated[int, typer.Option(min=0, help="Resamples, for the share of each edge.")] = default_of(
         find_graph, "bootstrap"
     ),
-    subsample: Annotated[
-        float | None, typer.Option(help="Fraction of the rows per resample, without replacement. Default: bootstrap.")
-    ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Most iterations of ICD. Default: until it ends.")] = None,
     random_state: Annotated[int, typer.Option("--seed", help="Seed of the resamples.")] = default_of(
         find_graph, "random_state"
@@ -74,7 +71,6 @@ def discover(
             lags=lags,
             selection=selection,
             bootstrap=bootstrap,
-            subsample=subsample,
             rounds=rounds,
             random_state=random_state,
             name=table.name,

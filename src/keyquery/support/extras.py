@@ -12,7 +12,6 @@ EXTRAS = {
     "gguf": ("gguf", "gguf"),
     "huggingface_hub": ("huggingface_hub", "hf"),
     "matplotlib": ("matplotlib", "plot"),
-    "networkx": ("networkx", "causes"),
     "ot": ("POT", "transport"),
     "pandas": ("pandas", "frames"),
     "pyarrow": ("pyarrow", "survey"),

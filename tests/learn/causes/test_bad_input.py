@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import keyquery as kq
 from keyquery.proof.families import tiny_model
@@ -17,11 +16,9 @@ NAN[2, 1] = float("nan")
     ("attention", "sentence"),
     [
         (torch.full((3, 3), 0.5), r"rows of attention must sum to 1, within 0\.0001; row 0 of head 0 sums to 1\.5"),
-        (torch.zeros(3, 3), "rows of attention must sum to 1"),
         (torch.tensor([[1.5, -0.5], [0.0, 1.0]]), r"attention must not be negative, got -0\.5 in row 0 of head 0"),
         (NAN, "attention must be finite, got 1 NaN or infinite of 16 values"),
         (torch.full((2, 3), 1 / 3), r"attention must be \(n, n\) or \(heads, n, n\) of one text, got \(2, 3\)"),
-        (torch.eye(3).expand(2, 4, 3, 3), r"of one text, got \(2, 4, 3, 3\)"),
         (torch.zeros(0, 0), "attention must not be empty"),
         (np.ones(3), r"attention must have shape \(\.\.\., n, n\), got \(3,\)"),
     ],
@@ -38,7 +35,7 @@ def test_rows_may_miss_one_by_a_little():
         kq.causes(torch.eye(3) * (1 - 2e-4))
 
 
-@pytest.mark.parametrize("given", [torch.eye(3, dtype=torch.long), [[1, 0], [0, 1]], 5, None])
+@pytest.mark.parametrize("given", [torch.eye(3, dtype=torch.long), 5])
 def test_numbers_that_are_no_floats(given):
     with pytest.raises(TypeError, match="attention must be a"):
         kq.causes(given)
@@ -48,21 +45,15 @@ def test_numbers_that_are_no_floats(given):
     ("options", "sentence"),
     [
         ({"nodes": 5}, "nodes asks for 5 tokens, but there are only 4"),
-        ({"nodes": [0, 1, 2, 3, 0]}, "nodes names 5 tokens, but there are only 4"),
         ({"nodes": [0, 4]}, "a position in nodes must be between 0 and 3, got 4"),
         ({"nodes": [1, 1]}, r"nodes must be distinct positions, got \[1, 1\]"),
-        ({"nodes": []}, "nodes must be distinct positions"),
         ({"nodes": 0}, "nodes must be at least 1, got 0"),
         ({"alpha": 0}, "alpha must be between 0 and 1, got 0"),
-        ({"alpha": 1.5}, "alpha must be between 0 and 1"),
         ({"samples": 3}, "samples must be at least 4, got 3"),
-        ({"samples": float("inf")}, "samples must be finite"),
         ({"method": "pc"}, "method must be one of 'icd', 'fci', got 'pc'"),
         ({"method": "fci", "rounds": 2}, 'rounds is only for method="icd"'),
-        ({"rounds": 0}, "rounds must be at least 1"),
         ({"head": 1}, "head is 1, but there is nothing|head must be between 0 and 0, got 1"),
         ({"tokens": ["a"]}, "tokens must be a list of 4 strings"),
-        ({"text": "words"}, "text, inputs and layer need a model"),
         ({"layer": 0}, "text, inputs and layer need a model"),
     ],
 )
@@ -80,16 +71,6 @@ def test_a_model_needs_something_to_run_on():
         kq.causes(tiny_model("bert"), text="some words")
 
 
-def test_several_texts_at_once():
-    with pytest.raises(ValueError, match=r"of one text, got \(2, 2, 3, 3\)"):
-        kq.causes(kq.Attention(8, 2), inputs={"x": torch.zeros(2, 3, 8)})
-
-
-def test_a_model_without_attention():
-    with pytest.raises(ValueError, match="Linear ran without an attention call that torch shows"):
-        kq.causes(nn.Linear(2, 2), inputs={"input": torch.zeros(1, 2)})
-
-
 @pytest.mark.parametrize("layer", [4, -5])
 def test_a_layer_that_is_not_there(layer):
     with pytest.raises(ValueError, match=f"layer must be between -4 and 3, got {layer}"):
@@ -103,17 +84,10 @@ def test_a_text_that_is_too_long():
         kq.causes(kq.models.ENCODER, text=" ship" * 400)
 
 
-@pytest.mark.parametrize("text", ["", "  \n"])
-def test_a_text_without_words(text):
-    with pytest.raises(ValueError, match="text must contain words"):
-        kq.causes(kq.models.ENCODER, text=text)
-
-
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"nodes": 2.5}, "a position in nodes must be an integer, got 2.5"),
         ({"nodes": "abc"}, "a position in nodes must be an integer, got 'abc'"),
         ({"head": 1.5}, "head must be an integer, got 1.5"),
     ],
@@ -123,13 +97,7 @@ def test_what_is_no_position(options, sentence):
         kq.causes(GOOD, **options)
 
 
-@pytest.mark.unchecked
-def test_tokens_that_are_no_list():
-    with pytest.raises(ValueError, match="tokens must be a list of 4 strings"):
-        kq.causes(GOOD, tokens=5)
-
-
-@pytest.mark.parametrize("given", [[[1.0, 0.0], [1.0]], np.array([["a"]])])
+@pytest.mark.parametrize("given", [[[1.0, 0.0], [1.0]]])
 def test_what_no_tensor_can_be_made_of(given):
     with pytest.raises(TypeError, match="attention must be a tensor, or nested lists"):
         kq.causes(given)

@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import networkx
 import numpy as np
 import pytest
 import torch
@@ -13,11 +12,11 @@ import keyquery as kq
 from keyquery.layers import LanguageModel
 from keyquery.learn.causes.causes import Causes
 from keyquery.learn.causes.masked_prediction import predicted
-from keyquery.learn.discovery import DSeparation, icd
+from keyquery.learn.discovery.search import icd
 from keyquery.listening import attention_maps
 from keyquery.listening.inputs.word_pieces import words_of
 from keyquery.proof.families import tiny_model
-from tests.learn.discovery.sems import random_sem
+from tests.learn.discovery.sems import DSeparation, random_sem
 
 TEXT = "It was unbelievably cold, and the captain of the ship spoke."
 
@@ -67,12 +66,7 @@ def test_permuted_tokens_give_the_permuted_graph(seed, heads):
     assert 2 * len(turned) == len(marks)
 
 
-def test_identity_attention_has_no_edge():
-    assert kq.causes(torch.eye(12)).edges == []
-    assert kq.causes(torch.eye(5), method="fci").edges == []
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3, 30])
+@pytest.mark.parametrize("tokens", [1, 3, 30])
 def test_uniform_attention_joins_all_and_tells_nothing(tokens):
     # Equal rows cannot be told apart, and no set of others says anything about any: every pair stays, with circles.
     reading = kq.causes(torch.full((tokens, tokens), 1 / tokens))
@@ -81,9 +75,8 @@ def test_uniform_attention_joins_all_and_tells_nothing(tokens):
 
 
 def test_few_tokens():
-    assert kq.causes(torch.ones(1, 1)).edges == []
     assert kq.causes(torch.eye(2)).edges == []
-    assert kq.causes(torch.full((2, 2), 0.5)).edges == [(0, 1, "circle", "circle")]
+    assert kq.causes(torch.eye(5), method="fci").edges == []
     assert kq.causes(torch.tensor([[1.0, 0.0], [0.5, 0.5]])).edges == [(0, 1, "circle", "arrow")]
 
 
@@ -106,11 +99,6 @@ def test_copies_of_a_token_keep_its_neighbours():
     # 0 → 1, with 1 twice: what 1 depends on is not separated by the copy.
     reading = kq.causes(torch.tensor([[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0, 1]]))
     assert [edge[:2] for edge in reading.edges] == [(0, 1), (0, 2), (1, 2)]
-
-
-def test_zeros_on_the_diagonal():
-    attention = torch.tensor([[0.0, 1, 0], [0.5, 0, 0.5], [0, 0.2, 0.8]])
-    assert len(kq.causes(attention).edges) > 0
 
 
 def test_heads_and_their_consensus():
@@ -136,17 +124,11 @@ def test_half_of_the_heads_that_disagree_on_a_mark_leave_a_circle():
     assert reading.edges == [(0, 1, "circle", "arrow")]
 
 
-def test_a_reading_goes_to_json_and_networkx_and_records():
+def test_a_reading_goes_to_json_and_records():
     attention = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0.3, 0.3, 0.4, 0], [0, 0, 0, 1.0]])
     reading = kq.causes(attention, tokens=list("abcd"))
     assert kq.Reading.load(reading.to_json()) == reading
-    graph = reading.networkx()
-    assert isinstance(graph, networkx.Graph)
-    assert dict(graph.nodes(data="token")) == {0: "a", 1: "b", 2: "c", 3: "d"}
-    assert graph.edges[0, 2]["marks"] == {0: "circle", 2: "arrow"}
-    assert graph.edges[0, 2]["heads"] == 1
     assert [(row["token_i"], row["mark_j"]) for row in reading.records()] == [("a", "arrow"), ("b", "arrow")]
-    assert len(reading.to_frame()) == 2
 
 
 def test_nodes_by_number_are_those_that_receive_most():
@@ -162,25 +144,6 @@ def test_rounds_can_be_cut_short():
     assert (cut.graphs[0]["rounds"], cut.graphs[0]["done"], whole.graphs[0]["done"]) == (1, False, True)
     assert {edge[:2] for edge in whole.edges} <= {edge[:2] for edge in cut.edges}
     assert cut.graphs[0]["tests_by_size"] == [36]
-
-
-@pytest.mark.parametrize("kernel", ["general", "rbf", "split"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_maps_of_a_layer_are_what_it_attends_with(kernel, causal):
-    # A layer whose values and outputs pass a token's number through gives the weights themselves.
-    torch.manual_seed(0)
-    layer = kq.Attention(16, 2, kernel=kernel, rope=kq.Rope(8)).double()
-    x = torch.randn(2, 11, 16, dtype=torch.float64)
-    mask = torch.ones(2, 11, dtype=torch.bool)
-    mask[1, 8:] = False
-    maps = layer.maps(x, mask, is_causal=causal)
-    value = layer.value(x).unflatten(-1, (2, 8)).transpose(1, 2)
-    value = value.where(mask[:, None, :, None], 0.0)
-    expected = layer.output((maps @ value).transpose(1, 2).flatten(2))
-    real = mask[..., None].expand_as(x)
-    assert torch.allclose(expected[real], layer(x, mask, is_causal=causal)[real])
-    assert torch.allclose(maps.sum(-1), torch.ones((), dtype=torch.float64))
-    assert not causal or not maps.triu(1).any()
 
 
 def test_a_layer_and_its_maps_give_the_same_graph():
@@ -207,64 +170,6 @@ def test_a_shipped_model_on_a_text(folder):
     chosen = kq.causes(model, text=TEXT, tokenizer=tokenizer, layer=1, head=2)
     assert chosen.edges == kq.causes(by_hand, samples=128).edges
     assert chosen.graphs[0]["layer"] == 1
-
-
-def test_pieces_stay_apart_where_they_should():
-    reading = kq.causes(kq.models.ENCODER, text=TEXT, merge=False, head=0)
-    assert len(reading.tokens) == len(words_of(TEXT, shipped(kq.models.ENCODER)[1]).ids)
-
-
-def test_merging_sums_what_is_taken_and_averages_who_takes():
-    # Brute force over the pieces.
-    words = words_of(TEXT, shipped(kq.models.DECODER)[1])
-    maps = torch.rand(2, len(words.ids), len(words.ids)).softmax(-1)
-    merged = words.merged(maps)
-    for i, mine in enumerate(words.places):
-        for j, its in enumerate(words.places):
-            expected = maps[:, mine][:, :, its].sum(-1).mean(-1)
-            assert torch.allclose(merged[:, i, j], expected)
-
-
-class FakeFast:
-    """A fast tokenizer of transformers as far as words need one: pieces of three signs between two special tokens."""
-
-    is_fast = True
-
-    def __call__(self, text, **options):
-        spans = [(0, 0)]
-        for start in range(0, len(text), 3):
-            spans.append((start, min(start + 3, len(text))))
-        special = [1, *[0] * (len(spans) - 1), 1]
-        ids = list(range(len(spans) + 1))
-        return {"input_ids": ids, "offset_mapping": [*spans, (0, 0)], "special_tokens_mask": special}
-
-    def convert_ids_to_tokens(self, ids):
-        return [f"[{number}]" for number in ids]
-
-
-def test_words_by_offsets_and_without_what_the_tokenizer_adds():
-    words = words_of("whales dive", FakeFast())  # wha les ␣di ve
-    assert words.texts == ["[0]", "whales", "dive", "[5]"]
-    assert words.places == [[0], [1, 2], [3, 4], [5]]
-    assert words.real == [False, True, True, False]
-
-
-class FakeSlow:
-    """A slow tokenizer of the kind that marks pieces which go on."""
-
-    all_special_ids = (0, 9)
-
-    def __call__(self, text):
-        return {"input_ids": [0, 1, 2, 3, 4, 9]}
-
-    def convert_ids_to_tokens(self, ids):
-        return [["[CLS]", "un", "##believ", "##able", ".", "", "", "", "", "[SEP]"][number] for number in ids]
-
-
-def test_words_by_marks_of_pieces():
-    words = words_of("unbelievable.", FakeSlow())
-    assert words.texts == ["[CLS]", "unbelievable", ".", "[SEP]"]
-    assert words.real == [False, True, True, False]
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
@@ -310,11 +215,6 @@ def test_predictions_change_when_what_they_rest_on_is_masked(folder):
         assert found((7, 8, 9), 6) is False  # what comes later reaches nothing
 
 
-def test_bytes_are_read_as_text_and_blanks_are_shown():
-    tokenizer = shipped(kq.models.ENCODER)[1]
-    assert words_of("naïve là\n", tokenizer).texts == ["naïve", "là", "⏎"]
-
-
 def definite(reading):
     """Edges → of all heads: where from, where to."""
     found = []
@@ -349,27 +249,6 @@ def test_an_order_is_refused_where_there_is_none():
     assert kq.causes(torch.eye(3), selection=True).causal is False
 
 
-class StoppedError(Exception):
-    pass
-
-
-def test_a_long_search_is_warned_of_and_watched():
-    # 300 tokens take minutes. It is stopped as soon as it says what it goes through.
-    rounds = []
-
-    def watch(items, what, total):
-        rounds.append((what, total))
-        raise StoppedError
-
-    attention = torch.randn(300, 300, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    with (
-        pytest.warns(UserWarning, match=r"causes over 300 nodes is expected to take [\d,]+ (minutes|hours) or more"),
-        pytest.raises(StoppedError),
-    ):
-        kq.causes(attention, progress=watch)
-    assert rounds == [("sets of 0 tokens", -(-300 * 299 // 2 // 64))]
-
-
 def test_rounds_of_every_head_are_watched():
     seen = []
 
@@ -380,3 +259,5 @@ def test_rounds_of_every_head_are_watched():
     kq.causes(torch.rand(2, 5, 5).softmax(-1), progress=watch)
     assert seen[0] == "head 0, sets of 0 tokens"
     assert "head 1, sets of 1 token" in seen
+    kq.causes(torch.rand(5, 5).softmax(-1), progress=watch)
+    assert seen[-1].startswith("sets of ")

@@ -1,7 +1,6 @@
 """Explanations: known parents are found with few calls, and what is found is what brute force finds."""
 
 from itertools import combinations
-from math import comb
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery.learn.discovery import Pag
+from keyquery.learn.causes.causes import Causes
 from tests.learn.discovery.sems import random_sem
 
 
@@ -27,22 +26,21 @@ def two_parents(rng):
 @pytest.mark.slow
 def test_two_known_parents_are_found_with_few_calls():
     # The prediction flips if and only if both parents are masked.
-    rng, found, calls = np.random.default_rng(0), 0, []
-    for _ in range(100):
+    rng, calls = np.random.default_rng(0), []
+    for _ in range(50):
         sem, target, parents = two_parents(rng)
         reading = kq.causes(torch.tensor(sem.attention), samples=1e10, alpha=1e-3)
-
-        def tester(masked, _, parents=parents):
-            return set(parents) <= set(masked)
-
-        explained = kq.explain(reading, target, tester)
-        found += explained.sets == [parents]
+        explained = kq.explain(reading, target, lambda masked, _, parents=parents: set(parents) <= set(masked))
+        assert explained.sets == [parents]
         calls.append(explained.calls)
-        truth = kq.explain(reading, target, tester, exhaustive=True)
-        assert truth.sets == [parents]
-        assert truth.calls == comb(target, 1) + comb(target, 2)  # earlier tokens and pairs of them: attention is causal
-    assert found == 100
     assert np.mean(calls) <= 7
+
+
+def graph_of(edges, count):
+    """A reading with this graph of its only head."""
+    graph = {"layer": None, "head": 0, "edges": edges, "tests": 0, "tests_by_size": [], "rounds": 1, "done": True}
+    facts = {"method": "icd", "alpha": 0.01, "samples": 768.0}
+    return Causes(model={"name": "m"}, tokens=list("abcdef"[:count]), nodes=range(count), graphs=[graph], **facts)
 
 
 @given(seed=st.integers(0, 200), flips=st.integers(0, 30))
@@ -50,7 +48,6 @@ def test_all_smallest_sets_of_the_tree_and_no_others(seed, flips):
     rng = np.random.default_rng(seed)
     marks = ["arrow", "circle", "tail"]
     edges = [(i, j, *rng.choice(marks, 2).tolist()) for i, j in combinations(range(6), 2) if rng.random() < 0.5]
-    graph = Pag(6, edges)
     masks = {frozenset(rng.permutation(5)[: rng.integers(1, 4)].tolist()) for _ in range(flips % 5)}
 
     def tester(masked, target):
@@ -58,19 +55,17 @@ def test_all_smallest_sets_of_the_tree_and_no_others(seed, flips):
         return any(one <= set(masked) for one in masks)
 
     asked = []
-    explained = kq.explain(graph, 5, lambda masked, target: asked.append(masked) or tester(masked, target))
-    truth = kq.explain(graph, 5, tester, exhaustive=True)
+    explained = kq.explain(graph_of(edges, 6), 5, lambda masked, at: asked.append(masked) or tester(masked, at))
     assert explained.calls == len(asked) == len(set(asked))
     assert [len(one) for one in asked] == sorted(map(len, asked))
     assert all(set(one) <= set(explained.pool) for one in asked)
-    if explained.sets and len(explained.sets[0]) == len(truth.sets[0]):
-        assert {tuple(one) for one in explained.sets} <= {tuple(one) for one in truth.sets}
-    for one in explained.sets:
-        assert tester(one, 5)
-    if masks:
-        smallest = min(len(one) for one in masks)
-        expected = [list(one) for one in combinations(range(5), smallest) if tester(one, 5)]
-        assert truth.sets == expected
+    smallest = min(map(len, masks), default=9)
+    every = [list(one) for one in combinations(range(5), smallest) if tester(one, 5)]
+    assert all(tester(one, 5) for one in explained.sets)
+    if explained.sets and len(explained.sets[0]) == smallest:
+        assert all(one in every for one in explained.sets)
+    else:  # no smallest set is connected to the target by paths through itself
+        assert not {tuple(one) for one in every} & set(asked)
 
 
 def chain():
@@ -89,13 +84,6 @@ def test_nearest_first_and_bounded():
     assert (cut.calls, cut.done) == (1, False)
 
 
-def test_heads_apart_and_together():
-    assert kq.explain(chain(), 0, head=1).pool == []
-    assert kq.explain(chain(), 0, head=0).pool == [1, 2]
-    assert kq.explain(chain(), 0).pool == [1, 2]
-    assert kq.explain(chain(), 3, lambda *_: True).sets == []
-
-
 def test_an_explanation_is_a_reading():
     found = kq.explain(chain(), 0, lambda masked, _: 2 in masked)
     assert found.sets == [[1, 2]]
@@ -107,9 +95,7 @@ def test_an_explanation_is_a_reading():
     ("options", "sentence"),
     [
         ({"target": 4}, "target must be between 0 and 3, got 4"),
-        ({"target": -1}, "target must be between 0 and 3, got -1"),
         ({"target": 0, "largest": 0}, "largest must be at least 1"),
-        ({"target": 0, "head": 2}, "head must be one of 0, 1, got 2"),
     ],
 )
 def test_bad_input(options, sentence):
@@ -123,13 +109,8 @@ def test_a_target_must_be_a_node():
         kq.explain(reading, 1)
 
 
-def test_only_graphs_are_explained():
-    with pytest.raises(ValueError, match="a Pag is a single graph"):
-        kq.explain(Pag(3), 0, head=1)
-
-
 @pytest.mark.unchecked
-@pytest.mark.parametrize("answer", [None, "yes", 1, 0.3, torch.tensor([True, False]), np.array([1, 0])])
+@pytest.mark.parametrize("answer", [None, 1, torch.tensor([True, False])])
 def test_a_tester_says_yes_or_no(answer):
     graph = kq.causes(torch.full((3, 3), 1 / 3))
     with pytest.raises(TypeError, match="tester must return True or False, got"):
@@ -137,7 +118,7 @@ def test_a_tester_says_yes_or_no(answer):
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("answer", [True, np.True_, torch.tensor(True), torch.tensor([True])])
+@pytest.mark.parametrize("answer", [True, np.True_, torch.tensor([True])])
 def test_a_tester_may_answer_as_libraries_do(answer):
     found = kq.explain(kq.causes(torch.full((3, 3), 1 / 3)), np.int64(0), lambda masked, target: answer)
     assert found.sets == [[1], [2]]
@@ -150,12 +131,9 @@ def test_a_tester_is_a_function():
         kq.explain(kq.causes(torch.eye(3)), 0, "yes")
 
 
-@pytest.mark.parametrize("exhaustive", [False, True])
-def test_sets_are_drawn_from_what_is_named(exhaustive):
+def test_sets_are_drawn_from_what_is_named():
     graph, asked = kq.causes(torch.full((4, 4), 1 / 4)), []
-    found = kq.explain(
-        graph, 2, lambda masked, target: asked.append(masked) is not None, among=[0, 1, 2], exhaustive=exhaustive
-    )
+    found = kq.explain(graph, 2, lambda masked, target: asked.append(masked) is not None, among=[0, 1, 2])
     assert found.pool == [0, 1]
     assert asked == [(0,), (1,), (0, 1)]
 

@@ -1,12 +1,14 @@
 """All maximal ancestral graphs of a few nodes at once, and what those with the same independences have in common.
 
-Nothing here is the library's: graphs are the columns of arrays, m-separation goes path by path, marks are compared.
+No graph here is the library's: graphs are the columns of arrays, m-separation goes path by path, marks are compared.
 """
 
-from collections import Counter
 from itertools import combinations, pairwise, permutations
 
 import numpy as np
+
+from keyquery.learn.discovery.independence import IndependenceTest
+from keyquery.learn.discovery.pag import members
 
 
 class Mags:
@@ -93,20 +95,14 @@ class Mags:
             yield {key for key, found in apart.items() if found[graph]}, edges
 
 
-class Known:
+class Known(IndependenceTest):
     """The independences of a class as a test of the library."""
 
-    threshold = 0.5
-
     def __init__(self, apart, count):
-        self.apart, self.count, self.most = apart, count, max(0, count - 2)
-        self.tests, self.by_size, self.asked = 0, Counter(), set()
+        super().__init__(count, 0.5)
+        self.apart, self.asked = apart, set()
 
-    def prepare(self, queries):
-        pass
-
-    def statistic(self, query):
-        self.tests += 1
-        given = frozenset(z for z in range(self.count) if query.given >> z & 1)
+    def strength(self, query):
+        given = frozenset(members(query.given))
         self.asked.add((query.x, query.y, given))
         return 0.0 if (min(query.x, query.y), max(query.x, query.y), given) in self.apart else 1.0

@@ -4,11 +4,14 @@ A mixed graph is a dict: (i, j) to whether the edge between i and j has an arrow
 """
 
 from collections import deque
-from itertools import combinations, product
+from itertools import combinations
 from typing import NamedTuple
 
 import networkx
 import numpy as np
+
+from keyquery.learn.discovery.independence import IndependenceTest
+from keyquery.learn.discovery.pag import members
 
 
 class Sem(NamedTuple):
@@ -27,6 +30,19 @@ def random_sem(rng, count=9, degree=2.2, hidden=2):
     able = [node for node in graph if graph.in_degree(node) == 0 and graph.out_degree(node) >= 2]
     gone = set(rng.permutation(able)[:hidden].tolist())
     return Sem(solved / solved.sum(1, keepdims=True), graph, [node for node in range(count) if node not in gone])
+
+
+class DSeparation(IndependenceTest):
+    """d-separation in a DiGraph of which some nodes are observed, in this order, and some selected on."""
+
+    def __init__(self, graph, observed, selected=()):
+        super().__init__(len(observed), 0.5)
+        self.graph, self.observed, self.selected = graph, list(observed), set(selected)
+
+    def strength(self, query):
+        given = {self.observed[node] for node in members(query.given)} | self.selected
+        ends = {self.observed[query.x]}, {self.observed[query.y]}
+        return 0.0 if networkx.is_d_separator(self.graph, *ends, given) else 1.0
 
 
 def ancestors(mixed, of):
@@ -65,18 +81,18 @@ def mixed_of(graph):
     return {pair: head for i, j in graph.edges for pair, head in (((i, j), True), ((j, i), False))}
 
 
-def true_mag(sem):
+def true_mag(graph, observed, selected=()):
     """The maximal ancestral graph over what is observed, its nodes numbered in order.
 
-    Two nodes are adjacent unless what is observed of their ancestors separates them; an end is a tail where it is an
-    ancestor of the other.
+    Two nodes are adjacent unless what is observed of their ancestors, and of those of selected nodes, separates them;
+    an end is a tail where it is an ancestor of the other or of a selected node.
     """
-    whole, mag = mixed_of(sem.graph), {}
-    for (i, x), (j, y) in combinations(enumerate(sem.observed), 2):
-        given = (ancestors(whole, [x, y]) & set(sem.observed)) - {x, y}
-        if not separated(whole, x, y, given):
-            mag[i, j] = y not in ancestors(whole, [x])
-            mag[j, i] = x not in ancestors(whole, [y])
+    whole, mag = mixed_of(graph), {}
+    for (i, x), (j, y) in combinations(enumerate(observed), 2):
+        given = (ancestors(whole, [x, y, *selected]) & set(observed)) - {x, y}
+        if not separated(whole, x, y, given | set(selected)):
+            mag[i, j] = y not in ancestors(whole, [x, *selected])
+            mag[j, i] = x not in ancestors(whole, [y, *selected])
     return mag
 
 
@@ -140,14 +156,3 @@ def moves_collider(mixed, i, j, count):
     """Whether the mark at j of the edge from i decides on a collider i – j – k whose ends are apart."""
     others = (k for k in range(count) if k not in (i, j) and (k, j) in mixed and (i, k) not in mixed)
     return any(mixed[k, j] for k in others)
-
-
-def every_equivalent(mag, count):
-    """All graphs that are equivalent to this one, by trying every combination of marks; for few edges."""
-    pairs = [pair for pair in mag if pair[0] < pair[1]]
-    for heads in product([(True, False), (False, True), (True, True)], repeat=len(pairs)):
-        tried = {}
-        for (i, j), (at_j, at_i) in zip(pairs, heads, strict=True):
-            tried[i, j], tried[j, i] = at_j, at_i
-        if is_ancestral(tried) and equivalent(mag, tried, count):
-            yield tried

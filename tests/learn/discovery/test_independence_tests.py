@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
-from keyquery.learn.discovery import Query
 from keyquery.learn.discovery.categorical import Contingency
+from keyquery.learn.discovery.independence import Query
 from keyquery.learn.discovery.kernel import KernelTest
 from keyquery.learn.discovery.mixed import Regression, likelihood
 from keyquery.learn.discovery.variables import Variables, variables_of
@@ -130,11 +130,3 @@ def test_a_bound_decides_as_the_probability_does():
             assert exact < 0.01 or exact == pytest.approx(bound)
             seen.add(exact < 0.01)
     assert seen == {True, False}
-
-
-def test_frames_of_polars_are_read_as_those_of_pandas():
-    polars = pytest.importorskip("polars")
-    columns = {"a": [1.5, 2.0, None, 4.0, 5.0, 6.0], "b": ["x", "y", "x", "x", "y", "y"]}
-    with pytest.warns(UserWarning, match="1 of 6 rows have a missing value"):
-        read = variables_of(polars.DataFrame(columns))
-    assert (read.names, read.sizes, len(read)) == (["a", "b"], [0, 2], 5)

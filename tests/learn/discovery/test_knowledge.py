@@ -1,13 +1,19 @@
-"""Background knowledge: pairs that are forbidden or required, against all graphs that respect them."""
+"""Background knowledge and orders in time, against all maximal ancestral graphs that respect them."""
 
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import pytest
 
-from keyquery.learn.discovery import DSeparation, fci, icd, knowledge_of, members
+from keyquery.learn.discovery.independence import PartialCorrelation, correlation_of
+from keyquery.learn.discovery.knowledge import knowledge_of
+from keyquery.learn.discovery.pag import members
+from keyquery.learn.discovery.search import fci, icd
 from tests.learn.discovery.mags import Known, Mags
-from tests.learn.discovery.sems import ancestors, mixed_of, random_sem, true_mag
+from tests.learn.discovery.sems import DSeparation, ancestors, mixed_of, random_sem, true_mag
+
+# Every way to cut four nodes into tiers, from one tier to a total order.
+TIERS = [[0, *np.cumsum(steps).tolist()] for steps in product([0, 1], repeat=3)]
 
 
 class Respecting(Mags):
@@ -44,24 +50,75 @@ def test_marks_hold_in_every_graph_that_respects_the_knowledge(forbidden, requir
     assert more > 0
 
 
-def test_true_knowledge_of_random_graphs_tells_more_and_nothing_wrong():
+def told_by(known):
+    """Marks that are told without and with knowledge of random graphs; all are those of the true graph."""
     rng, told = np.random.default_rng(1), np.zeros(2, dtype=int)
-    for _ in range(6):
+    for _ in range(8):
         sem = random_sem(rng)
-        whole, count = mixed_of(sem.graph), len(sem.observed)
-        mag = true_mag(sem)
-        pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
-        wrong = [(i, j) for i, j in pairs if sem.observed[i] not in ancestors(whole, [sem.observed[j]])]
-        right = [(i, j) for i, j in mag if mag[i, j] and not mag[j, i]]
-        forbidden = [wrong[k] for k in rng.choice(len(wrong), 6, replace=False)]
-        known = knowledge_of(count, forbidden=forbidden, required=right[:1])
-        plain, pag = (icd(DSeparation(sem.graph, sem.observed), knowledge=each).graph for each in (None, known))
-        assert pag.pairs() == plain.pairs()
-        for x in range(count):
-            for y in members(pag.adjacent[x]):
-                assert pag.mark(x, y) in ("circle", "arrow" if mag[y, x] else "tail")
-                told += [plain.mark(x, y) != "circle", pag.mark(x, y) != "circle"]
-    assert told[1] > told[0]
+        mag = true_mag(sem.graph, sem.observed)
+        knowledge = known(rng, sem, mag)
+        plain, more = (icd(DSeparation(sem.graph, sem.observed), knowledge=each).graph for each in (None, knowledge))
+        assert more.pairs() == plain.pairs()
+        for x in range(len(more)):
+            for y in members(more.adjacent[x]):
+                assert more.mark(x, y) in ("circle", "arrow" if mag[y, x] else "tail")
+                assert plain.mark(x, y) in ("circle", more.mark(x, y))
+                told += [plain.mark(x, y) != "circle", more.mark(x, y) != "circle"]
+    return told
+
+
+def pairs_that_are_true(rng, sem, mag):
+    """Six pairs of which the first is no ancestor of the second, and one required edge."""
+    whole, count = mixed_of(sem.graph), len(sem.observed)
+    pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+    wrong = [(i, j) for i, j in pairs if sem.observed[i] not in ancestors(whole, [sem.observed[j]])]
+    right = [(i, j) for i, j in mag if mag[i, j] and not mag[j, i]]
+    forbidden = [wrong[k] for k in rng.choice(len(wrong), 6, replace=False)]
+    return knowledge_of(count, forbidden=forbidden, required=right[:1])
+
+
+def order_that_is_true(rng, sem, mag):
+    return knowledge_of(len(sem.observed), range(len(sem.observed)))
+
+
+@pytest.mark.parametrize(("known", "factor"), [(pairs_that_are_true, 1.0), (order_that_is_true, 1.2)])
+def test_true_knowledge_of_random_graphs_tells_more_and_nothing_wrong(known, factor):
+    plain, more = told_by(known)
+    assert more > factor * plain
+
+
+@pytest.mark.parametrize(
+    ("tiers", "every"),
+    [
+        (TIERS[5], 8),
+        *(pytest.param(tiers, 1, marks=pytest.mark.slow) for tiers in TIERS),
+        pytest.param([0, 1, 2, 3, 4], 20, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_marks_are_those_that_all_graphs_of_the_order_share(tiers, every):
+    classes = 0
+    for apart, edges in islice(Mags(len(tiers), tiers).classes(), 0, None, every):
+        classes += 1
+        for method in (icd, fci):
+            test = Known(apart, len(tiers))
+            assert method(test, knowledge=knowledge_of(len(tiers), tiers)).graph.edges() == edges
+            late = [max(tiers[z] for z in given) > max(tiers[x], tiers[y]) for x, y, given in test.asked if given]
+            assert not any(late)  # nothing that is later than both of a pair is conditioned on
+    assert classes >= 155 // every
+
+
+@pytest.mark.parametrize("method", [icd, fci])
+def test_an_order_is_never_contradicted_whatever_the_tests_say(method):
+    # Few samples, so that tests err: no tail at a later node, and every edge has an arrowhead there.
+    rng, definite = np.random.default_rng(0), 0
+    for _ in range(15):
+        attention = np.tril(rng.dirichlet(np.full(9, 0.4), size=9) + 1e-3)
+        test = PartialCorrelation(correlation_of(attention), 200, 0.01)
+        for _, _, earlier, later in method(test, knowledge=knowledge_of(9, range(9))).graph.edges():
+            assert later == "arrow"
+            definite += earlier == "tail"
+    assert definite > 6
 
 
 def test_a_required_edge_stays_although_the_tests_separate_it():
@@ -77,14 +134,9 @@ def test_knowledge_is_closed_and_contradictions_are_named():
     assert [members(mask) for mask in known.barred] == [(1, 3), (3,), (0, 1), ()]
     with pytest.raises(ValueError, match="the required causes form a cycle"):
         knowledge_of(3, required=[(0, 1), (1, 2), (2, 0)])
-    with pytest.raises(ValueError, match="node 0 is required to be a cause of node 2, which other knowledge forbids"):
-        knowledge_of(3, forbidden=[(0, 2)], required=[(0, 1), (1, 2)])
-    with pytest.raises(ValueError, match="node 1 is required to be a cause of node 0"):
+    with pytest.raises(ValueError, match="'a' is required to be a cause of 'c', which other knowledge forbids"):
+        knowledge_of(3, forbidden=[(0, 2)], required=[(0, 1), (1, 2)], names=["a", "b", "c"])
+    with pytest.raises(ValueError, match="1 is required to be a cause of 0"):
         knowledge_of(2, tiers=[0, 1], required=[(1, 0)])
-    test = Known(set(), 3)
-    with pytest.raises(ValueError, match="knowledge must be about the 3 nodes of the test, got 2"):
-        icd(test, knowledge=knowledge_of(2))
     with pytest.raises(ValueError, match="background knowledge and selection exclude each other"):
-        icd(test, selection=True, knowledge=knowledge_of(3, required=[(0, 1)]))
-    with pytest.raises(ValueError, match="either tiers or knowledge"):
-        icd(test, tiers=[0, 0, 1], knowledge=knowledge_of(3))
+        icd(Known(set(), 3), selection=True, knowledge=knowledge_of(3, required=[(0, 1)]))

@@ -51,21 +51,32 @@ def mapped(
     name: str | None = None,
 ) -> Mapped:
     """Attention maps for `kq.causes`."""
-    if not isinstance(attention, (nn.Module, str, Path)):
+    words = number = width = None
+    if isinstance(attention, (nn.Module, str, Path)):
+        if (text is None) == (inputs is None):
+            raise ValueError("a model needs either text or inputs")
+        model, words, batch = _prepared(attention, text, inputs, tokenizer, merge)
+        layers = attention_maps(model, batch)
+        if layer is not None:
+            check_count("layer", layer, least=-len(layers), most=len(layers) - 1)
+        number = len(layers) - 1 if layer is None else layer % len(layers)
+        maps = _squares(layers[number])
+        if words is not None:
+            maps = words.merged(torch.as_tensor(maps)).numpy()
+        label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
+        facts, width = {"name": label, "layers": len(layers), "heads": len(maps)}, width_of(model)
+    else:
         if text is not None or inputs is not None or layer is not None:
             raise ValueError("text, inputs and layer need a model; for a tensor, pass tokens and head")
-        return _selected(_squares(attention), head, tokens, None, None, None, {"name": name or "attention"})
-    if (text is None) == (inputs is None):
-        raise ValueError("a model needs either text or inputs")
-    model, words, batch = _prepared(attention, text, inputs, tokenizer, merge)
-    layers = attention_maps(model, batch)
-    at = _layer(layer, len(layers))
-    maps = _squares(layers[at])
-    if words is not None:
-        maps = words.merged(torch.as_tensor(maps)).numpy()
-    label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
-    facts = {"name": label, "layers": len(layers), "heads": len(maps)}
-    return _selected(maps, head, tokens, words, at, width_of(model), facts)
+        maps, facts = _squares(attention), {"name": name or "attention"}
+    heads, count = _heads(head, len(maps)), maps.shape[-1]
+    texts = [str(position) for position in range(count)] if words is None else words.texts
+    if tokens is not None:
+        if isinstance(tokens, str) or not isinstance(tokens, Iterable) or len(tokens) != count:
+            raise ValueError(f"tokens must be a list of {count} strings, one per row of the attention")
+        texts = list(map(str, tokens))
+    real, merged = ([True] * count, False) if words is None else (words.real, len(words.texts) < len(words.ids))
+    return Mapped(maps[heads], heads, number, texts, real, merged, width, facts, not np.triu(maps, 1).any())
 
 
 def width_of(model: nn.Module) -> int | None:
@@ -79,7 +90,7 @@ def _prepared(
     source: Any, text: str | Words | None, inputs: Any, tokenizer: Any, merge: bool
 ) -> tuple[nn.Module, Words | None, Mapping[str, Tensor]]:
     """A live model, the words of the text if any, and the input batch."""
-    model, own_tokenizer = (source, None) if isinstance(source, nn.Module) else load_model(source)
+    model, stored = (source, None) if isinstance(source, nn.Module) else load_model(source)
     if text is None:
         if not isinstance(inputs, Mapping):
             raise TypeError(f"inputs must be a mapping of argument names to tensors, got {type(inputs).__name__}")
@@ -87,7 +98,10 @@ def _prepared(
     argument = getattr(model, "main_input_name", "input_ids")
     if argument != "input_ids":
         raise ValueError(f"{type(model).__name__} takes {argument}, not text: pass `inputs` from Python")
-    words = text if isinstance(text, Words) else words_of(text, _tokenizer(tokenizer, own_tokenizer), merge)
+    chosen = stored if tokenizer is None else tokenizer
+    if not isinstance(text, Words) and chosen is None:
+        raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
+    words = text if isinstance(text, Words) else words_of(text, chosen, merge)
     check_length(model, len(words.ids))
     batch = next(as_arguments(model, words.batch()))
     if has_two_sides(model):
@@ -95,59 +109,23 @@ def _prepared(
     return model, words, batch
 
 
-def _tokenizer(passed: Any, stored: Any) -> Any:
-    if passed is None and stored is None:
-        raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
-    return stored if passed is None else passed
-
-
 def _squares(attention: Any) -> Float[ndarray, "heads n n"]:
     """Attention of one text as (heads, n, n) in float64, validated."""
-    maps = _tensor(attention) if isinstance(attention, (np.ndarray, list, tuple)) else attention
+    maps = attention
+    if isinstance(attention, (np.ndarray, list, tuple)):
+        try:
+            maps = torch.as_tensor(attention)
+        except (TypeError, ValueError):
+            raise TypeError("attention must be a tensor, or nested lists with rows of equal length") from None
     check_float("attention", maps, "... n n")
     shape = tuple(maps.shape)
     if len(shape) == 4 and shape[0] == 1:
         maps = maps[0]
     if maps.ndim not in (2, 3) or shape[-1] != shape[-2]:
         raise ValueError(f"attention must be (n, n) or (heads, n, n) of one text, got {shape}")
-    check_rows(maps.detach().reshape(-1, *shape[-2:]))
-    return maps.detach().cpu().double().numpy().reshape(-1, *shape[-2:])
-
-
-def _tensor(attention: Any) -> Tensor:
-    try:
-        return torch.as_tensor(attention)
-    except (TypeError, ValueError):
-        raise TypeError("attention must be a tensor, or nested lists with rows of equal length") from None
-
-
-def _layer(layer: int | None, count: int) -> int:
-    if layer is None:
-        return count - 1
-    check_count("layer", layer, least=-count, most=count - 1)
-    return layer % count
-
-
-def _selected(
-    maps: Float[ndarray, "heads n n"],
-    head: int | Iterable[int] | None,
-    tokens: Sequence[str] | None,
-    words: Words | None,
-    layer: int | None,
-    width: int | None,
-    model: dict[str, Any],
-) -> Mapped:
-    heads = _heads(head, len(maps))
-    count = maps.shape[-1]
-    if tokens is not None and (isinstance(tokens, str) or not isinstance(tokens, Iterable) or len(tokens) != count):
-        raise ValueError(f"tokens must be a list of {count} strings, one per row of the attention")
-    if words is not None:
-        texts, real = words.texts, words.real
-    else:
-        texts, real = [str(place) for place in range(count)], [True] * count
-    merged = words is not None and len(words.texts) < len(words.ids)
-    texts = list(map(str, tokens)) if tokens is not None else texts
-    return Mapped(maps[heads], heads, layer, texts, real, merged, width, model, not np.triu(maps, 1).any())
+    maps = maps.detach().reshape(-1, *shape[-2:])
+    check_rows(maps)
+    return maps.cpu().double().numpy()
 
 
 def listed(values: Any) -> list[Any]:
@@ -157,9 +135,7 @@ def listed(values: Any) -> list[Any]:
 
 
 def _heads(head: int | Iterable[int] | None, count: int) -> list[int]:
-    if head is None:
-        return list(range(count))
-    chosen = listed(head)
+    chosen = list(range(count)) if head is None else listed(head)
     for number in chosen:
         check_count("head", number, least=0, most=count - 1)
     if not chosen:

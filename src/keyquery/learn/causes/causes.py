@@ -7,7 +7,6 @@ correlations of C test conditional independence, and a constraint-based search t
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +15,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from keyquery.learn.causes.attention import Mapped, listed, mapped
-from keyquery.learn.discovery import Edge, Pag, PartialCorrelation, correlation_of, expected_seconds
-from keyquery.learn.discovery.settings import Settings, counts_of, edges_of, networkx_of
+from keyquery.learn.discovery.independence import PartialCorrelation, correlation_of
+from keyquery.learn.discovery.knowledge import knowledge_of
+from keyquery.learn.discovery.pag import Edge, Pag
+from keyquery.learn.discovery.search import Settings
 from keyquery.listening.inputs.word_pieces import Words
 from keyquery.reading import Reading, digest, provenance
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.progress import Progress, bar, silent
 
-LONG = 60  # seconds beyond which a warning is given
 SAMPLES = 768  # hidden size of the models in the publication
+MANY = 100  # nodes; searches of more show their progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class Causes(Reading, kind="causes"):
 
     def edges_of(self, index: int) -> list[Edge]:
         """The edges of the graph at `index` among `graphs`."""
-        return edges_of(self.graphs[index]["edges"])
+        return [(i, j, at_i, at_j) for i, j, at_i, at_j in self.graphs[index]["edges"]]
 
     def agreement(self) -> list[dict[str, Any]]:
         """Every edge of any head, with the number of heads that have it and the counts of marks at each end.
@@ -92,18 +93,6 @@ class Causes(Reading, kind="causes"):
     def pag(self, head: int | None = None) -> Pag:
         """The graph of a head, or that of `edges`, over all tokens."""
         return Pag(len(self.tokens), self.edges if head is None else self.edges_of(self.index_of(head)))
-
-    def networkx(self, head: int | None = None) -> Any:
-        """The graph of a head, or that of `edges`, as a networkx.Graph of `nodes` (extra `causes`).
-
-        Nodes have a `token`; an edge between i and j has `marks`, {i: mark at i, j: mark at j}, and in a consensus
-        `heads`, the number of heads that have it.
-        """
-        heads = {(row["i"], row["j"]): {"heads": row["heads"]} for row in self.agreement()} if head is None else {}
-        edges = self.edges if head is None else self.edges_of(self.index_of(head))
-        graph = networkx_of({node: node for node in self.nodes}, edges, heads)
-        graph.add_nodes_from((node, {"token": self.tokens[node]}) for node in self.nodes)
-        return graph
 
     def records(self) -> list[dict[str, Any]]:
         """One row per edge of each head."""
@@ -185,17 +174,12 @@ def causes(
     name
         Name of the model. Default: that of its class or file.
     progress
-        Wraps iterables in progress bars. Default: a bar if more than a minute is expected.
+        Wraps iterables in progress bars. Default: a bar for more than 100 nodes.
 
     Returns
     -------
     Causes
         One partial ancestral graph per head.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the attention is not row-stochastic, or arguments contradict each other.
 
     Examples
     --------
@@ -214,14 +198,17 @@ def causes(
             raise ValueError(f"samples must be at least 4, got {samples}")
     source = mapped(attention, text, inputs, layer, head, tokens, merge, tokenizer, name)
     effective = float(samples if samples is not None else source.width or SAMPLES)
-    ordered, positions, heads = _ordered(source, causal, selection), _nodes(nodes, source, target), len(source.heads)
-    tests = [PartialCorrelation(correlation_of(one[positions]), effective, alpha) for one in source.maps]
-    long = rounds != 1 and _warned(tests[0], heads)
-    watch, tiers, graphs = progress or (bar if long else silent), positions if ordered else None, []
-    for number, test in zip(source.heads, tests, strict=True):
-        result = settings.search(test, tiers=tiers, progress=_named(watch, number, heads))
-        edges = [(positions[i], positions[j], at_i, at_j) for i, j, at_i, at_j in result.graph.edges()]
-        graphs.append({"layer": source.layer, "head": number, "edges": edges, **counts_of(test, result)})
+    ordered, positions = _ordered(source, causal, selection), _nodes(nodes, source, target)
+    watch = progress or (bar if len(positions) > MANY else silent)
+    known, graphs = knowledge_of(len(positions), positions if ordered else None), []
+    for number, attended in zip(source.heads, source.maps, strict=True):
+        test = PartialCorrelation(correlation_of(attended[positions]), effective, alpha)
+        prefix = f"head {number}, " if len(source.heads) > 1 else ""
+        graph, facts = settings.search(
+            test, knowledge=known, progress=lambda items, what, total, head=prefix: watch(items, head + what, total)
+        )
+        edges = [(positions[i], positions[j], at_i, at_j) for i, j, at_i, at_j in graph.edges()]
+        graphs.append({"layer": source.layer, "head": number, "edges": edges, **facts})
     origin = "given" if samples is not None else "hidden size" if source.width else "768, as published"
     options = {"rounds": rounds, "selection": selection}
     return Causes(
@@ -237,27 +224,6 @@ def causes(
             samples=origin, merged=source.merged, tensors={"attention": digest(source.maps)}, **options
         ),
     )
-
-
-def _warned(test: PartialCorrelation, heads: int) -> bool:
-    """Whether a search is expected to take long; warns if so."""
-    seconds = expected_seconds(test) * heads
-    if seconds < LONG:
-        return False
-    time = f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.0f} hours"
-    of = f"{test.count} nodes" + (f" of {heads} heads" if heads > 1 else "")
-    warnings.warn(
-        f"causes over {of} is expected to take {time} or more; nodes=100 uses the 100 tokens that receive most "
-        "attention, head=0 a single head, rounds=1 stops early",
-        stacklevel=3,
-    )
-    return True
-
-
-def _named(progress: Progress, head: int, heads: int) -> Progress:
-    """Progress that names the head if there are several."""
-    name = f"head {head}, " if heads > 1 else ""
-    return lambda items, description, total: progress(items, f"{name}{description}", total)
 
 
 def _ordered(source: Mapped, causal: bool | None, selection: bool) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from keyquery.learn.causes.causes import Causes
-from keyquery.learn.discovery import Pag, closed_sets, depths, members
+from keyquery.learn.discovery.pag import Pag, members
+from keyquery.learn.discovery.trees import closed_sets, depths
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 
@@ -35,30 +35,27 @@ class Explanation(Reading, kind="explanation"):
     calls: int
     pool: Sequence[int]  # candidates, nearest first
     largest: int  # size of the largest set that was tried
-    exhaustive: bool  # every subset, not only path-closed ones
     done: bool  # every set up to that size was tried
     tokens: Sequence[str] = ()  # of the sequence
+    exhaustive: bool = False  # every subset, not only path-closed ones, in files of earlier versions
 
     def records(self) -> list[dict[str, Any]]:
         """One row per set."""
-        texts = [
-            " ".join(self.tokens[position] for position in positions) if self.tokens else "" for positions in self.sets
-        ]
-        return [
-            {"target": self.target, "size": len(positions), "positions": " ".join(map(str, positions)), "tokens": text}
-            for positions, text in zip(self.sets, texts, strict=True)
-        ]
+        rows = []
+        for positions in self.sets:
+            text = " ".join(self.tokens[position] for position in positions) if self.tokens else ""
+            row = {"target": self.target, "size": len(positions), "positions": " ".join(map(str, positions))}
+            rows.append({**row, "tokens": text})
+        return rows
 
 
 def explain(
-    graph: Causes | Pag,
+    graph: Causes,
     target: int,
     tester: Tester | None = None,
     *,
-    head: int | None = None,
     among: Iterable[int] | None = None,
     largest: int = 4,
-    exhaustive: bool = False,
     every: bool = True,
     calls: int | None = None,
 ) -> Explanation:
@@ -71,20 +68,16 @@ def explain(
     Parameters
     ----------
     graph
-        A `Causes` from `kq.causes`, or a single `Pag`.
+        A `Causes` from `kq.causes`.
     target
         Position of the prediction; must be a node of the graph.
     tester
         Masking oracle: `tester(positions, target)` returns whether masking these positions changes the prediction.
         Default: none, and only `.pool` is computed.
-    head
-        Use the graph of this head only. Default: all heads.
     among
         Positions from which sets are drawn; under causal attention never those after the target. Default: all nodes.
     largest
         Largest set size. Default: 4.
-    exhaustive
-        Try all sets of nodes regardless of edges, as ground truth. Default: False.
     every
         Find all sets of the smallest size, not only the first. Default: True.
     calls
@@ -94,11 +87,6 @@ def explain(
     -------
     Explanation
         The sets, the number of model queries, and the pool of candidates.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `graph` has the wrong type, `target` is no node, or `tester` does not return a bool.
 
     Examples
     --------
@@ -113,33 +101,31 @@ def explain(
     """
     check_count("largest", largest)
     check_count("calls", calls, optional=True)
-    graphs, nodes, tokens = _graphs(graph, head)
-    check_count("target", target, least=0, most=len(tokens) - 1)
-    if target not in nodes:
-        raise ValueError(f"target must be a node of the graph, got {target}; nodes: {', '.join(map(str, nodes))}")
+    if not isinstance(graph, Causes):
+        raise TypeError(f"graph must be a Causes (from kq.causes), got {type(graph).__name__}")
+    check_count("target", target, least=0, most=len(graph.tokens) - 1)
+    if target not in graph.nodes:
+        listed = ", ".join(map(str, graph.nodes))
+        raise ValueError(f"target must be a node of the graph, got {target}; nodes: {listed}")
     if tester is not None and not callable(tester):
         raise TypeError(f"tester must be a function of (positions, target), got {type(tester).__name__}")
     target = int(target)
-    candidates = set(nodes if among is None else among) - {target} - _later(graph, target)
+    later = range(target, len(graph.tokens)) if graph.causal else (target,)
+    candidates = set(graph.nodes if among is None else among).difference(later)
+    graphs = [graph.pag(row["head"]) for row in graph.graphs]
     trees = [{node: d for node, d in depths(pag, target).items() if node in candidates} for pag in graphs]
-    near = _nearest(trees)
-    pool = (
-        [node for node in nodes if node in candidates]
-        if exhaustive
-        else sorted(near, key=lambda node: (near[node], node))
-    )
-    by_size = _every(pool, largest) if exhaustive else _by_size(graphs, trees, target, largest)
+    near = {node: min(tree[node] for tree in trees if node in tree) for node in set().union(*trees)}
+    by_size = _by_size(graphs, trees, target, largest)
     hits, tried, done = _test_sets(by_size, tester, target, calls, every) if tester is not None else ([], 0, True)
     return Explanation(
         target=target,
         sets=hits,
         calls=tried,
-        pool=pool,
+        pool=sorted(near, key=lambda node: (near[node], node)),
         largest=largest,
-        exhaustive=exhaustive,
         done=done,
-        tokens=tokens if isinstance(graph, Causes) else [],
-        provenance=provenance(head=head, tensors=_digests(graph)),
+        tokens=graph.tokens,
+        provenance=provenance(tensors=dict(graph.provenance.get("tensors", {}))),
     )
 
 
@@ -171,36 +157,6 @@ def _as_bool(answer: Any) -> bool:
     return bool(value)
 
 
-def _digests(graph: Any) -> dict[str, str]:
-    """Digests of the tensors behind the graph, if recorded."""
-    return dict(graph.provenance.get("tensors", {})) if isinstance(graph, Causes) else {}
-
-
-def _graphs(graph: Causes | Pag, head: int | None) -> tuple[list[Pag], list[int], list[str]]:
-    """The graphs to search, their nodes, and all tokens."""
-    if isinstance(graph, Pag):
-        if head is not None:
-            raise ValueError("head selects a graph of a Causes reading; a Pag is a single graph")
-        return [graph], list(range(len(graph))), [""] * len(graph)
-    if not isinstance(graph, Causes):
-        raise TypeError(f"graph must be a Causes (from kq.causes) or a Pag, got {type(graph).__name__}")
-    heads = [number["head"] for number in graph.graphs] if head is None else [head]
-    return [graph.pag(number) for number in heads], list(graph.nodes), list(graph.tokens)
-
-
-def _later(graph: Causes | Pag, target: int) -> set[int]:
-    """The target and later tokens, if the attention is causal."""
-    return set(range(target, len(graph.tokens))) if isinstance(graph, Causes) and graph.causal else set()
-
-
-def _nearest(trees: Sequence[Mapping[int, int]]) -> dict[int, int]:
-    nearest: dict[int, int] = {}
-    for tree in trees:
-        for node, depth in tree.items():
-            nearest[node] = min(depth, nearest.get(node, depth))
-    return nearest
-
-
 def _by_size(
     graphs: Sequence[Pag], trees: Sequence[Mapping[int, int]], target: int, largest: int
 ) -> Iterator[Sequence[int]]:
@@ -218,8 +174,3 @@ def _by_size(
         if not costs:
             return
         yield sorted(costs, key=lambda mask: (costs[mask], members(mask)))
-
-
-def _every(pool: Sequence[int], largest: int) -> Iterator[Sequence[int]]:
-    for size in range(1, min(largest, len(pool)) + 1):
-        yield [sum(1 << node for node in nodes) for nodes in combinations(pool, size)]

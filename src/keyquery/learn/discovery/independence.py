@@ -1,4 +1,4 @@
-"""Tests of conditional independence: what they share, partial correlations, and d-separation for a known graph."""
+"""Tests of conditional independence: what they share, and partial correlations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -14,7 +14,6 @@ from numpy import ndarray
 from scipy.special import ndtri
 
 from keyquery.learn.discovery.pag import members
-from keyquery.support.extras import optional
 
 # Residual variance, relative to 1, below which a variable counts as determined by others; also the eigenvalue cutoff of
 # pseudo-inverses. Far above the float32 rounding of equal rows.
@@ -30,31 +29,15 @@ class Query(NamedTuple):
     given: int  # mask of the conditioning set
 
 
-@runtime_checkable
-class Test(Protocol):
-    """A conditional independence test: pairs whose `statistic` is below `threshold` count as independent."""
+class IndependenceTest(ABC):
+    """A test of conditional independence: pairs whose `statistic` is below the threshold count as independent.
 
-    count: int  # of nodes
-    most: int  # largest conditioning set
-    threshold: float  # of the statistic
-    tests: int  # counted so far
-    by_size: Counter[int]  # the same, by size of the conditioning set
-
-    def prepare(self, queries: Iterable[Query]) -> None:
-        """Precompute queries in a batch."""
-        ...
-
-    def statistic(self, query: Query) -> float:
-        """Strength of the dependence of x and y given the mask; counted as a test the first time."""
-        ...
-
-
-class CountedTest(ABC):
-    """A `Test` that counts and caches its results; subclasses compute the `strength` of a dependence."""
+    Subclasses compute the `strength` of a dependence; results are counted, and cached.
+    """
 
     def __init__(self, count: int, threshold: float, most: int | None = None) -> None:
         self.count, self.threshold = count, threshold
-        self.most = max(0, count - 2 if most is None else most)
+        self.most = max(0, count - 2 if most is None else most)  # largest conditioning set
         self.tests, self.by_size = 0, Counter[int]()
         self._known: dict[Query, float] = {}
 
@@ -74,11 +57,10 @@ class CountedTest(ABC):
         """The statistic of one test."""
 
 
-class ProbabilityTest(CountedTest):
+class ProbabilityTest(IndependenceTest):
     """A test by its p-value: the statistic is −ln p, the threshold −ln alpha.
 
-    A test that says nothing, since the conditioning set determines x or y or leaves too few rows, has the p-value 0:
-    the pair stays adjacent.
+    A test that says nothing, since Z determines x or y or leaves too few rows, has p = 0: the pair stays adjacent.
     """
 
     def __init__(self, count: int, alpha: float) -> None:
@@ -98,13 +80,11 @@ class ProbabilityTest(CountedTest):
         """The p-value of one test."""
 
 
-class PartialCorrelation(CountedTest):
+class PartialCorrelation(IndependenceTest):
     """Fisher's z of partial correlations, z = ½ ln((1+ρ)/(1−ρ)); independent if √(n−|Z|−3)·|z| is below its quantile.
 
-    ρ is the correlation of the residuals of x and y given Z: C_xy − C_xZ C_ZZ⁺ C_Zy, in closed form for one node in Z,
-    by Cholesky for more, and by the pseudo-inverse where the nodes are (nearly) dependent. |ρ| ≥ 1 is dependence. If Z
-    determines x or y (residual variance below TOLERANCE), the pair counts as dependent. `samples` is the effective
-    sample size, `alpha` the level.
+    ρ is the correlation of the residuals of x and y given Z: C_xy − C_xZ C_ZZ⁺ C_Zy. If Z determines x or y (residual
+    variance below TOLERANCE), the pair counts as dependent.
 
     >>> C = np.array([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.5, 1]])   # a chain 0 – 1 – 2
     >>> test = PartialCorrelation(C, samples=768, alpha=0.01)
@@ -179,39 +159,16 @@ def _by_pseudo_inverse(blocks: Float[ndarray, "k m m"]) -> Float[ndarray, " k"]:
     return np.where(variance.min(1) <= TOLERANCE, 1.0, left[:, 0, 1] / scale)
 
 
-class DSeparation(CountedTest):
-    """d-separation in a networkx.DiGraph of which only the nodes in `observed` are seen, in this order.
-
-    `selected` are nodes that every test conditions on: the sample was selected by them.
-
-    >>> import networkx
-    >>> test = DSeparation(networkx.DiGraph([("h", "a"), ("h", "b"), ("a", "c")]), ["a", "b", "c"])
-    >>> test.statistic(Query(1, 2, 0b001)) < test.threshold    # b and c given a
-    True
-    """
-
-    def __init__(self, graph: Any, observed: Sequence[Any], selected: Iterable[Any] = ()) -> None:
-        super().__init__(len(list(observed)), 0.5)
-        self.graph, self.observed, self.selected = graph, list(observed), set(selected)
-        self._networkx = optional("networkx", "a known graph")
-
-    def strength(self, query: Query) -> float:
-        """0 where Z separates x from y, else 1."""
-        given = {self.observed[node] for node in members(query.given)} | self.selected
-        ends = {self.observed[query.x]}, {self.observed[query.y]}
-        return 0.0 if self._networkx.is_d_separator(self.graph, *ends, given) else 1.0
-
-
 def correlation_of(attention: Float[ndarray, "n m"]) -> Float[ndarray, "n n"]:
-    """The correlation of C = D⁻¹AAᵀD⁻¹, D = diag(A), where any scaling of rows, such as D⁻¹, cancels.
-
-    >>> correlation_of(np.array([[1.0, 0.0], [0.6, 0.8]]))
-    array([[1. , 0.6],
-           [0.6, 1. ]])
-    """
+    """The correlation of C = D⁻¹AAᵀD⁻¹, D = diag(A), where any scaling of rows, such as D⁻¹, cancels."""
     rows = attention.astype(np.float64)
     rows = rows / np.abs(rows).max(1, keepdims=True)  # avoids underflow of squares
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    correlation = np.clip(rows @ rows.T, -1.0, 1.0)
+    return as_correlation(rows @ rows.T)
+
+
+def as_correlation(products: Float[ndarray, "n n"]) -> Float[ndarray, "n n"]:
+    """Products of standardised vectors without what rounding did: within ±1, and 1 on the diagonal."""
+    correlation = np.clip(products, -1.0, 1.0)
     np.fill_diagonal(correlation, 1.0)
     return correlation

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy.special import gammaincc
 
-from keyquery.learn.discovery import ProbabilityTest, Query, members
+from keyquery.learn.discovery.independence import ProbabilityTest, Query
+from keyquery.learn.discovery.pag import members
 from keyquery.learn.discovery.variables import Variables
 
 RIDGE = 1e-3  # of the kernel regression on Z

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from keyquery.learn.discovery.pag import Pag, later_nodes, members
+from keyquery.learn.discovery.pag import Pag, members, reached
+from keyquery.support.checks import check_choice
 
 Pairs = Iterable[tuple[int, int]]
+CauseEffect = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What is known before any test; masks of nodes, one per node.
-
-    `barred[x]` are nodes that are not ancestors of x: an edge with one of them has an arrowhead at it. `causes[x]` are
-    its required parents: these edges are tail and arrowhead, and are never removed.
+    """What is known before any test: an edge between x and y of `barred[x]` has an arrowhead at y, and with one of
+    `causes[x]` is tail and arrowhead, and never removed.
     """
 
-    barred: Sequence[int]  # masks of nodes that are no ancestors
-    causes: Sequence[int]  # masks of required parents
+    barred: Sequence[int]  # by node, the mask of nodes that are no ancestors of it
+    causes: Sequence[int]  # by node, the mask of required parents
 
     def __bool__(self) -> bool:
         return any(self.barred) or any(self.causes)
 
     def mark(self, graph: Pag) -> None:
         """Reset all marks of a graph to circles, except those that are known."""
-        graph.forget(self.barred)
-        for x, causes in enumerate(self.causes):
-            for y in members(causes & graph.adjacent[x]):
+        graph.arrows, graph.tails = [0] * len(graph), [0] * len(graph)
+        for x, (barred, causes) in enumerate(zip(self.barred, self.causes, strict=True)):
+            for y in members(graph.adjacent[x] & barred):
+                graph.put(y, x, "arrow")
+            for y in members(graph.adjacent[x] & causes):
                 graph.put(y, x, "tail")
 
     def keeps(self, x: int, y: int) -> bool:
@@ -46,27 +49,26 @@ def knowledge_of(
     """Background knowledge about `count` nodes, with what follows from it; raises ValueError for a contradiction.
 
     No node is an ancestor of one in an earlier of the `tiers`; x of a `forbidden` pair (x, y) is not an ancestor of y;
-    of a `required` one x → y. `names` are used in errors. If x → y is required and z is not an ancestor of y, it is not
-    one of x; if x is not an ancestor of z, y is not one of z.
+    of a `required` one x → y. If x → y is required and z is not an ancestor of y, it is not one of x; if x is not an
+    ancestor of z, y is not one of z.
 
     >>> known = knowledge_of(3, forbidden=[(2, 1)], required=[(0, 1)])
     >>> [members(mask) for mask in known.barred]                # neither 1 nor 2 is an ancestor of 0
     [(1, 2), (2,), ()]
     """
-    if tiers is not None and len(tiers) != count:
-        raise ValueError(f"tiers must have one number per node, {count}, got {len(tiers)}")
-    barred = [0] * count if tiers is None else later_nodes(tiers)
+    times = [0] * count if tiers is None else tiers
+    barred = [sum(1 << y for y in range(count) if times[y] > times[x]) for x in range(count)]
     causes = [0] * count
     for x, y in forbidden:
         barred[y] |= 1 << x
     for x, y in required:
         causes[y] |= 1 << x
-    above = _ancestors(causes)
-    label = [f"node {node}" for node in range(count)] if names is None else [repr(name) for name in names]
+    above = [reached(causes, node) for node in range(count)]
+    label = [repr(name) for name in names or range(count)]
     for y, nodes in enumerate(above):
-        if nodes >> y & 1:
-            raise ValueError(f"the required causes form a cycle through {label[y]}")
         for x in members(nodes):
+            if above[x] >> y & 1:
+                raise ValueError(f"the required causes form a cycle through {label[y]}")
             barred[x] |= 1 << y
     for y, nodes in enumerate(above):
         if clash := members(nodes & barred[y]):
@@ -84,11 +86,24 @@ def knowledge_of(
     return Knowledge(barred, causes)
 
 
-def _ancestors(parents: Sequence[int]) -> list[int]:
-    """For each node, the mask of its ancestors; itself too, if on a cycle."""
-    above = list(parents)
-    for _ in parents:
-        for x in range(len(above)):
-            for y in members(above[x]):
-                above[x] |= above[y]
-    return above
+def tiers_of(tiers: Sequence[Sequence[str]], names: Sequence[str]) -> list[int]:
+    """The number of the tier of each column; those that are not named are in the last."""
+    if isinstance(tiers, str) or not all(isinstance(tier, (list, tuple, set)) for tier in tiers):
+        raise TypeError("tiers must be lists of columns, earliest first, such as [['age'], ['bmi', 'bp']]")
+    listed = [(name, number) for number, tier in enumerate(tiers) for name in tier]
+    for name, _ in listed:
+        check_choice("a column of tiers", name, names)
+    if twice := [name for name, count in Counter(name for name, _ in listed).items() if count > 1]:
+        raise ValueError(f"a column must be in one tier, but {twice[0]!r} is in several")
+    return [dict(listed).get(name, len(tiers) - 1) for name in names]
+
+
+def pairs_of(role: str, pairs: Iterable[Sequence[str]], names: Sequence[str]) -> list[CauseEffect]:
+    """Validated pairs of columns."""
+    listed = [tuple(pair) if isinstance(pair, (list, tuple)) else () for pair in pairs]
+    for pair in listed:
+        if len(pair) != 2 or pair[0] == pair[1]:
+            raise ValueError(f"{role} must be pairs of columns (cause, effect), such as [('rain', 'wet')]")
+        for column in pair:
+            check_choice(f"a column of {role}", column, names)
+    return [(a, b) for a, b in listed]

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from numpy import ndarray
 from scipy.special import chdtrc
 
-from keyquery.learn.discovery import TOLERANCE, ProbabilityTest, Query, members
+from keyquery.learn.discovery.independence import TOLERANCE, ProbabilityTest, Query
+from keyquery.learn.discovery.pag import members
 from keyquery.learn.discovery.variables import Variables
 
 KEPT = 512  # regressions that are cached
@@ -79,9 +80,8 @@ class Regression(ProbabilityTest):
     def _fit(self, response: int, given: int) -> tuple[float, int]:
         """The log-likelihood of a multinomial logistic regression, and the number of its regressors."""
         regressors = self.basis(given) * np.sqrt(len(self.variables))
-        return likelihood(self.variables.codes(response), self.variables.sizes[response], regressors), regressors.shape[
-            1
-        ]
+        value = likelihood(self.variables.codes(response), self.variables.sizes[response], regressors)
+        return value, regressors.shape[1]
 
 
 def likelihood(codes: ndarray, size: int, regressors: Float[ndarray, "n k"]) -> float:

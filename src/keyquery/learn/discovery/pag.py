@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any
 
 MARKS = ("tail", "arrow", "circle")
@@ -12,30 +13,13 @@ Edge = tuple[int, int, str, str]  # i < j, the mark at i, the mark at j
 
 @lru_cache(maxsize=1 << 16)
 def members(mask: int) -> tuple[int, ...]:
-    """The nodes of a mask, in order: bit i is node i.
-
-    >>> members(0b1011)
-    (0, 1, 3)
-    """
+    """The nodes of a mask, in order: bit i is node i."""
     nodes = []
     while mask:
         low = mask & -mask
         nodes.append(low.bit_length() - 1)
         mask ^= low
     return tuple(nodes)
-
-
-def later_nodes(tiers: Sequence[int]) -> list[int]:
-    """For each node, the mask of nodes in later tiers, which cannot be its ancestors.
-
-    >>> [members(mask) for mask in later_nodes([0, 0, 1, 2])]
-    [(2, 3), (2, 3), (3,), ()]
-    """
-    after, later = 0, dict[int, int]()
-    for tier in sorted(set(tiers), reverse=True):
-        later[tier] = after
-        after |= sum(1 << node for node, number in enumerate(tiers) if number == tier)
-    return [later[tier] for tier in tiers]
 
 
 class Pag:
@@ -115,16 +99,6 @@ class Pag:
             self.arrows[at] &= keep
             self.tails[at] &= keep
 
-    def forget(self, later: Sequence[int] = ()) -> None:
-        """Reset all marks to circles, except those determined by the order; edges stay.
-
-        `later` holds for each node the mask of nodes in later tiers: edges to them have an arrowhead at the later end.
-        """
-        self.arrows, self.tails = [0] * len(self), [0] * len(self)
-        for x, after in enumerate(later):
-            for y in members(self.adjacent[x] & after):
-                self.arrows[y] |= 1 << x
-
     def pairs(self) -> list[tuple[int, int]]:
         """Adjacent pairs i < j, in order."""
         return [(i, j) for i in range(len(self)) for j in members(self.adjacent[i] >> (i + 1) << (i + 1))]
@@ -144,27 +118,18 @@ class Pag:
 
     def joined(self, x: int) -> int:
         """Nodes connected to x by any path, without x."""
-        seen, new = 1 << x, self.adjacent[x]
-        while new:
-            seen |= new
-            new = _union(self.adjacent, new) & ~seen
-        return seen & ~(1 << x)
+        return reached(self.adjacent, x)
 
     def possible_ancestors(self) -> list[int]:
         """For each node, its possible ancestors: chains of possible parents."""
         parents = [self.possible_parents(x) for x in range(len(self))]
-        ancestors = []
-        for x in range(len(self)):
-            seen, new = 0, parents[x]
-            while new:
-                seen |= new
-                new = _union(parents, new) & ~seen
-            ancestors.append(seen & ~(1 << x))
-        return ancestors
+        return [reached(parents, x) for x in range(len(self))]
 
 
-def _union(masks: list[int], of: int) -> int:
-    union = 0
-    for x in members(of):
-        union |= masks[x]
-    return union
+def reached(steps: Sequence[int], x: int) -> int:
+    """Nodes that one or more steps lead to from x, without x."""
+    seen, new = 0, steps[x]
+    while new:
+        seen |= new
+        new = reduce(or_, (steps[y] for y in members(new))) & ~seen
+    return seen & ~(1 << x)

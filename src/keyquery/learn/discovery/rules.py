@@ -29,27 +29,19 @@ Proposal = tuple[int, int, str]  # at, other, mark
 Rule = Callable[[Pag, Separations], Iterator[Proposal]]
 
 
-def orient(
-    graph: Pag, separations: Mapping[Pair, int], selection: bool = False, knowledge: Knowledge | None = None
-) -> Pag:
+def orient(graph: Pag, separations: Separations, selection: bool, knowledge: Knowledge) -> Pag:
     """The graph with every mark that follows: R0; R1–R4; R5–R7 with `selection`; R8–R10.
 
-    Existing marks are reset in a copy; the graph itself is not modified. `selection` allows for selection bias by a
-    common effect of observed nodes. Marks that follow from background `knowledge` are there from the start. With tiers,
-    R1–R4 and R8–R10 stay sound and complete (Andrews, Spirtes and Cooper, 2020); with other knowledge they stay sound.
-
-    >>> graph = Pag(4, [(0, 2, *"oo"), (1, 2, *"oo"), (2, 3, *"oo")])
-    >>> orient(graph, {(0, 1): 0, (0, 3): 0b100, (1, 3): 0b100}).edges()
-    [(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow'), (2, 3, 'tail', 'arrow')]
+    Marks that follow from background `knowledge` are there from the start. With tiers, R1–R4 and R8–R10 stay sound and
+    complete (Andrews, Spirtes and Cooper, 2020); with other knowledge they stay sound.
     """
-    known = separations if isinstance(separations, Separations) else Separations(separations)
-    return finish(arrowheads(graph, known, knowledge), known, selection, knowledge)
+    return finish(arrowheads(graph, separations, knowledge), separations, selection, knowledge)
 
 
-def arrowheads(graph: Pag, separations: Separations, knowledge: Knowledge | None = None) -> Pag:
+def arrowheads(graph: Pag, separations: Separations, knowledge: Knowledge) -> Pag:
     """Background knowledge and R0, then R1–R4 until nothing changes."""
     out = graph.copy()
-    knowledge.mark(out) if knowledge else out.forget()
+    knowledge.mark(out)
     for at, other, mark in list(_r0(out, separations)):
         if out.mark(at, other) == "circle":  # a required tail is not overruled
             out.put(at, other, mark)
@@ -57,7 +49,7 @@ def arrowheads(graph: Pag, separations: Separations, knowledge: Knowledge | None
     return out
 
 
-def finish(graph: Pag, separations: Separations, selection: bool, knowledge: Knowledge | None = None) -> Pag:
+def finish(graph: Pag, separations: Separations, selection: bool, knowledge: Knowledge) -> Pag:
     """R5–R7 if `selection`, then R8–R10, on a graph with its arrowheads."""
     out = graph.copy()
     if selection:

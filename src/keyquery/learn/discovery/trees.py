@@ -45,10 +45,6 @@ def closed_sets(graph: Pag, root: int, pool: int, largest: int) -> Iterator[list
     """Path-closed subsets of `pool` as masks, by size up to `largest`; each list in order.
 
     Every closed set is a smaller one plus a node: no other path runs through the node farthest from the root.
-
-    >>> chain = Pag(3, [(0, 1, "circle", "arrow"), (1, 2, "arrow", "circle")])
-    >>> [[members(one) for one in sets] for sets in closed_sets(chain, 0, 0b110, 2)]
-    [[(1,)], [(1, 2)]]
     """
     level = {1 << x for x in members(graph.adjacent[root] & pool)}
     for size in range(1, largest + 1):
