@@ -12,7 +12,7 @@ def main() -> None:
     """Look at both and write the picture beside this file."""
     names = {kq.models.ENCODER: "encoder: find the masked word", kq.models.DECODER: "decoder: predict the next word"}
     looks = [kq.look(m, text=kq.models.LONG_TEXT, name=name) for m, name in names.items()]
-    Path(__file__).with_name("triangle.svg").write_text(svg(*looks), encoding="utf-8")
+    Path(__file__).with_name("triangle.svg").write_text(svg(kq.compare(*looks)), encoding="utf-8")
 
 
 if __name__ == "__main__":

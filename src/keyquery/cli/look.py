@@ -176,9 +176,6 @@ def compare(
     tokens: Tokens = TOKENS,
     length: Length = LENGTH,
     device: Device = DEVICE,
-    joined: Annotated[
-        bool, typer.Option("--joined", help="With --picture: a single triangle, with an arrow per head.")
-    ] = False,
     *,
     output: Output,
 ) -> None:
@@ -189,8 +186,6 @@ def compare(
     saved looks, are shown side by side. A fine-tune that is an adapter is compared with its base by naming the base
     twice: compare BASE BASE --adapter DIR.
     """
-    if joined and "picture" not in output.files:
-        raise ValueError("--joined applies to the figure: give --picture FILE")
     options = {"text": text, "heads": heads, "tokens": tokens, "length": length, "device": device}
     if adapter is not None and _is_saved(second):
         raise ValueError(f"--adapter needs the second model itself, not {second}")
@@ -206,7 +201,7 @@ def compare(
     ]
     with output.watching() as progress:
         comparison = side_by_side(*_distinguished(looks, sources), weights=weights, progress=progress)
-    output.deliver(comparison, joined=joined)
+    output.deliver(comparison)
 
 
 def _shipped(output: Output, options: dict[str, Any]) -> Comparison:

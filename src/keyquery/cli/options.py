@@ -132,7 +132,6 @@ def deliver(
     reading: Reading,
     targets: dict[str, Path],
     quiet: bool,
-    joined: bool = False,
     page_of: Reading | None = None,
     others: Mapping[str, Callable[[], str | bytes]] | None = None,
 ) -> None:
@@ -141,7 +140,7 @@ def deliver(
         "json": lambda: reading.content(targets["json"]),
         "csv": lambda: csv_text(reading.records()),
         "html": lambda: pages.page(page_of or reading),
-        "picture": lambda: pages.picture_bytes(targets["picture"], reading, joined),
+        "picture": lambda: pages.picture_bytes(targets["picture"], reading),
         **(others or {}),
     }
     write_all({path: makers[name]() for name, path in targets.items()})  # all contents are made before any is written

@@ -89,7 +89,7 @@ def check_picture(path: Path) -> None:
         raise ValueError(f"{path}: a figure must be a {', '.join(KINDS[:-1])} or {KINDS[-1]} file")
 
 
-def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str | None = None, **options: Any) -> bytes:
+def picture_bytes(path: Path, reading: Reading, what: str | None = None, **options: Any) -> bytes:
     """A reading's figure as the content of an image file.
 
     The triangle and causal graphs as .svg need no other package; all else is drawn with matplotlib.
@@ -100,8 +100,6 @@ def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str 
         The file, whose extension selects the format: .svg, .png or .pdf.
     reading
         The reading.
-    joined
-        Draw both models of a comparison in one triangle, joined by arrows.
     what
         Name of the figure. Default: the triangle, or the first figure of the kind.
     **options
@@ -114,7 +112,6 @@ def picture_bytes(path: Path, reading: Reading, joined: bool = False, what: str 
     """
     check_picture(path)
     show = show_of(reading)
-    options |= {"joined": True} if joined else {}
     if path.suffix.lower() == ".svg" and (drawn := getattr(show, "svg", None)):
         # Control characters are not well-formed XML.
         return str(drawn(printable_copy(reading), **options)).encode()

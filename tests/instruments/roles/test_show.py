@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 
-from keyquery.instruments.look.show.tables import roles_of
 from keyquery.instruments.roles.patterns import ROLES
 from keyquery.instruments.roles.show import lines as roles_lines
 from keyquery.instruments.roles.show import role_table
@@ -52,11 +51,6 @@ def test_the_lines_say_where_how_and_by_which_rule(reading):
     assert "exceeds its null level by at least 0.3" in words
     assert "Bonferroni" in words
     assert "Note: a note." in words
-
-
-def test_a_layer_counts_the_roles_of_its_heads():
-    heads = [{"roles": {"role": role}} for role in ("sink", "induction", "sink", None)]
-    assert roles_of(heads) == "2 sink, induction"
 
 
 def test_colours_are_distinct_and_every_role_has_one_per_background():

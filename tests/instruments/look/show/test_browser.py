@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import math
-import re
 
 import pytest
 import torch
@@ -110,16 +109,6 @@ def test_what_changes_with_the_window_is_marked(visit, looks):
     assert marks.count() == bool(marked)
 
 
-def test_shares_are_drawn_over_the_length_of_the_window(visit, looks):
-    reading = looks["llama"][2]
-    shares = {name: reading.heads[0]["on_data"][name] for name in (*PARTS, "interaction", "symmetry", "intervals")}
-    lengths = [{"length": length, **shares} for length in (4, 8)]
-    tab = visit(dataclasses.replace(reading, heads=[{**head, "lengths": lengths} for head in reading.heads]), "#0.0")
-    assert tab.locator("[data-block=lengths] path.line").count() == len(PARTS) + 1  # and symmetry
-    axes = tab.locator("[data-block=lengths] text").all_text_contents()
-    assert [axes.count(length) for length in ("4", "8", "9")] == [2, 2, 2]  # 9 is the window of the look
-
-
 def test_the_costs_of_parts_lead_the_page_and_stand_below_the_shares(visit, looks):
     reading = looks["llama"][2]
     lost = {"zero": [1, 0.9, 1.1], "symmetric": [0.05, 0.01, 0.09], "skew": [-0.002, -0.01, 0.006]}
@@ -143,41 +132,6 @@ def test_the_costs_of_parts_lead_the_page_and_stand_below_the_shares(visit, look
     assert rows.count() == 0
     tab.locator("#table summary").click()
     assert "loss, popularity ablated" in tab.locator("#table thead").inner_text()
-
-
-def test_keys_walk_over_the_map(visit, looks):
-    tab = visit(looks["bert"][2])
-    tab.locator('.cell[data-at="0.0"]').focus()
-    for key, place in (
-        ("ArrowRight", "0.1"),
-        ("ArrowDown", "1.1"),
-        ("ArrowLeft", "1.0"),
-        ("ArrowLeft", "1.0"),
-        ("ArrowUp", "0.0"),
-    ):
-        tab.keyboard.press(key)
-        assert tab.evaluate("location.hash") == f"#{place}"
-        assert tab.evaluate("document.activeElement.dataset.at") == place
-        assert tab.locator('[aria-selected="true"]').get_attribute("data-at") == place
-    assert title(tab) == "Layer 0, head 0"
-    tab.locator('.cell[data-at="1.2"]').click()
-    tab.keyboard.press("ArrowRight")  # a click holds the keyboard too
-    assert title(tab) == "Layer 1, head 3"
-    tab.get_by_role("button", name="symmetry folded", exact=True).press("Enter")
-    assert tab.evaluate("document.activeElement.textContent") == "symmetry folded"
-
-
-def test_the_address_names_the_head_both_ways(visit, looks):
-    tab = visit(looks["bert"][2], "#1.3")
-    assert title(tab) == "Layer 1, head 3"
-    tab.evaluate("location.hash = '#0.2'")
-    tab.locator(".of-detail h2", has_text="Layer 0, head 2").wait_for()
-    tab.evaluate("location.hash = '#1'")
-    tab.locator(".of-detail h2", has_text=re.compile("^Layer 1$")).wait_for()
-    for nonsense in ("#99.0", "#x", "#0.0?tab=7"):
-        tab.evaluate(f"location.hash = '{nonsense}'")
-    tab.locator(".triangle .head").first.click(force=True)
-    assert title(tab).startswith("Layer 0, head")
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
@@ -205,16 +159,6 @@ def test_attention_on_the_screen_is_that_of_the_model(visit, looks, name):
     assert tab.locator(".maps canvas").count() == 6
 
 
-def test_views_change_the_map(visit, looks):
-    reading = looks["llama"][2]
-    tab = visit(reading, "#0.0")
-    for view, name in (("raw", "raw"), ("folded", "folded"), ("on_data", "on data")):
-        tab.get_by_role("button", name=f"symmetry {name}", exact=True).click()
-        label = tab.locator('.cell[data-at="1.1"]').get_attribute("aria-label")
-        head = next(one for one in reading.heads if (one["layer"], one["head"]) == (1, 1))
-        assert f"symmetry {written(head[view]['symmetry'])}" in label
-
-
 def test_a_layer_has_a_view(visit, looks):
     reading = looks["bert"][2]
     tab = visit(reading)
@@ -223,21 +167,6 @@ def test_a_layer_has_a_view(visit, looks):
     row = tab.locator(".of-detail tbody tr").first.inner_text().split("\t")
     assert row == ["symmetry", written(reading.layers[1]["raw"]["symmetry"])]
     assert tab.locator(".of-detail table").nth(1).locator("tbody th").all_inner_texts() == [f"1.{i}" for i in range(4)]
-
-
-def test_the_table_has_every_head_and_figure(visit, looks):
-    reading = looks["bert"][2]
-    tab = visit(reading)
-    tab.locator("#table summary").click()
-    tab.wait_for_selector("#table table")
-    rows = [line.split("\t") for line in tab.locator("#table tbody").inner_text().splitlines()]
-    names = tab.locator("#table thead").inner_text().split("\t")
-    assert len(rows) == len(reading.heads)
-    for row, head in zip(rows, reading.heads, strict=True):
-        assert row[0] == f"{head['layer']}.{head['head']}"
-        assert row[names.index("raw symmetry")] == written(head["raw"]["symmetry"])
-        assert three(row[names.index("folded stable rank")]) == float(f"{head['folded']['stable_rank']:.3g}")
-        assert row[names.index("on data popularity")] == f"{whole(head['on_data']['popularity'])} %"
 
 
 def test_figures_are_copied_as_csv(visit, looks):
@@ -280,17 +209,6 @@ def test_two_models_stand_side_by_side_and_the_page_opens_on_what_differs(visit,
     tab.get_by_role("button", name="tiny bert", exact=True).click()
     assert (tab.evaluate("state.tab"), title(tab)) == (2, "Layer 1, head 2")
     assert visit(both, tab.evaluate("location.hash")).locator(".triangle:visible").count() == 1
-
-
-def test_narrow_and_wide_pages_do_not_scroll_sideways(visit, looks):
-    both, weights = kq.compare(looks["llama"][2], looks["bert"][2]), kq.look(torch.nn.MultiheadAttention(8, 2))
-    for reading, place in ((both, "#1.1?tab=1"), (looks["bert"][2], "#1"), (weights, "")):
-        tab = visit(reading, place)
-        tab.evaluate("document.getElementById('table').open = true")
-        tab.wait_for_selector("#table table")
-        for width in (400, 900, 1600):
-            tab.set_viewport_size({"width": width, "height": 800})
-            assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_notebooks_frame_draws_itself(visit, looks):

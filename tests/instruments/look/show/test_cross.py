@@ -45,14 +45,6 @@ def test_shares_of_a_bar_are_those_of_the_reading(look):
     assert len(dots(look)) == len(look.heads) - len(crossed)  # the triangle has no place for them
 
 
-def test_a_reading_comes_back_from_its_file(look, tmp_path):
-    look.to_json(tmp_path / "look.json")
-    again = kq.Reading.load(tmp_path / "look.json")
-    assert [head["on_data"] for head in again.heads] == [head["on_data"] for head in look.heads]
-    row = next(row for row in again.records() if row["layer"] == 4)
-    assert row["on_data_pairwise"] == look.heads[16]["on_data"]["pairwise"]
-
-
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 def test_the_page_draws_the_pairwise_part(visit, look):
     tab = visit(look)

@@ -6,10 +6,9 @@ import re
 
 import pytest
 
-import keyquery as kq
 from tests.conftest import CHROMIUM
-from tests.instruments.look.show.test_browser import three, title, written
-from tests.pages.readings import crowd, tiny
+from tests.instruments.look.show.test_browser import three, title
+from tests.pages.readings import tiny
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 
@@ -94,26 +93,6 @@ def test_an_interval_is_told_with_its_figure(visit, look):
     assert tab.locator('tr[data-item="0.2"] td[title="14 % (3 to 24)"]').count() == 1
 
 
-def test_a_scale_is_the_same_for_both_models(visit, look):
-    small = dataclasses.replace(look, heads=[{**h, "raw": {**h["raw"], "stable_rank": 1.0}} for h in look.heads])
-    tab = visit(kq.compare(look, small), "#0.0?tab=1&map=raw.stable_rank")
-    ends = tab.locator(".ends-of").get_attribute("aria-label")
-    tab.locator("#switches button").nth(2).click()
-    tab.locator(".of-map select").select_option("raw.stable_rank")
-    assert tab.locator(".ends-of").get_attribute("aria-label") == ends
-
-
-def test_the_legend_and_the_drop_down_fit(visit, look):
-    tab = visit(look)
-    for width in (340, 1700):
-        tab.set_viewport_size({"width": width, "height": 800})
-        shown = tab.evaluate(CHOOSE_EACH)
-        assert [each["key"] for each in shown] == options(tab)
-        for each in shown:
-            assert each["width"] <= width, (each["key"], width)
-            assert each["inside"], (each["key"], width)
-
-
 def test_back_and_forward_walk_over_what_was_chosen(visit, look):
     tab = visit(look)
     first = title(tab)
@@ -131,16 +110,6 @@ def test_back_and_forward_walk_over_what_was_chosen(visit, look):
     assert tab.evaluate("location.hash") == ""
     tab.go_forward()
     tab.locator(".of-detail h2", has_text="Layer 1, head 2").wait_for()
-
-
-def test_a_walk_by_keys_is_one_step_back(visit, look):
-    tab = visit(look, "#0.0")
-    tab.locator('.cell[data-at="0.0"]').focus()
-    for key in ("ArrowRight", "ArrowDown", "ArrowRight"):
-        tab.keyboard.press(key)
-    assert tab.evaluate("location.hash") == "#1.2"
-    tab.go_back()
-    tab.locator(".of-detail h2", has_text="Layer 0, head 0").wait_for()
 
 
 def rows(tab):
@@ -197,30 +166,3 @@ def test_a_row_shows_its_head(visit, look):
     assert tab.evaluate("document.activeElement.textContent") == rows(tab)[5]
     tab.locator('.cell[data-at="1.1"]').click()
     assert tab.locator('#table tr[aria-selected="true"]').get_attribute("data-item") == "1.1"
-
-
-def test_the_column_that_sorts_stays_in_sight(visit, look):
-    tab = visit(look, "#0.0?sort=on_data.query_only")
-    inside = """() => { const by = document.querySelector('[aria-sort]').getBoundingClientRect(),
-      box = document.querySelector('#table .wide').getBoundingClientRect();
-      return by.left >= box.left && by.right <= box.right + 1; }"""
-    assert tab.evaluate(inside)
-    tab.locator("th[aria-sort] button").click()
-    assert tab.evaluate(inside)
-
-
-def test_addresses_that_say_nonsense_change_nothing(visit, look):
-    tab = visit(look, "#0.1?map=nope&view=raw&sort=nope&more=%00")
-    assert title(tab) == "Layer 0, head 1"
-    assert tab.locator(".of-map select").input_value() in options(tab)
-    assert len(rows(tab)) == len(look.heads)
-
-
-@pytest.mark.slow
-def test_many_heads_have_a_table_too(visit):
-    tab = visit(crowd(16, 32, 8, 4, True), "#3.1?sort=-raw.symmetry")
-    assert tab.locator("#table tbody tr").count() == 512
-    head = tab.locator("#table tbody tr").first
-    head.click()
-    assert written(0.5) in tab.locator(".of-detail").inner_text()
-    assert head.get_attribute("aria-selected") == "true"

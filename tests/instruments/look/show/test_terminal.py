@@ -9,8 +9,7 @@ import torch
 from rich.console import Console
 
 import keyquery as kq
-from keyquery.forms.parts import PARTS
-from keyquery.instruments.look.show.shares import BARS, bar_shares, leading, window
+from keyquery.instruments.look.show.shares import bar_shares, leading, window
 from keyquery.instruments.look.show.terminal import MARKS, Bar
 from keyquery.pages import terminal
 from tests.instruments.look.show.test_triangle import look
@@ -21,12 +20,6 @@ def shown(reading, width=100):
     out = io.StringIO()
     terminal.show(reading, Console(file=out, width=width))
     return out.getvalue()
-
-
-def test_every_part_has_a_mark_of_its_own():
-    assert list(MARKS) == list(BARS)
-    assert len({mark for mark, _ in MARKS.values()}) == len(BARS)
-    assert len({colour for _, colour in MARKS.values()}) == len(BARS)
 
 
 @pytest.mark.parametrize(("width", "letters"), [(100, 24), (20, 20)])
@@ -54,7 +47,7 @@ def test_the_leading_share_has_its_half_interval():
     [head] = look((0.1, 0.1, 0.2, 0.6), half=0.04).heads
     assert leading(head["on_data"]) == ("position", 0.6, pytest.approx(0.04))
     assert "60 ±4 %" in shown(look((0.1, 0.1, 0.2, 0.6), half=0.04))
-    assert "±" not in shown(look((0.1, 0.1, 0.2, 0.6)))  # the closed form has no intervals
+    assert "±" not in shown(look((0.1, 0.1, 0.2, 0.6)))  # few sequences have no intervals
 
 
 @pytest.mark.parametrize(
@@ -63,7 +56,6 @@ def test_the_leading_share_has_its_half_interval():
         ({}, "128-token windows, 156 sequences"),
         ({"length": 127}, "128-token windows, 156 sequences"),  # the last window of a text is shorter
         ({"length": 40}, "40-token windows, 156 sequences"),
-        ({"pairs": "independent"}, "128-token windows, 156 sequences, independent pairs"),
     ],
 )
 def test_the_window_is_named(facts, words):
@@ -74,13 +66,6 @@ def test_the_window_is_named(facts, words):
     assert words in shown(reading)
     assert words in shown(kq.compare(reading, look((0.3, 0.1, 0.2, 0.4))), 120)
     assert window(look(0.5)) is None
-
-
-def test_views_of_symmetry_are_named():
-    lines = shown(look((0.1, 0.1, 0.2, 0.6))).splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith("head"))
-    assert lines[at - 1].split() == ["largest", "symmetry", "symmetry", "symmetry", "rank"]
-    assert lines[at].split() == ["head", "parts", "share", "raw", "folded", "on", "data", "raw", "label"]
 
 
 def test_labels_say_how_they_are_known():
@@ -144,24 +129,6 @@ def test_one_summary_in_terminal_page_and_json():
     assert reading.to_dict()["summary"] == reading.summary
     assert "Labels: 2 sink, 1 skew." in shown(reading)
     assert kq.compare(reading, reading).looks[0].summary == reading.summary
-
-
-def test_shares_by_window_are_a_small_table():
-    reading = look((0.1, 0.1, 0.2, 0.6), (0.3, 0.1, 0.2, 0.4))
-    kept = (*PARTS, "interaction", "symmetry")
-    row = {"length": 32, **dict.fromkeys(kept, 0.2), "intervals": {}}
-    heads = [{**head, "lengths": [row]} for head in reading.heads]
-    lines = shown(dataclasses.replace(reading, heads=heads)).splitlines()
-    assert next(line for line in lines if line.startswith("32 ")).split()[1::2] == ["20"] * 6 + ["+0.20"]
-    assert next(line for line in lines if line.startswith("128 ")).split()[1::2] == [
-        "20",
-        "10",
-        "20",
-        "0",
-        "50",
-        "0",
-        "+0.00",
-    ]
 
 
 @pytest.mark.unchecked  # as users run it: the checks would look at every number of the reading

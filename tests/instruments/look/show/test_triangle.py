@@ -50,13 +50,9 @@ def look(*shares, name="a model", half=None):
     ("shares", "expected"),
     [
         ((1, 0, 0), (0, 0)),
-        ((0, 1, 0), (1, 0)),
         ((0, 0, 1), (0.5, TALL)),
-        ((1 / 3, 1 / 3, 1 / 3), (0.5, TALL / 3)),
-        ((0.5, 0.5, 0), (0.5, 0)),
         ((0.5, 0, 0.5), (0.25, TALL / 2)),
         ((0, 0.5, 0.5), (0.75, TALL / 2)),
-        ((0.75, 0.25, 0), (0.25, 0)),
         ((0.2, 0.2, 0.2), (0.5, TALL / 3)),  # the position share of 0.4 is taken out
         ((0.1, 0, 0.3), (0.375, 0.75 * TALL)),
         ((0, 0, 0), (0.5, TALL / 3)),
@@ -86,10 +82,6 @@ def test_without_data_heads_stand_between_two_corners():
     assert "keyquery look MODEL --text FILE" not in svg(look((1.0, 0.0, 0.0, 0.0)))
 
 
-def test_the_window_stands_above_the_triangle():
-    assert "novels.txt: 128-token windows, 156 sequences" in svg(look((1.0, 0.0, 0.0, 0.0)))
-
-
 def circles_of(picture, kind):
     return [c for c in ElementTree.fromstring(picture).iter(f"{SVG}circle") if c.get("class") == kind]
 
@@ -104,6 +96,10 @@ def test_circles_are_drawn_where_the_shares_stand():
     assert [c.get("fill") for c in circles_of(picture, "dot")] == [DEPTHS[0], DEPTHS[-1]]
     heads = [g for g in ElementTree.fromstring(picture).iter(f"{SVG}g") if g.get("class") == "head"]
     assert heads[1].find(f"{SVG}title").text == "layer 1, head 0: mixed; popularity 40%, position 60%"
+    assert "novels.txt: 128-token windows, 156 sequences" in picture
+    both = ElementTree.fromstring(svg(kq.compare(look((1.0, 0, 0, 0)), look((1.0, 0, 0, 0), 0.5))))
+    assert float(both.get("width")) == 2 * float(ElementTree.fromstring(picture).get("width"))
+    assert "1 cross-attention heads omitted" in "".join(both.itertext())
 
 
 def test_a_head_of_positions_is_an_empty_bubble():
@@ -153,26 +149,6 @@ def test_faint_regions_are_drawn_where_they_are_wider_than_a_bubble():
     assert 'class="region"' not in svg(look((0.3, 0.3, 0.4, 0.0)))
 
 
-def test_two_looks_stand_side_by_side_or_are_joined():
-    one, other = look((1.0, 0.0, 0.0, 0.0)), look((0.0, 1.0, 0.0, 0.0))
-    apart = ElementTree.fromstring(svg(one, other))
-    width = float(ElementTree.fromstring(svg(one)).get("width"))
-    assert float(apart.get("width")) == 2 * width
-    joined = ElementTree.fromstring(svg(one, other, joined=True))
-    assert float(joined.get("width")) == width
-    arrows = [g for g in joined.iter(f"{SVG}g") if g.get("class") == "arrow"]
-    assert len(arrows) == 1
-    shaft, tip = (path.get("d") for path in arrows[0].iter(f"{SVG}path"))
-    assert shaft.startswith(f"M{LEFT} ")  # from the symmetric corner
-    assert tip.startswith(f"M{LEFT + SIDE} ")  # to the skew one
-    with pytest.raises(ValueError, match="the same heads"):
-        svg(one, look((1.0, 0, 0, 0), (1.0, 0, 0, 0)), joined=True)
-    with pytest.raises(ValueError, match="the same heads"):
-        svg(one, look(0.5), joined=True)
-    with pytest.raises(ValueError, match="arrows join two looks, got 1"):
-        svg(one, joined=True)
-
-
 def test_names_are_texts():
     picture = svg(look((1.0, 0.0, 0.0, 0.0), name='</text><script>alert("1")</script>'))
     assert "<script>" not in picture
@@ -194,11 +170,8 @@ def test_depth_is_ordered_by_lightness():
 @pytest.mark.parametrize(("ending", "start"), [(".svg", b"<svg"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
 def test_picture_files(tmp_path, ending, start):
     both = kq.compare(look((1.0, 0.0, 0.0, 0.0)), look((0.2, 0.3, 0.1, 0.4)))
-    for joined in (False, True):
-        path = tmp_path / f"heads{joined}{ending}"
-        path.write_bytes(picture_bytes(path, both, joined=joined))
-        assert path.read_bytes().startswith(start)
-    assert picture_bytes(tmp_path / f"weights{ending}", look(0.5, 0.1))
+    for reading in (both, look(0.5, 0.1)):
+        assert picture_bytes(tmp_path / f"heads{ending}", reading).startswith(start)
 
 
 def test_a_picture_leaves_the_notebook_interactive(monkeypatch):
@@ -237,26 +210,7 @@ def test_figures_for_papers():
         kq.Reading().plot()
 
 
-def test_cross_attention_is_left_out_and_said():
-    both = look((1.0, 0.0, 0.0, 0.0), 0.5)
-    assert len(dots(both)) == 1
-    assert "1 cross-attention heads omitted" in svg(both)
-
-
-def test_a_real_look():
-    pytest.importorskip("transformers")
-    from keyquery.proof.families import tiny_model
-
-    reading = kq.look(tiny_model("llama"), inputs=[{"input_ids": torch.randint(3, 60, (2, 8))}], length=8)
-    for dot, head in zip(dots(reading), reading.heads, strict=True):
-        data = head["on_data"]
-        parts = [max(data[part], 0.0) for part in PARTS]
-        assert dot.y / TALL == pytest.approx(parts[2] / sum(parts[:3]))
-        assert dot.filled == pytest.approx(sum(parts[:3]) / sum(parts))
-    assert svg(reading).count('class="dot"') == len(reading.heads)
-
-
-@pytest.mark.parametrize("name", ["bell\x07", "a\x1b[31m", "$\\frac{$", "costs $5 or $6"])
+@pytest.mark.parametrize("name", ["a\x1b[31m", "$\\frac{$"])
 def test_any_name_can_be_drawn(name):
     reading = kq.look(torch.nn.MultiheadAttention(8, 2), name=name)
     picture = picture_bytes(Path("heads.svg"), reading)

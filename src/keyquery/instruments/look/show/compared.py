@@ -2,115 +2,235 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
+from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.reading import Look
-from keyquery.instruments.look.show import triangle
-from keyquery.instruments.look.show.figure import FIGURES, svg
-from keyquery.instruments.look.show.page import side_of, tab_of
-from keyquery.instruments.look.show.shares import has_data
+from keyquery.instruments.look.show import terminal, triangle
+from keyquery.instruments.look.show.heads import tones
+from keyquery.instruments.look.show.page import tab_of
+from keyquery.instruments.look.show.shares import (
+    BARS,
+    OF_WEIGHTS,
+    has_data,
+    labelled,
+    mean_shares,
+    part_names,
+    window,
+    with_bars,
+)
+from keyquery.instruments.look.show.triangle import FIGURES, svg
 from keyquery.pages.components import heads_frame, key_of, measure, versioned
 from keyquery.pages.document import document
+from keyquery.pages.tables import Text, columns_table
 from keyquery.support.printable import counted
 
 __all__ = ["FIGURES", "lines", "page", "svg"]
+LISTED = 12  # heads in the ranking
+NAMES = 3  # tensors that are listed
+SHADES = "░▒▓█"
+WIDE = 24  # heads up to which a cell is two characters wide
 MOVED = {"change": "change of M", "symmetric": "of S", "skew": "of A", "folded": "of M, folded"}
+IDENTICAL = "No head differs: all query and key weights are identical."
+
+# In the terminal
 
 
 def lines(reading: Comparison) -> list[Any]:
-    """The comparison as tables in the terminal."""
-    from keyquery.instruments.look.show.terminal import comparison_lines  # which needs rich, as pages do not
+    """Differences, then bars side by side if heads and views are the same, else one look after the other."""
+    looks, differences = reading.looks, [*_differences(reading), ""]
+    short = list(map(_in_short, looks))
+    if len({(len(look.layers), len(look.heads), has_data(look)) for look in looks}) > 1:
+        return [*(part for look in looks for part in (*terminal.lines(look), "")), *differences, *short]
+    moved = bool(reading.changes) and all(change["rows"] is not None for change in reading.changes)
+    if moved and not has_data(looks[0]):
+        return [*differences, *short]
+    few = len(looks[0].heads) <= terminal.MOST_HEADS
+    every = list(zip(*(look.heads if few else look.layers for look in looks), strict=True))
+    unequal = [rows for rows in every if any(_values(row) != _values(rows[0]) for row in rows[1:])]
+    tables = _side_by_side(looks, unequal, few) if unequal else []
+    equal, noun = len(every) - len(unequal), "heads" if few else "layers"
+    same = [f"{equal} of {len(every)} {noun} have identical values and are not shown."] if equal else []
+    beside = (part for look in looks if few for part in terminal.corpus_table(look))
+    return [*differences, *tables, *same, "", *short, *beside]
 
-    return comparison_lines(reading)
+
+def _values(row: Mapping[str, Any]) -> Any:
+    return row["raw"], row.get("folded"), row.get("on_data")
+
+
+def _in_short(look: Look) -> str:
+    """One line: labels, mean shares, and symmetry of the weights."""
+    shares = zip(BARS, mean_shares(with_bars(look)), strict=False)
+    listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
+    middle = median(row["raw"]["symmetry"] for row in look.layers)
+    of = f"mean shares, {window(look)}" if has_data(look) else OF_WEIGHTS
+    counts = terminal.label_counts(look)
+    return f"{look.model['name']}: {counts} ({of}: {listed}; raw symmetry of layers, median: {middle:+z.2f})."
+
+
+def _side_by_side(looks: Sequence[Look], every: list[Any], few: bool) -> list[Any]:
+    """Bars, symmetry and labels of the same heads (or layers) of several looks."""
+    view = "on_data" if has_data(looks[0]) else "raw"
+    over = window(looks[0]) if len({window(look) for look in looks}) == 1 else None
+    table = columns_table("head" if few else "layer")
+    for look in looks:
+        length = (window(look) or "").split(", ")[0]  # beside every share; how many sequences, above the table
+        under = f"\n{length if over else window(look) or ''}"
+        table.add_column(Text(f"{look.model['name']}{under}".rstrip()))
+        table.add_column(f"symmetry\n{view.replace('_', ' ')}", justify="right", no_wrap=True)
+        if few:
+            table.add_column("label")
+    for rows in every:
+        cells: list[Any] = [Text(name_of(looks[0].model, rows[0]["layer"], rows[0]["head"] if few else None))]
+        for look, row in zip(looks, rows, strict=True):
+            heads = [row] if few else [head for head in with_bars(look) if head["layer"] == row["layer"]]
+            cells += [terminal.bar_of(heads, look), terminal.symmetry(heads, view), *([labelled(row)] if few else [])]
+        table.add_row(*cells)
+    return [terminal.legend(looks[0], over), table, *terminal.footnotes(looks, few)]
+
+
+def _differences(reading: Comparison) -> list[Any]:
+    """For each model after the first: its map, its ranking and its tensors, or why they are not available."""
+    shown: list[Any] = []
+    for number, change in enumerate(reading.changes, 1):
+        title = Text(f"{change['of']} compared with {change['from']}", style="bold")
+        shown += [*([""] if shown else []), title, *_tensors(change["tensors"])]
+        if change["rows"] is None:
+            shown.append(Text(f"The change of heads was not measured: {change.get('why')}."))
+        else:
+            shown += _ranked(reading, number)
+        shown += [Text(f"Note: {note}.") for note in change["notes"]]
+    return shown
+
+
+def _tensors(tensors: Mapping[str, list[str]]) -> list[Any]:
+    if not any(tensors.values()):
+        return []
+    total = len(tensors["same"]) + len(tensors["changed"])
+    line = f"{len(tensors['same'])} of {total} tensors read are identical (by digest)"
+    groups = {"changed": "differ", "missing": "only in the first", "new": "only in the second"}
+    for kind, where in groups.items():
+        if names := tensors[kind]:
+            more = ", …" if len(names) > NAMES else ""
+            line += f"; {len(names)} {where}: {', '.join(names[:NAMES])}{more}"
+    return [Text(f"{line}.")]
+
+
+def _ranked(reading: Comparison, number: int) -> list[Any]:
+    """A map of layers by heads, and the heads that changed most."""
+    rows, model = reading.ranking(number), reading.looks[number].model
+    changed = [row for row in rows if row["change"] or row["folded"]]
+    if not changed:
+        return [Text(IDENTICAL)]
+    view = "change" if changed[0]["change"] else "folded"  # if only norms or biases differ
+    most = max(row[view] or 0.0 for row in rows)
+    of = "" if view == "change" else " of the folded weights (only biases or norms differ)"
+    steps = [f"{shade} ≤ {_number(most * (step + 1) / len(SHADES))}" for step, shade in enumerate(SHADES)]
+    legend = f"‖ΔM‖/‖M‖ per head{of}, layers by heads: · 0  {'  '.join(steps)}"
+    cells = {_place(row): row[view] for row in rows}
+    ranked = columns_table("head", "change", "symmetric", "skew", "folded", "raw symmetry, before", "after")
+    before, after = ({_place(head): head for head in reading.looks[n].heads} for n in (0, number))
+    for row in changed[:LISTED]:
+        place = _place(row)
+        symmetry = (f"{side[place]['raw']['symmetry']:+z.2f}" if place in side else "" for side in (before, after))
+        ranked.add_row(Text(name_of(model, *place)), *(_number(row[name]) for name in MOVED), *symmetry)
+    shown = f"; the {LISTED} that changed most" if len(changed) > LISTED else ""
+    summary = f"{len(changed)} of {len(rows)} heads differ{shown}:"
+    return [Text(legend), _shaded(cells, model, most), "", Text(summary), ranked]
+
+
+def _shaded(cells: Mapping[tuple[int, int], float | None], model: Any, most: float) -> Any:
+    """Shaded cells, one row per layer."""
+    columns = 1 + max(head for _, head in cells)
+    shown = columns_table("layer", Text(f"heads 0 to {columns - 1}"), "largest")
+    for layer in sorted({layer for layer, _ in cells}):
+        values = [cells.get((layer, head)) for head in range(columns)]
+        line = "".join(_shade(value, most) * (2 if columns <= WIDE else 1) for value in values)
+        shown.add_row(Text(name_of(model, layer)), Text(line), _number(max(value or 0.0 for value in values)))
+    return shown
+
+
+def _shade(value: float | None, most: float) -> str:
+    if value is None:
+        return " "
+    return "·" if value == 0 else SHADES[min(int(len(SHADES) * value / most), len(SHADES) - 1)]
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else "0" if value == 0 else f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
+
+
+def _place(row: Mapping[str, Any]) -> tuple[int, int]:
+    return row["layer"], row["head"]
+
+
+# As a page
 
 
 def page(reading: Comparison) -> str:
     """What differs first, then each model."""
-    looks = list(reading.looks)
-    pictures = [triangle.inline(look) for look in looks]
+    looks = reading.looks
     tabs = [_difference(reading, number) for number in range(1, len(looks))]
     tabs += [tab_of(look, picture) for picture, look in enumerate(looks)]
     name = " and ".join(str(look.model["name"]) for look in looks)
+    pictures = [triangle.inline(look) for look in looks]
     return document(name, "comparison of heads", tabs, figures=pictures, style=triangle.STYLE)
 
 
 def _difference(reading: Comparison, number: int) -> dict[str, Any]:
     """How a later model differs from the first."""
     first, second = reading.looks[0], reading.looks[number]
-    change = reading.changes[number - 1] if number <= len(reading.changes) else None
+    change = reading.changes[number - 1] if number <= len(reading.changes) else {}
     names = f"{second.model['name']} minus {first.model['name']}"
-    tab: dict[str, Any] = {"name": f"difference: {second.model['name']}" if len(reading.looks) > 2 else "difference"}
-    tab["facts"] = names
-    pairs = _pairs(first, second)
-    rows = {(row["layer"], row["head"]): row for row in (change or {}).get("rows") or []}
-    sentences = _sentences(change, rows)
-    summary = {"type": "summary", "sentences": sentences}
-    triangles = [{"type": "triangle", "place": "half", "picture": picture} for picture in (0, number)]
+    name = f"difference: {second.model['name']}" if len(reading.looks) > 2 else "difference"
+    others = {_place(head): head for head in second.heads}
+    pairs = [(head, others[_place(head)]) for head in first.heads if _place(head) in others]
+    rows = {_place(row): row for row in change.get("rows") or []}
+    summary = {"type": "summary", "sentences": _sentences(change, rows)}
     if not pairs:
-        return {
-            **tab,
-            "blocks": [{"type": "summary", "sentences": [*sentences, "The models have no heads in common."]}],
-        }
+        summary["sentences"] = [*summary["sentences"], "The models have no heads in common."]
+        return {"name": name, "facts": names, "blocks": [summary]}
     measures = [*_moved(rows, pairs), *_shifts(first, second, pairs)]
-    at = max(pairs, key=lambda pair: (rows.get(_place(pair[0]), {}).get("change") or 0.0, abs(_shift(pair, "raw"))))
-    sides = [
-        {
-            "type": "bars",
-            "size": "half",
-            "title": str(look.model["name"]),
-            "note": "shares",
-            "form": "percent",
-            "most": 1,
-        }
-        for look in (first, second)
-    ]
-    block_map = {"type": "map", "title": f"Layers by heads: {names}", "quick": [one["key"] for one in measures[:4]]}
-    detail = {"type": "detail", "items": [_detail(pair, first, second) for pair in pairs], "blocks": sides}
-    items = {"type": "items"}
-    notes = versioned(list((change or {}).get("notes", [])), reading.provenance)
-    state = {"at": key_of(at[0]), "map": measures[0]["key"]}
-    frame = heads_frame([pair[0] for pair in pairs], measures, first.model.get("labels") or [])
+    opened, _ = max(pairs, key=lambda pair: (rows.get(_place(pair[0]), {}).get("change") or 0.0, abs(_shift(pair))))
+    chart = {"type": "bars", "size": "half", "note": "shares", "form": "percent", "most": 1}
+    sides = [{**chart, "title": str(look.model["name"])} for look in (first, second)]
     return {
-        **tab,
-        "frame": frame,
-        "state": state,
-        "notes": notes,
-        "blocks": [summary, block_map, detail, *triangles, items],
+        "name": name,
+        "facts": names,
+        "frame": heads_frame([pair[0] for pair in pairs], measures, first.model.get("labels") or []),
+        "state": {"at": key_of(opened), "map": measures[0]["key"]},
+        "notes": versioned(list(change.get("notes", [])), reading.provenance),
+        "blocks": [
+            summary,
+            {"type": "map", "title": f"Layers by heads: {names}", "quick": [one["key"] for one in measures[:4]]},
+            {"type": "detail", "items": [_detail(pair, first, second) for pair in pairs], "blocks": sides},
+            *({"type": "triangle", "place": "half", "picture": picture} for picture in (0, number)),
+            {"type": "items"},
+        ],
     }
 
 
-def _place(head: Mapping[str, Any]) -> tuple[int, int]:
-    return head["layer"], head["head"]
-
-
-def _pairs(first: Look, second: Look) -> list[tuple[Any, Any]]:
-    """The heads that both models have."""
-    others = {_place(head): head for head in second.heads}
-    return [(head, others[_place(head)]) for head in first.heads if _place(head) in others]
-
-
-def _sentences(change: Mapping[str, Any] | None, rows: Mapping[Any, Any]) -> list[str]:
-    if change is None:
+def _sentences(change: Mapping[str, Any], rows: Mapping[Any, Any]) -> list[str]:
+    if not change:
         return []
     sizes = {kind: len(names) for kind, names in change["tensors"].items()}
     total = sizes.get("same", 0) + sizes.get("changed", 0)
-    tensors = [f"{sizes.get('same', 0)} of {total} tensors read are identical"]
-    tensors += [
-        f"{sizes[kind]} only in the {which}"
-        for kind, which in (("missing", "first"), ("new", "second"))
-        if sizes.get(kind)
-    ]
+    tensors = f"{sizes.get('same', 0)} of {total} tensors read are identical"
+    for kind, which in (("missing", "first"), ("new", "second")):
+        tensors += f", {sizes[kind]} only in the {which}" if sizes.get(kind) else ""
     if change["rows"] is None:
-        return [f"The change of heads was not measured: {change.get('why')}.", f"{', '.join(tensors)}."]
+        return [f"The change of heads was not measured: {change.get('why')}.", f"{tensors}."]
     moved = [row for row in rows.values() if row["change"] or row["folded"]]
     if not moved:
-        return ["No head differs: all query and key weights are identical.", f"{', '.join(tensors)}."]
+        return [IDENTICAL, f"{tensors}."]
     top = max(moved, key=lambda row: row["change"] or row["folded"])
     size = f"{top['change'] or top['folded']:.2g} of ‖M‖"
     heads = f"{len(moved)} of {counted(len(rows), 'head')} differ, {key_of(top)} most ({size})"
-    return [f"{heads}.", f"{change['of']} compared with {change['from']}: {', '.join(tensors)}."]
+    return [f"{heads}.", f"{change['of']} compared with {change['from']}: {tensors}."]
 
 
 def _moved(rows: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
@@ -125,41 +245,40 @@ def _moved(rows: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> list[dict[s
     ]
 
 
-def _shift(pair: tuple[Any, Any], view: str, name: str = "symmetry") -> float:
+def _shift(pair: tuple[Any, Any], view: str = "raw", name: str = "symmetry") -> float:
     before, after = ((head[view] or {}).get(name) for head in pair)
     return 0.0 if before is None or after is None else after - before
 
 
 def _shifts(first: Look, second: Look, pairs: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
     """Differences of the symmetry in each view, and of the shares on data."""
-    out = []
-    views = ["raw", "folded", *(["on_data"] if has_data(first) and has_data(second) else [])]
-    for view in views:
-        names = ["symmetry", *(["symmetric", "skew", "popularity", "position"] if view == "on_data" else [])]
-        for name in names:
-            values = [_shift(pair, view, name) for pair in pairs]
-            words = f"{view.replace('_', ' ')} {name}"
-            form = "signed" if name == "symmetry" else "percent"
-            unit = "second minus first"
-            out.append(
-                measure(f"{view}.{name}", f"difference of {words}", values, form=form, unit=unit, group="differences")
-            )
-    return out
+    names = [(view, "symmetry") for view in ("raw", "folded")]
+    if has_data(first) and has_data(second):
+        names += [("on_data", name) for name in ("symmetry", "symmetric", "skew", "popularity", "position")]
+    facts: dict[str, Any] = {"unit": "second minus first", "group": "differences"}
+    return [
+        measure(
+            f"{view}.{name}",
+            f"difference of {view.replace('_', ' ')} {name}",
+            [_shift(pair, view, name) for pair in pairs],
+            form="signed" if name == "symmetry" else "percent",
+            **facts,
+        )
+        for view, name in names
+    ]
 
 
 def _detail(pair: tuple[Any, Any], first: Look, second: Look) -> dict[str, Any]:
     """The bars of a head in both models, and its label in both."""
     blocks = []
     for head, look in zip(pair, (first, second), strict=True):
-        names = [one["name"] for one in side_of(look)["series"]]
-        tones = [one["tone"] for one in side_of(look)["series"]]
-        data = head["on_data"]
+        names, data, share = part_names(look), head["on_data"], (1 + head["raw"]["symmetry"]) / 2
         if data:
-            rows = [[data.get(name), *(data.get("intervals", {}).get(name) or [None, None])] for name in names]
+            ends = data.get("intervals", {})
+            rows = [[data.get(name), *(ends.get(name) or [None, None])] for name in names]
         else:
-            share = (1 + head["raw"]["symmetry"]) / 2
-            rows = [[share], [1 - share]] if not has_data(look) else []
-        blocks.append({"names": names, "tones": tones, "rows": rows})
+            rows = [] if has_data(look) else [[share], [1 - share]]
+        blocks.append({"names": list(names), "tones": tones(names), "rows": rows})
     labels = [f"{look.model['name']}: {head['label']}" for head, look in zip(pair, (first, second), strict=True)]
     shown = [head["raw"]["symmetry"] for head in pair]
     return {"sentences": [f"{'; '.join(labels)}; raw symmetry {shown[0]:+z.2f} → {shown[1]:+z.2f}."], "blocks": blocks}

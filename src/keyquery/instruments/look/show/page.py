@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from keyquery.checkpoints.labels import family_of
 from keyquery.forms.parts import PARTS
+from keyquery.instruments.ablation.show import cost_measures
 from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show import triangle
-from keyquery.instruments.look.show.heads import MANY, OUTERMOST, charts, item
-from keyquery.instruments.look.show.measures import (
-    VIEWS,
-    costs_of,
-    frame_of,
-    label_tone,
-    labelled,
-    part_names,
-    part_tones,
-)
+from keyquery.instruments.look.show.heads import MANY, OUTERMOST, VIEWS, charts, costs_of, item, tones
 from keyquery.instruments.look.show.shares import (
+    BARS,
     CHANGES,
-    OF_DATA,
-    OF_WEIGHTS,
+    bar_shares,
     crossed,
     has_data,
+    labelled,
     mean_shares,
+    of_shares,
+    part_names,
     sample_of,
-    window,
     with_bars,
 )
-from keyquery.instruments.roles.show import role_name, rule
-from keyquery.pages.components import column, key_of, versioned
+from keyquery.instruments.roles.show import role_measures, role_name, rule
+from keyquery.pages.components import column, heads_frame, key_of, measure, versioned
 from keyquery.pages.document import document
 from keyquery.reading import short
 from keyquery.support.printable import counted
@@ -40,26 +34,26 @@ from keyquery.support.printable import counted
 TOKENS, DIRECTIONS = 24, 4  # sample tokens and directions per head that a look measures for its page
 # Bytes for the score maps: per head, at least (all tokens of 144 causal heads), and at most (1,024 heads below 5 MB).
 MAPS_A_HEAD, LEAST_MAPS, MOST_MAPS = 2600, 374_000, 1_100_000
+SIGNED = ("symmetry", "column_directionality")  # from −1 to 1
 
 
 def page(reading: Look) -> str:
     """The page of a look."""
     pictures = [triangle.inline(reading, named=False)]
-    tab = tab_of(reading, 0)
     name = str(reading.model["name"])
-    return document(name, "attention heads", [tab], notes=[], figures=pictures, style=triangle.STYLE)
+    return document(name, "attention heads", [tab_of(reading, 0)], notes=[], figures=pictures, style=triangle.STYLE)
 
 
 def tab_of(look: Look, picture: int) -> dict[str, Any]:
     """Everything that a page says of one look; its triangle is the page's picture of that number."""
     tokens = list((look.sample or {}).get("tokens", []))
     kept = _kept(look, len(tokens))
-    frame = frame_of(look)
+    frame = _frame(look)
     keys = [one["key"] for one in frame["measures"]]
     quick = [key for key in ("cost", "parts", "role", *(f"{view}.symmetry" for view in VIEWS)) if key in keys]
     blocks: list[dict[str, Any]] = [
-        summary_of(look),
-        {"type": "map", "place": "seven", "quick": quick, "side": side_of(look)},
+        _summary(look),
+        {"type": "map", "place": "seven", "quick": quick, "side": _side(look)},
         {"type": "triangle", "place": "five", "picture": picture},
         {
             "type": "detail",
@@ -69,13 +63,13 @@ def tab_of(look: Look, picture: int) -> dict[str, Any]:
         },
         {"type": "items", "columns": [column("label", [labelled(head) for head in look.heads])]},
     ]
-    state = {"at": key_of(opened(look)), "map": quick[0], "view": "raw"}
+    state = {"at": key_of(_opened(look)), "map": quick[0], "view": "raw"}
     rows = {str(layer["layer"]): _layer(layer, look) for layer in look.layers}
     texts = {"name": str(look.model["name"]), "facts": _facts(look), "notes": _notes(look, len(tokens), kept)}
     return {**texts, "frame": frame, "state": state, "rows": rows, "blocks": blocks, "tokens": tokens[:kept]}
 
 
-def opened(look: Look) -> Mapping[str, Any]:
+def _opened(look: Look) -> Mapping[str, Any]:
     """The head that a page opens on: the costliest, else that in which the contents of tokens matter most."""
 
     def weight(head: Mapping[str, Any]) -> tuple[float, float]:
@@ -86,24 +80,72 @@ def opened(look: Look) -> Mapping[str, Any]:
     return max(look.heads, key=weight)
 
 
-def summary_of(look: Look) -> dict[str, Any]:
+# Measures, for the map and the table
+
+
+def _frame(look: Look) -> dict[str, Any]:
+    """Layers by heads with all measures of a look, costs first."""
+    measures = [*cost_measures([costs_of(head) for head in look.heads]), _parts(look)]
+    if any("roles" in head for head in look.heads):
+        measures += role_measures([head.get("roles") or {} for head in look.heads])
+    measures += [*_views(look), *_corpus(look)]
+    frame = heads_frame(look.heads, measures, look.model.get("labels") or [])
+    return {**frame, "notes": [labelled(head) for head in look.heads]}
+
+
+def _parts(look: Look) -> dict[str, Any]:
+    names = part_names(look)
+    shares = [bar_shares(head)[: len(names)] if head["on_data"] or not has_data(look) else None for head in look.heads]
+    facts = {"parts": list(names), "tones": tones(names), "unit": of_shares(look)}
+    return measure("parts", "parts", shares, digits=3, **facts)
+
+
+def _views(look: Look) -> Iterator[dict[str, Any]]:
+    """The scalar metrics of every view."""
+    for view, name in VIEWS.items():
+        rows = [head[view] or {} for head in look.heads]
+        metrics = dict.fromkeys(key for row in rows for key, value in row.items() if isinstance(value, (int, float)))
+        for metric in metrics:
+            facts: dict[str, Any] = {"group": name, "unit": Look.units.get(metric)}
+            ends = [row.get("intervals", {}).get(metric) or [None, None] for row in rows]
+            if any(low is not None for low, _ in ends):
+                facts |= {"low": [low for low, _ in ends], "high": [high for _, high in ends]}
+            if metric.startswith(SIGNED):
+                facts |= {"form": "signed", "least": -1, "most": 1}
+            if metric == "symmetry":
+                facts |= {"ends": ["skew", "symmetric"], "short": f"symmetry {name}"}
+            if metric in (*BARS, "interaction", "sink"):
+                facts |= {"form": "percent"}
+            values = [row.get(metric) for row in rows]
+            yield measure(f"{view}.{metric}", f"{name} {metric.replace('_', ' ')}", values, **facts)
+
+
+def _corpus(look: Look) -> Iterator[dict[str, Any]]:
+    rows = [head.get("corpus") or {} for head in look.heads]
+    for name in dict.fromkeys(name for row in rows for name in row):
+        facts: dict[str, Any] = {"digits": 3, "group": "compared with the corpus"}
+        yield measure(f"corpus.{name}", f"corpus {name.replace('_', ' ')}", [row.get(name) for row in rows], **facts)
+
+
+# Sentences
+
+
+def _summary(look: Look) -> dict[str, Any]:
     """The point of a look in sentences, and its labels."""
-    shares = mean_shares(with_bars(look))
-    listed = ", ".join(
-        f"{part} {share:.0%}" for part, share in zip(part_names(look), shares, strict=False) if share >= 0.005
-    )
+    shares = zip(part_names(look), mean_shares(with_bars(look)), strict=False)
+    listed = ", ".join(f"{part} {share:.0%}" for part, share in shares if share >= 0.005)
     of = "score variance on data" if has_data(look) else "‖M‖² of the weights"
-    sentences = [f"Shares of {of}, mean over heads: {listed}."]
-    if costs := _costliest(look):
-        sentences.insert(0, costs)
     evidence = {"measured": "by measured costs", "estimated": "by estimated costs", "weights": "from the weights only"}
     known = dict.fromkeys(evidence[head["evidence"]] for head in look.heads if head.get("evidence") in evidence)
-    tags = [{"value": count, "name": label, "tone": label_tone(label)} for label, count in look.summary.items()]
-    note = f"labels of {counted(len(look.heads), 'head')}, {'; '.join(known)}"
-    return {"type": "summary", "sentences": sentences, "tags": tags, "note": note}
+    return {
+        "type": "summary",
+        "sentences": [*_costliest(look), f"Shares of {of}, mean over heads: {listed}."],
+        "tags": [{"value": count, "name": label, "tone": tones([label])[0]} for label, count in look.summary.items()],
+        "note": f"labels of {counted(len(look.heads), 'head')}, {'; '.join(known)}",
+    }
 
 
-def _costliest(look: Look, count: int = 3) -> str:
+def _costliest(look: Look, count: int = 3) -> list[str]:
     """The heads that cost most to lose, with what they do and need."""
     rows = [(max(cost[0] for cost in costs.values()), head) for head in look.heads if (costs := costs_of(head))]
     described = []
@@ -112,59 +154,7 @@ def _costliest(look: Look, count: int = 3) -> str:
         doing = f", {role_name(role)}" if role else ""
         needs = head["reason"] if head.get("needs") else f"{cost:+.2g} nats per token"
         described.append(f"{key_of(head)}{doing}: {needs}")
-    return f"Costliest heads: {'; '.join(described)}." if described else ""
-
-
-def side_of(look: Look) -> dict[str, Any]:
-    """The mean shares of every layer, as bars beside the map."""
-    names, tones = part_names(look), part_tones(look)
-    by_layer = []
-    for layer in sorted({head["layer"] for head in look.heads}):
-        heads = [head for head in with_bars(look) if head["layer"] == layer]
-        by_layer.append(mean_shares(heads) if heads else [0.0] * len(names))
-    series = [
-        {"name": name, "tone": tone, "values": short([shares[i] if i < len(shares) else 0.0 for shares in by_layer], 3)}
-        for i, (name, tone) in enumerate(zip(names, tones, strict=True))
-    ]
-    return {"name": "mean per layer", "stacked": True, "series": series}
-
-
-# The selected layer
-
-
-def _layer(layer: Mapping[str, Any], look: Look) -> dict[str, Any]:
-    about = [str(layer["name"]), *(["causal"] if layer.get("causal") else []), *layer.get("notes", [])]
-    raw = {name: value for name, value in layer["raw"].items() if isinstance(value, (int, float))}
-    metrics = [
-        column("metric", [name.replace("_", " ") for name in raw]),
-        column("raw", list(raw.values()), form="signed"),
-    ]
-    note = "the summed QK matrix of the layer, M = Σ M_h, raw"
-    together = {"type": "table", "size": "third", "title": "All heads together", "note": note, "columns": metrics}
-    heads = {
-        "type": "members",
-        "size": "rest",
-        "title": "Heads",
-        "note": _of(look),
-        "measures": ["parts", "raw.symmetry"],
-    }
-    return {"about": " · ".join(about), "blocks": [together, heads]}
-
-
-def _of(look: Look) -> str:
-    return f"{OF_DATA}, {window(look)}" if has_data(look) else OF_WEIGHTS
-
-
-def _kept(look: Look, tokens: int) -> int:
-    """The number of sample tokens that fit: small maps of all heads are preferred to large maps of a few."""
-    heads = sum("scores" in head for head in look.heads)
-    if not heads:
-        return 0
-    space = min(max(MAPS_A_HEAD * heads, LEAST_MAPS), MOST_MAPS) / heads
-    numbers = int(space / (4 / 3 * (1 + len(PARTS))))  # per map: one byte per number, 4/3 characters per byte
-    causal = all(row.get("causal") for row in look.layers)
-    fit = (math.isqrt(8 * numbers + 1) - 1) // 2 if causal else math.isqrt(numbers)
-    return min(tokens, max(fit, 4))
+    return [f"Costliest heads: {'; '.join(described)}."] if described else []
 
 
 def _facts(look: Look) -> str:
@@ -179,30 +169,76 @@ def _facts(look: Look) -> str:
 
 def _notes(look: Look, tokens: int, kept: int) -> list[str]:
     """Notes on what the page omits, and how to get it."""
-    count, missing = len(look.heads), "not in this page"
+    count, on_data, missing = len(look.heads), has_data(look), "not in this page"
     cross = sum(head["kind"] == "cross" for head in look.heads)
     longest = max(len(head["raw"]["eigenvalues"]) for head in look.heads)
-    notes = {
-        f"Shares on data are {missing}: keyquery look MODEL --text FILE --html page.html": not has_data(look),
-        f"Attention maps are {missing}: they need a model that takes token ids, and --text FILE.": not kept,
-        f"With {count:,} heads, only the first {kept} of {tokens} tokens are included; the JSON has all.": 0
-        < kept
-        < tokens,
-        f"Token directions are {missing}: use --directions 4; the checkpoint must contain embeddings.": all(
-            "objects" not in head for head in look.heads
+    cut = count > MANY and longest > OUTERMOST
+    described = any("objects" in head for head in look.heads)
+    notes = [
+        (not on_data, f"Shares on data are {missing}: keyquery look MODEL --text FILE --html page.html"),
+        (not kept, f"Attention maps are {missing}: they need a model that takes token ids, and --text FILE."),
+        (
+            0 < kept < tokens,
+            f"With {count:,} heads, only the first {kept} of {tokens} tokens are included; the JSON has all.",
         ),
-        f"With {count:,} heads, spectra are cut to their {OUTERMOST} outermost values; the JSON has all.": (
-            count > MANY and longest > OUTERMOST
+        (
+            not described,
+            f"Token directions are {missing}: use --directions 4; the checkpoint must contain embeddings.",
         ),
-        f"{cross} cross-attention heads have no shares on data; their bars are omitted.": cross > 0
-        and has_data(look)
-        and not crossed(look),
-        f"{cross} cross-attention heads have a pairwise part instead of symmetric and skew, since contents of two "
-        "sequences cannot be swapped; the triangle leaves them out.": crossed(look),
-    }
+        (cut, f"With {count:,} heads, spectra are cut to their {OUTERMOST} outermost values; the JSON has all."),
+        (
+            cross > 0 and on_data and not crossed(look),
+            f"{cross} cross-attention heads have no shares on data; their bars are omitted.",
+        ),
+        (
+            crossed(look),
+            f"{cross} cross-attention heads have a pairwise part instead of symmetric and skew, since contents of two "
+            "sequences cannot be swapped; the triangle leaves them out.",
+        ),
+    ]
+    sentences = [note for holds, note in notes if holds]
     roles = look.provenance.get("roles") or {}
-    notes |= {f"{note[:1].upper()}{note[1:]}.": True for note in roles.get("notes", [])}
-    notes |= dict.fromkeys(rule(roles), True) if roles else {}
+    sentences += [*roles.get("notes", []), *(rule(roles) if roles else [])]
     few = (look.provenance.get("data") or {}).get("note")
-    notes |= {f"{few}.": True} if few else {}
-    return versioned([note for note, holds in notes.items() if holds], look.provenance)
+    return versioned([*sentences, *([f"{few}."] if few else [])], look.provenance)
+
+
+# Layers
+
+
+def _side(look: Look) -> dict[str, Any]:
+    """The mean shares of every layer, as bars beside the map."""
+    names = part_names(look)
+    layers = sorted({head["layer"] for head in look.heads})
+    in_layers = [[head for head in with_bars(look) if head["layer"] == layer] for layer in layers]
+    shares = [[*(mean_shares(heads) if heads else []), *[0.0] * len(names)] for heads in in_layers]
+    series = [
+        {"name": name, "tone": tone, "values": short([of_layer[i] for of_layer in shares], 3)}
+        for i, (name, tone) in enumerate(zip(names, tones(names), strict=True))
+    ]
+    return {"name": "mean per layer", "stacked": True, "series": series}
+
+
+def _layer(layer: Mapping[str, Any], look: Look) -> dict[str, Any]:
+    """The selected layer."""
+    about = [str(layer["name"]), *(["causal"] if layer.get("causal") else []), *layer.get("notes", [])]
+    raw = {name: value for name, value in layer["raw"].items() if isinstance(value, (int, float))}
+    names = column("metric", [name.replace("_", " ") for name in raw])
+    together = {"type": "table", "size": "third", "title": "All heads together"}
+    together["note"] = "the summed QK matrix of the layer, M = Σ M_h, raw"
+    heads: dict[str, Any] = {"type": "members", "size": "rest", "title": "Heads", "note": of_shares(look)}
+    heads["measures"] = ["parts", "raw.symmetry"]
+    blocks = [{**together, "columns": [names, column("raw", list(raw.values()), form="signed")]}, heads]
+    return {"about": " · ".join(about), "blocks": blocks}
+
+
+def _kept(look: Look, tokens: int) -> int:
+    """The number of sample tokens that fit: small maps of all heads are preferred to large maps of a few."""
+    heads = sum("scores" in head for head in look.heads)
+    if not heads:
+        return 0
+    space = min(max(MAPS_A_HEAD * heads, LEAST_MAPS), MOST_MAPS) / heads
+    numbers = int(space / (4 / 3 * (1 + len(PARTS))))  # per map: one byte per number, 4/3 characters per byte
+    causal = all(row.get("causal") for row in look.layers)
+    fit = (math.isqrt(8 * numbers + 1) - 1) // 2 if causal else math.isqrt(numbers)
+    return min(tokens, max(fit, 4))

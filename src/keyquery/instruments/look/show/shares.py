@@ -1,4 +1,4 @@
-"""Shared by all displays of a look: the parts of a bar, what they are shares of, and the window length."""
+"""Shared by all displays of a look: the parts of a bar, what they are shares of, labels, and the window length."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def crossed(look: Look) -> bool:
     return any("pairwise" in (head["on_data"] or {}) for head in look.heads)
 
 
+def part_names(look: Look) -> tuple[str, ...]:
+    """The parts of a bar: without data, those of the weights; cross-attention has a pairwise part."""
+    return (BARS if crossed(look) else PARTS) if has_data(look) else PARTS[:2]
+
+
 def with_bars(look: Look) -> list[dict[str, Any]]:
     """The heads whose bars are comparable: for a look on data, those measured on data."""
     return [head for head in look.heads if head["on_data"]] if has_data(look) else look.heads
@@ -55,9 +60,20 @@ def mean_shares(heads: Sequence[Mapping[str, Any]]) -> list[float]:
 
 def leading(data: Mapping[str, Any]) -> tuple[str, float, float | None]:
     """The largest part of a head on data, its share, and the half-width of its interval, if there is one."""
-    part = max((part for part in BARS if part in data), key=lambda part: data[part])
+    part = max((part for part in BARS if part in data), key=data.__getitem__)
     ends = data.get("intervals", {}).get(part)
     return part, data[part], None if ends is None else (ends[1] - ends[0]) / 2
+
+
+def labelled(head: Mapping[str, Any]) -> str:
+    """A label with the mark of its evidence."""
+    return f"{head['label']}{EVIDENCE.get(head.get('evidence', ''), '')}"
+
+
+def costliest(costs: Mapping[str, Sequence[float]]) -> tuple[str, float] | None:
+    """The part whose absence costs most, and its cost; None where no part was left out."""
+    without = {name: cost[0] for name, cost in costs_without(costs).items() if name in PARTS}
+    return max(without.items(), key=itemgetter(1)) if without else None
 
 
 def window(look: Look) -> str | None:
@@ -66,9 +82,13 @@ def window(look: Look) -> str | None:
     if not data:
         return None
     length, longest = data["length"], data.get("longest", data["length"])
-    text = f"{longest if length >= CLOSE * longest else length}-token windows"
-    text += f", {data['sequences']:,} sequences" if "sequences" in data else ""
-    return text + (", independent pairs" if data.get("pairs") == "independent" else "")
+    sequences = f", {data['sequences']:,} sequences" if "sequences" in data else ""
+    return f"{longest if length >= CLOSE * longest else length}-token windows{sequences}"
+
+
+def of_shares(look: Look) -> str:
+    """What the bars of a look are shares of, and the window."""
+    return f"{OF_DATA}, {window(look)}" if has_data(look) else OF_WEIGHTS
 
 
 def sample_of(look: Look) -> str:
@@ -76,14 +96,3 @@ def sample_of(look: Look) -> str:
     data = look.provenance["data"]
     rest = " for the shares, the others for the means" if data.get("means") == "by position" else ""
     return f"{data['from']}: {window(look)}, {data['tokens']:,} tokens{rest}"
-
-
-def changes_sign(head: Mapping[str, Any]) -> bool:
-    """Whether the sign of symmetry differs between the half and the full window."""
-    return "symmetry" in ((head["on_data"] or {}).get("changes_with_window") or [])
-
-
-def costliest(costs: Mapping[str, Sequence[float]]) -> tuple[str, float] | None:
-    """The part whose absence costs most, and its cost; None where no part was left out."""
-    without = {name: cost[0] for name, cost in costs_without(costs).items() if name in PARTS}
-    return max(without.items(), key=itemgetter(1)) if without else None

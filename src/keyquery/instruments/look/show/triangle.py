@@ -1,4 +1,4 @@
-"""The triangle as SVG: one bubble per head, between symmetric, skew and popularity."""
+"""Figures of looks: the triangle, one bubble per head between symmetric, skew and popularity, and maps of symmetry."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 
 from keyquery.checkpoints.labels import name_of
 from keyquery.forms.parts import PARTS
+from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show.shares import has_data, window
 from keyquery.pages.colours import DARK, LIGHT, PLAIN, depth_colour
+from keyquery.support.extras import optional
 
 SIDE, LEFT, TOP, WIDTH, HEIGHT = 360.0, 40.0, 96.0, 440.0, 530.0  # of one panel, in user units
 TALL = SIDE * math.sqrt(3) / 2
@@ -66,6 +68,14 @@ def barycentric(symmetric: float, skew: float, popularity: float) -> tuple[float
     total = sum(shares)
     _, a, p = (share / total for share in shares) if total > 0 else (1 / 3,) * 3
     return a + p / 2, math.sqrt(3) / 2 * p
+
+
+# Lines of equal shares of a quarter, a half and three quarters.
+GRID = [
+    [barycentric(*(end[-i:] + end[:-i])) for end in ([share, 1 - share, 0.0], [share, 0.0, 1 - share])]
+    for share in (0.25, 0.5, 0.75)
+    for i in range(3)
+]
 
 
 def filled(data: Mapping[str, float]) -> float:
@@ -126,15 +136,18 @@ def dots(look: Look) -> list[Dot]:
     return placed
 
 
-def svg(*looks: Look, joined: bool = False) -> str:
-    """The triangles of looks side by side, or of two checkpoints of one model in one, joined by arrows."""
-    if joined:
-        panels, width = [_joined(*looks)], WIDTH
-    else:
-        panels, width = [panel(look) for look in looks], WIDTH * len(looks)
-    body = "".join(f'<g transform="translate({i * WIDTH:.0f} 0)">{part}</g>\n' for i, part in enumerate(panels))
+def looks_of(reading: Look | Comparison) -> list[Look]:
+    """The looks in a look or a comparison."""
+    return list(reading.looks) if isinstance(reading, Comparison) else [reading]
+
+
+def svg(reading: Look | Comparison) -> str:
+    """The triangles of looks side by side."""
+    looks = looks_of(reading)
+    panels = enumerate(map(panel, looks))
+    body = "".join(f'<g transform="translate({i * WIDTH:.0f} 0)">{part}</g>\n' for i, part in panels)
     style = f"<style>:root {{ color-scheme: light dark }}{STYLE}</style>"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {_size(looks, width)}>\n{style}\n{body}</svg>\n'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {_size(looks, WIDTH * len(looks))}>\n{style}\n{body}</svg>\n'
 
 
 def inline(look: Look, named: bool = True) -> str:
@@ -148,25 +161,7 @@ def panel(look: Look, named: bool = True, titled: bool = True) -> str:
     radius = BUBBLE if len(placed) <= MANY else SMALL
     regions = [_region(dot, radius) for dot in placed]
     bubbles = [_bubble(dot, radius, titled) for dot in placed]
-    return "".join([_heading(look, named=named), _frame(look), *regions, *bubbles, _legend(look, placed)])
-
-
-def check_joined(looks: Sequence[Look]) -> None:
-    """Refuse looks that cannot be joined by arrows: there must be two, with the same heads in the same view."""
-    if len(looks) != 2:
-        raise ValueError(f"arrows join two looks, got {len(looks)}")
-    first, second = ({(dot.layer, dot.head) for dot in dots(look)} for look in looks)
-    if first != second or has_data(looks[0]) != has_data(looks[1]):
-        raise ValueError("arrows need the same heads in both looks: these differ in heads, or only one has data")
-
-
-def _joined(*looks: Look) -> str:
-    check_joined(looks)
-    before, after = (dots(look) for look in looks)
-    ends = {(dot.layer, dot.head): dot for dot in after}
-    arrows = "".join(_arrow(dot, ends[dot.layer, dot.head]) for dot in before)
-    heading = _heading(looks[1], f"from {looks[0].model['name']}")
-    return heading + _frame(looks[1]) + arrows + _legend(looks[1], after, joined=True)
+    return "".join([_heading(look, named), _frame(look), *regions, *bubbles, _legend(look, placed)])
 
 
 def _size(looks: Sequence[Look], width: float, top: float = 0) -> str:
@@ -200,11 +195,10 @@ def about(look: Look) -> str:
     return f"{heads}; {short_name(str(data['from']), 20)}: {window(look)}" if data else f"{heads}; weights only"
 
 
-def _heading(look: Look, note: str = "", named: bool = True) -> str:
+def _heading(look: Look, named: bool) -> str:
     middle = LEFT + SIDE / 2
-    line = ", ".join(part for part in (note, about(look)) if part)
     title = _text(middle, 24, short_name(str(look.model["name"]), 43), "title") if named else ""
-    return title + _text(middle, 44, line, "note")
+    return title + _text(middle, 44, about(look), "note")
 
 
 def _frame(look: Look) -> str:
@@ -221,11 +215,9 @@ def _frame(look: Look) -> str:
         line = f'<path class="frame" d="M{left[0]:.1f} {left[1]:.1f}H{right[0]:.1f}"/>'
         up = f'<path class="grid" d="M{middle:.1f} {TOP:.1f}V{below:.1f}"/>'
         return up + line + "".join(parts) + _text(middle, TOP - 24, HINT, "note")
-    for share in (0.25, 0.5, 0.75):
-        for i in range(3):
-            ends = ([share, 1 - share, 0.0], [share, 0.0, 1 - share])
-            (x1, y1), (x2, y2) = (_at(*barycentric(*(end[-i:] + end[:-i]))) for end in ends)
-            parts.insert(0, f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>')
+    for ends in GRID:
+        (x1, y1), (x2, y2) = (_at(*end) for end in ends)
+        parts.insert(0, f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>')
     parts.append(_text(top[0], top[1] - 26, "popularity", "corner popularity"))
     parts.append(_text(top[0], top[1] - 10, PLAIN["popularity"], "note"))
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in (left, right, top))
@@ -252,33 +244,16 @@ def _region(dot: Dot, radius: float) -> str:
     return f'<path class="region" d="M{path}Z" fill="{colour}" stroke="{colour}"/>'
 
 
-def _arrow(start: Dot, end: Dot) -> str:
-    """An arrow between two dots; the fainter, the less of the head the triangle shows."""
-    (x1, y1), (x2, y2) = _at(start.x, start.y), _at(end.x, end.y)
-    colour, long = depth_colour(end.depth), math.hypot(x2 - x1, y2 - y1)
-    dx, dy = ((x2 - x1) / long, (y2 - y1) / long) if long > 0 else (0.0, 0.0)
-    bx, by = x2 - 7 * dx, y2 - 7 * dy
-    head = f"M{x2:.1f} {y2:.1f}L{bx - 3.2 * dy:.1f} {by + 3.2 * dx:.1f}L{bx + 3.2 * dy:.1f} {by - 3.2 * dx:.1f}Z"
-    line = f'<path d="M{x1:.1f} {y1:.1f}L{bx:.1f} {by:.1f}" stroke="{colour}" stroke-width="1.6" fill="none"/>'
-    tail = f'<circle cx="{x1:.1f}" cy="{y1:.1f}" r="2" fill="{colour}"/>'
-    faint = f'opacity="{strength(end):.2f}"'
-    return (
-        f'<g class="arrow" {faint}>{line}{tail}<path d="{head}" fill="{colour}"/><title>{escape(end.title)}</title></g>'
-    )
-
-
 def strength(dot: Dot) -> float:
     """Opacity of a head: the less of it the triangle shows, the fainter."""
     return 0.35 + 0.65 * dot.filled
 
 
-def _legend(look: Look, placed: Sequence[Dot], joined: bool = False) -> str:
+def _legend(look: Look, placed: Sequence[Dot]) -> str:
     """Legend of filled and open bubbles, a colour bar of depth with one step per layer, and a note on ellipses."""
     y = HEIGHT - 46
     parts = []
-    if has_data(look) and joined:
-        parts = [_text(LEFT + SIDE / 2, y, "pale: mostly position and query_only", "note")]
-    elif has_data(look):
+    if has_data(look):
         sample = f'<circle class="note" cx="{LEFT - 12}" cy="{y - 4.5}" r="{BUBBLE * math.sqrt(0.4):.1f}"/>'
         rim = f'<circle fill="none" stroke="#8b949e" cx="{LEFT - 12}" cy="{y - 4.5}" r="{BUBBLE}"/>'
         parts = [sample, rim, _text(LEFT + 2, y, LEGEND, "note", "start")]
@@ -290,7 +265,92 @@ def _legend(look: Look, placed: Sequence[Dot], joined: bool = False) -> str:
         parts.append(f'<rect x="{x:.2f}" y="{y - 10}" width="{step + 0.3:.2f}" height="11" fill="{colour}"/>')
     parts += [_text(LEFT + 136, y, str(numbers[-1]), "note", "start"), "</g>"]
     missing = len(look.heads) - len(placed)
-    regions = not joined and any(dot.region for dot in placed)
+    regions = any(dot.region for dot in placed)
     note = f"{missing} cross-attention heads omitted" if missing else "ellipses: 95 % regions" if regions else ""
     kind = "note" if missing else "note of-regions"
     return "".join([*parts, *([_text(LEFT + SIDE + 20, y, note, kind, "end")] if note else [])])
+
+
+# In matplotlib
+
+
+def default_figure(reading: Look | Comparison, pyplot: Any) -> Any:
+    """The triangle if there is data, else the map of symmetry."""
+    draw = triangle_figure if any(map(has_data, looks_of(reading))) else symmetry_map
+    return draw(reading, pyplot)
+
+
+def triangle_figure(reading: Look | Comparison, pyplot: Any) -> Any:
+    """A triangle per model in matplotlib."""
+    looks = looks_of(reading)
+    size = (3.3 * len(looks), 3.3)
+    figure, axes = pyplot.subplots(1, len(looks), figsize=size, layout="constrained", squeeze=False)
+    for axis, look in zip(axes[0], looks, strict=True):
+        _draw_frame(axis, look)
+        axis.set_title(look.model["name"], pad=24)
+        axis.text(0.5, 1.045, about(look), transform=axis.transAxes, ha="center", color="#59636e", size=6.5)
+        _draw_dots(axis, look)
+    colours = optional("matplotlib.colors", "plot").ListedColormap([depth_colour(i / 32) for i in range(33)])
+    shown = pyplot.cm.ScalarMappable(pyplot.Normalize(0, 1), colours)
+    bar = figure.colorbar(shown, ax=axes, shrink=0.4, aspect=28, location="bottom", ticks=[0, 1])
+    bar.ax.set_xticklabels(["first layer", "last layer"])
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _draw_frame(axis: Any, look: Look) -> None:
+    tall = math.sqrt(3) / 2
+    axis.set(xlim=(-0.08, 1.08), ylim=(-0.13, tall + 0.06), aspect="equal")
+    axis.axis("off")
+    names = {"symmetric": (-0.06, -0.03, "left"), "skew": (1.06, -0.03, "right")}
+    for part, (x, y, side) in names.items():
+        axis.text(x, y, part, color=LIGHT[part], weight="bold", ha=side, va="top")
+        axis.text(x, y - 0.055, PLAIN[part], color="#59636e", ha=side, va="top")
+    if not has_data(look):
+        axis.plot([0, 1], [0, 0], color="#8b949e", lw=0.8)
+        axis.text(0.5, tall + 0.02, HINT, color="#59636e", ha="center", size=6.5)
+        return
+    for ends in GRID:
+        axis.plot(*zip(*ends, strict=True), color="#d8dee4", lw=0.5, zorder=0)
+    axis.plot([0, 1, 0.5, 0], [0, 0, tall, 0], color="#8b949e", lw=0.8, zorder=1)
+    top = CORNERS[2]
+    axis.text(0.5, tall + 0.02, f"{top}: {PLAIN[top]}", color=LIGHT[top], weight="bold", ha="center")
+
+
+def _draw_dots(axis: Any, look: Look) -> None:
+    """A bubble per head, filled by the share of its variance that the triangle shows, and its 95 % region."""
+    bubbles = dots(look)
+    xs, ys = [dot.x for dot in bubbles], [dot.y for dot in bubbles]
+    colours = [depth_colour(dot.depth) for dot in bubbles]
+    for dot in bubbles:
+        if dot.region:
+            axis.fill(*zip(*dot.region, strict=True), color=depth_colour(dot.depth), alpha=0.13, lw=0.3, zorder=2)
+    axis.scatter(xs, ys, s=[40 * dot.filled for dot in bubbles], c=colours, linewidths=0, zorder=3)
+    rims = [f"{depth_colour(dot.depth)}{round(255 * strength(dot)):02x}" for dot in bubbles]
+    axis.scatter(xs, ys, s=40, facecolors="none", edgecolors=rims, linewidths=0.6, zorder=3)
+    if has_data(look):
+        axis.text(0.5, -0.03, LEGEND.replace("; ", "\n"), color="#59636e", ha="center", va="top", size=6.5)
+
+
+def symmetry_map(reading: Look | Comparison, pyplot: Any) -> Any:
+    """Symmetry of the weights (raw), layers by heads."""
+    looks = looks_of(reading)
+    shapes = [[1 + max(head[way] for head in look.heads) for way in ("layer", "head")] for look in looks]
+    width, height = sum(1.1 + 0.25 * s[1] for s in shapes), 1.0 + 0.25 * max(s[0] for s in shapes)
+    steps = [LIGHT["skew"], "#f2f4f6", LIGHT["symmetric"]]
+    colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list("parts", steps)
+    figure, axes = pyplot.subplots(1, len(looks), figsize=(width + 0.8, height), layout="constrained", squeeze=False)
+    for axis, look, (rows, columns) in zip(axes[0], looks, shapes, strict=True):
+        grid = [[float("nan")] * columns for _ in range(rows)]
+        for head in look.heads:
+            grid[head["layer"]][head["head"]] = head["raw"]["symmetry"]
+        image = axis.imshow(grid, vmin=-1, vmax=1, cmap=colours)
+        axis.set(xlabel="head", ylabel="layer", title=look.model["name"])
+        axis.locator_params(integer=True, nbins=12)
+    bar = figure.colorbar(image, ax=axes, ticks=[-1, 0, 1])
+    bar.ax.set_yticklabels(["skew (−1)", "random (0)", "symmetric (1)"])
+    bar.set_label("symmetry of the weights, raw")
+    return figure
+
+
+FIGURES = {"auto": default_figure, "triangle": triangle_figure, "map": symmetry_map}
