@@ -107,8 +107,8 @@ def row_heads(network: TableNetwork, rows: Rows) -> list[dict[str, Any]]:
     captured: list[tuple[Tensor, Tensor]] = []
 
     def capture(layer: Any, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-        memory = options.get("memory")  # published keys come from other vectors than queries
-        captured.append((layer.queries(inputs[0]), (layer.memory(inputs[0]) if memory is None else memory).key))
+        source = options.get("source", inputs[0])  # published keys come from other vectors than queries
+        captured.append((layer.queries(inputs[0]), layer.memory(source).key))
 
     hooks = [layer.register_forward_pre_hook(capture, with_kwargs=True) for layer in between]
     network(*rows.within())

@@ -104,24 +104,6 @@ def test_one_row_and_one_class():
         kq.NPTClassifier(**SMALL).fit(X, np.zeros(12, dtype=int))
 
 
-def test_columns_that_are_constant_or_empty_do_no_harm():
-    given = frame(same=7.0, none=np.nan, nothing=pd.Categorical([None] * 12), word="a")
-    model = kq.NPTClassifier(**SMALL).fit(given, Y)
-    assert np.isfinite(model.predict_proba(given)).all()
-    assert [field.scale for field in model.fields_[1:3]] == [1.0, 1.0]
-    row = given[:1].assign(same=[8.0])
-    assert np.isfinite(model.predict_proba(row)).all()
-
-
-def test_a_class_that_a_fold_lacks_is_an_error_of_its_rows_alone():
-    X, y = np.random.default_rng(0).normal(size=(30, 2)), np.repeat([0, 1, 2], 10)
-    model = kq.NPTClassifier(**SMALL).fit(X[:20], y[:20])
-    assert model.classes_.tolist() == [0, 1]
-    assert model.score(X[20:], y[20:]) == 0
-    single = kq.NPTClassifier(**SMALL).fit(X[:21], y[:21])  # one row of it is learned from, none held out
-    assert 20 in single.context_rows_
-
-
 def test_what_is_wrong_at_predict_leaves_the_fit_as_it_was():
     given = frame(colour=["red", "blue"] * 6)
     model = kq.NPTClassifier(**SMALL).fit(given, Y)
@@ -151,7 +133,6 @@ PARAMETERS = {
     "steps": (0, "steps must be at least 1, got 0"),
     "kernel": ("symetric", "kernel must be one of .*; did you mean 'symmetric'"),
     "row_attention": ("linear", "row_attention must be one of 'full', 'induced', 'none', got 'linear'"),
-    "context": (0, "context must be at least 1, got 0"),
     "device": ("tpu", "device must be 'auto', 'cpu', 'cuda'"),
 }
 
@@ -161,14 +142,6 @@ def test_parameters(name):
     value, message = PARAMETERS[name]
     with pytest.raises(ValueError, match=message):
         kq.NPTClassifier(**{**SMALL, name: value}).fit(X, Y)
-
-
-@pytest.mark.unchecked
-def test_context_and_semi_supervised_are_of_one_kind():
-    with pytest.raises(ValueError, match="context must be one of 'all', got 'some'"):
-        kq.NPTClassifier(**SMALL, context="some").fit(X, Y)
-    with pytest.raises(TypeError, match="semi_supervised must be True or False, got 1"):
-        kq.NPTClassifier(**SMALL, semi_supervised=1).fit(X, Y)
 
 
 def test_a_table_that_does_not_fit_is_an_error_with_advice():

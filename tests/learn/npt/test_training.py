@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import keyquery as kq
 from keyquery.learn.inputs.tables import Rows
 from keyquery.learn.npt.network import TableNetwork
-from keyquery.learn.npt.training import Plan, Samples, drawing, losses, spoil, stratified, table_loss
+from keyquery.learn.npt.training import Plan, Samples, drawing, losses, table_loss
 from keyquery.learn.training.optimisers import make_optimiser
 
 SMALL = {"embedding": 8, "depth": 2, "heads": 2, "device": "cpu", "random_state": 0}
@@ -30,13 +30,6 @@ def test_entries_are_hidden_or_spoilt_in_the_published_shares():
     assert (abs(drawn.mean()) < 0.1, abs(drawn.std() - 1) < 0.1) == (True, True)
     counts = torch.bincount(given.codes[:, 1][spoilt[:, 1]], minlength=4)
     assert (counts / counts.sum() - 0.25).abs().max() < 0.1
-
-
-def test_features_count_first_and_targets_last():
-    rows = Rows(torch.randn(30, 2), torch.zeros(30, 2, dtype=torch.long), torch.zeros(30, 2, dtype=torch.bool))
-    draw = drawing(Samples(rows, np.arange(30), np.arange(0), np.arange(0)), (0, 0), Plan(), 100, None)
-    trades = [draw(step, torch.Generator().manual_seed(step)).trade for step in (0, 50, 100)]
-    assert trades == pytest.approx([1.0, 0.5, 0.0])
 
 
 def test_the_loss_is_its_definition():
@@ -62,7 +55,10 @@ def test_the_loss_is_its_definition():
 def test_tall_tables_are_learned_by_parts():
     rows = Rows(torch.randn(90, 2), torch.zeros(90, 2, dtype=torch.long), torch.zeros(90, 2, dtype=torch.bool))
     samples = Samples(rows, np.arange(60), np.arange(60, 90), np.arange(60, 90))
-    batch = drawing(samples, (0, 0), Plan(), 10, 30)(0, torch.Generator().manual_seed(0))
+    draw = drawing(samples, (0, 0), Plan(), 100, 30)
+    trades = [draw(step, torch.Generator().manual_seed(step)).trade for step in (0, 50, 100)]
+    assert trades == pytest.approx([1.0, 0.5, 0.0])  # features count first, and targets last
+    batch = draw(0, torch.Generator().manual_seed(0))
     assert batch.asked.shape == (1, 30, 2)
     assert batch.rows.hidden[0, 20:, -1].all()  # a third of them, as in the table, without their targets
     assert not batch.asked[0, 20:, -1].any()
@@ -114,15 +110,3 @@ def test_where_all_targets_are_hidden_none_is_ever_seen():
     model = Hidden(**SMALL, steps=4).fit(X, X[:, 0])
     assert model.context_.hidden[:, -1].all()
     assert model.explain(X[:1], rows=1).rows[0]["target"] is None
-
-
-def test_nothing_is_spoilt_where_nothing_is_asked():
-    rows = Rows(torch.randn(5, 2), torch.randint(3, (5, 2)), torch.rand(5, 2) < 0.5)
-    found = spoil(rows, torch.zeros(5, 2, dtype=torch.bool), torch.tensor([0, 3]), 0.5, torch.Generator())
-    assert all(torch.equal(one, other) for one, other in zip(found, rows, strict=True))
-
-
-def test_samples_have_every_stratum():
-    strata = np.repeat([0, 1, 2], [80, 15, 5])
-    assert np.bincount(strata[stratified(strata, 20, seed=0)]).tolist() == [16, 3, 1]
-    assert stratified(np.arange(10.0), 10, seed=0).tolist() == list(range(10))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,14 +30,7 @@ TOKENS = 16_384  # rows of all members that are computed at a time
 CACHED = 2**28  # numbers of keys and values up to which they are kept: 1 GiB
 
 
-class Cached(NamedTuple):
-    """Keys and values of the context, per member, and what they were computed from."""
-
-    of: tuple[ContextNetwork, np.ndarray, torch.device]
-    memories: list[list[Memory]]
-
-
-CACHE: WeakKeyDictionary[InContextClassifier, Cached] = WeakKeyDictionary()  # outside: predict changes no estimator
+CACHE: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # outside, so that predict changes no estimator
 
 
 class InContextClassifier(Classifier, SavedEstimator):
@@ -259,19 +252,17 @@ class InContextClassifier(Classifier, SavedEstimator):
         return max(1, TOKENS // len(self.table_))
 
     def _contexts(self, question: Question, progress: Progress) -> Iterator[tuple[Question, list[Memory]]]:
-        """Groups of members, with the keys and values of their context, which are cached if they are small."""
-        pieces, cached = question.split(self._group()), CACHE.get(self)
-        now = (self.network_, self.table_, question.rows.device)
-        if cached is None or not _same(cached.of, now):
-            cached = Cached(now, [])
-            numbers_kept = 2 * len(self.network_.layers) * self.network_.encoder.out_features * question.labels.numel()
-            if numbers_kept <= CACHED:
-                CACHE[self] = cached
-        for place, piece in enumerate(progress(pieces, "members", len(pieces))):
-            memories = cached.memories[place] if place < len(cached.memories) else piece.memories()
-            if CACHE.get(self) is cached and place == len(cached.memories):
-                cached.memories.append(memories)
-            yield piece, memories
+        """Groups of members, with the keys and values of their context, which are kept if they are small."""
+        pieces, kept = question.split(self._group()), CACHE.get(self)
+        network, table, device = fitted = (self.network_, self.table_, question.rows.device)
+        if kept is None or kept[0][0] is not network or kept[0][1] is not table or kept[0][2] != device:
+            memories: Iterable[list[Memory]] = (piece.memories() for piece in pieces)
+            size = 2 * len(network.layers) * network.encoder.out_features * question.labels.numel()
+            if size <= CACHED:
+                kept = CACHE[self] = (fitted, memories := list(memories))
+        else:
+            memories = kept[1]
+        yield from zip(progress(pieces, "members", len(pieces)), memories, strict=True)
 
     def _check(self) -> None:
         check_sizes(self, ("ensemble",))
@@ -316,7 +307,3 @@ def _rotated(table: Tensor, shift: int, width: int) -> Tensor:
     """Columns rotated by `shift`, then padded with zeros."""
     rotated = torch.cat((table[:, shift:], table[:, :shift]), 1)
     return torch.nn.functional.pad(rotated, (0, width - rotated.shape[1]))
-
-
-def _same(old: tuple[Any, Any, Any], new: tuple[Any, Any, Any]) -> bool:
-    return old[0] is new[0] and old[1] is new[1] and old[2] == new[2]

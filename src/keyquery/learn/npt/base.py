@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -20,14 +21,14 @@ from keyquery.learn.inputs.targets import is_missing, kept_of, rows_of_weight, w
 from keyquery.learn.layers.datapoints import ROWS, Memory
 from keyquery.learn.npt.explanation import NPTExplanation, attribute
 from keyquery.learn.npt.network import TableNetwork
-from keyquery.learn.npt.support_set import memories_of
-from keyquery.learn.npt.training import Plan, Samples, answers, learn, seen_by, stratified
+from keyquery.learn.npt.training import Plan, Samples, answers, learn, seen_by
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 Own = TypeVar("Own", bound="Datapoints")
+MEMORIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # outside, so that predict changes no estimator
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # on a GPU and on a CPU
 
 
@@ -62,7 +63,6 @@ class Datapoints(SavedEstimator):
         kernel: str = "general",
         row_attention: str = "full",
         semi_supervised: bool = False,
-        context: int | str | None = None,
         random_state: Any = None,
         device: str | torch.device = "auto",
         verbose: bool = False,
@@ -70,7 +70,7 @@ class Datapoints(SavedEstimator):
         self.embedding, self.depth, self.heads, self.steps = embedding, depth, heads, steps
         self.lr, self.validation_fraction = lr, validation_fraction
         self.kernel, self.row_attention, self.semi_supervised = kernel, row_attention, semi_supervised
-        self.context, self.random_state, self.device, self.verbose = context, random_state, device, verbose
+        self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self: Own, X: Any, y: Any = None, sample_weight: Any = None) -> Own:
         """Fit to a table X, targets y (n,) and weights (n,)."""
@@ -99,7 +99,7 @@ class Datapoints(SavedEstimator):
         samples = self._samples(encode(columns, fields[:-1]), coded, has_target, learned, held)
         samples = replace(samples, weights=self._weights(targets, has_target, sample_weight))
         network, history = self._learned(fields, samples, device, seed)
-        chosen = self._chosen(samples, seed)
+        chosen = np.concatenate((samples.learned, np.setdiff1d(samples.bare, samples.held)))
         self.network_, self.fields_, self.history_ = network, fields, history
         self.context_ = seen_by(self.plan, samples.rows.take(chosen))
         self.context_rows_ = chosen if kept is None else kept[chosen]
@@ -160,13 +160,12 @@ class Datapoints(SavedEstimator):
             effects = attribute(network, context, data, rows, self._odds, progress)
         names = [field.name for field in self.fields_[:-1]]
         shown = [self._entry(column, context) for column in range(len(names) + 1)]
-        row_values = [self._entry(column, data)[0] for column in range(len(names))]
         return NPTExplanation(
             **self._prediction(effects.output),
             own=effects.own,
             columns=[
-                {"column": name, "value": value, "effect": effect}
-                for name, value, effect in zip(names, row_values, effects.columns, strict=True)
+                {"column": name, "value": self._entry(column, data)[0], "effect": effects.columns[column]}
+                for column, name in enumerate(names)
             ],
             rows=[
                 {
@@ -228,10 +227,6 @@ class Datapoints(SavedEstimator):
             raise ValueError(f"heads must divide embedding: {self.heads} does not divide {self.embedding}")
         if not isinstance(self.semi_supervised, (bool, np.bool_)):
             raise TypeError(f"semi_supervised must be True or False, got {self.semi_supervised!r}")
-        if isinstance(self.context, str):
-            check_choice("context", self.context, ("all",))
-        else:
-            check_count("context", self.context, least=1, optional=True)
 
     def _has_target(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         """Which rows have a target; all must, unless `semi_supervised`."""
@@ -269,18 +264,6 @@ class Datapoints(SavedEstimator):
         weights[has_target] = weights_of(type(self).__name__, targets, own, by_class)
         return torch.from_numpy(weights).float()
 
-    def _chosen(self, samples: Samples, seed: int) -> np.ndarray:
-        """Rows of the support set: training and unlabelled rows, or a sample; "all" adds the validation split."""
-        learned, bare = samples.learned, np.setdiff1d(samples.bare, samples.held)
-        if self.context == "all":
-            learned = np.sort(np.concatenate((learned, samples.held)))
-        chosen = np.concatenate((learned, bare))
-        if isinstance(self.context, str) or self.context is None or int(self.context) >= len(chosen):
-            return chosen
-        last = (samples.rows.codes + samples.rows.values)[chosen, -1].double().numpy()  # one of the two is 0
-        last[len(learned) :] = np.inf  # unlabelled rows are a stratum of their own
-        return chosen[stratified(last, int(self.context), seed)]
-
     def _network(self, sizes: list[int], **shape: Any) -> TableNetwork:
         options = {"published": self.plan.published, "points": self.plan.points, **shape}
         options |= {"kernel": self.kernel, "rows": self.row_attention, "dropout": self.plan.dropout}
@@ -311,8 +294,13 @@ class Datapoints(SavedEstimator):
         return whole.to(pick_device(self.device))
 
     def _memories(self, device: torch.device) -> list[Memory]:
-        """Keys and values of the support set in every layer; cached until the weights change."""
-        return memories_of(self, self.network_.to(device).eval(), self.context_, device)
+        """Keys and values of the support set in every layer, which are kept for the next call."""
+        fitted = (self.network_, self.context_, device)
+        kept = MEMORIES.get(self)
+        if kept is None or kept[0][0] is not fitted[0] or kept[0][1] is not fitted[1] or kept[0][2] != device:
+            memories = self.network_.to(device).eval().memories(self.context_.to(device).within())
+            kept = MEMORIES[self] = (fitted, memories)
+        return kept[1]
 
     def _answers(self, X: Any) -> Float64[Tensor, "n k"]:
         data = self._rows(X)

@@ -51,8 +51,6 @@ class NPTClassifier(Classifier, Datapoints):
     semi_supervised
         Allow missing targets (None, NaN): such rows, and the validation split, are seen without a target.
         Default: False.
-    context
-        Size of the support set, a stratified sample; "all" adds the validation split. Default: all training rows.
     class_weight
         Weights of classes: None, "balanced" or {label: weight}, as in scikit-learn. Default: None.
     random_state
@@ -97,7 +95,6 @@ class NPTClassifier(Classifier, Datapoints):
         kernel: str = "general",
         row_attention: str = "full",
         semi_supervised: bool = False,
-        context: int | str | None = None,
         class_weight: Any = None,
         random_state: Any = None,
         device: str | torch.device = "auto",
@@ -105,8 +102,8 @@ class NPTClassifier(Classifier, Datapoints):
     ) -> None:
         sizes: dict[str, Any] = {"embedding": embedding, "depth": depth, "heads": heads, "steps": steps, "lr": lr}
         sizes |= {"validation_fraction": validation_fraction, "kernel": kernel, "row_attention": row_attention}
-        sizes |= {"semi_supervised": semi_supervised, "context": context}
-        super().__init__(**sizes, random_state=random_state, device=device, verbose=verbose)
+        sizes |= {"semi_supervised": semi_supervised, "random_state": random_state}
+        super().__init__(**sizes, device=device, verbose=verbose)
         self.class_weight = class_weight
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
@@ -170,7 +167,7 @@ class NPTRegressor(RegressorMixin, Datapoints):  # type: ignore[misc]
 
     Parameters
     ----------
-    embedding, depth, heads, steps, lr, validation_fraction, kernel, row_attention, semi_supervised, context
+    embedding, depth, heads, steps, lr, validation_fraction, kernel, row_attention, semi_supervised
         As in `NPTClassifier`, with the same defaults.
     random_state, device, verbose
         As in `NPTClassifier`, with the same defaults.

@@ -33,16 +33,12 @@ class TableNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.sizes = tuple(sizes)
-        starts = [sum(self.sizes[:column]) for column in range(len(self.sizes))]  # of its categories among all
-        buffers = {
-            "numeric": [size == 0 for size in self.sizes],
-            "categorical": [column for column, size in enumerate(self.sizes) if size],
-            "first": starts,
-        }
-        for name, held in buffers.items():
-            kind = torch.bool if name == "numeric" else torch.long
-            self.register_buffer(name, torch.tensor(held, dtype=kind), persistent=False)
         d, total = len(self.sizes), sum(self.sizes)
+        categorical = [column for column, size in enumerate(self.sizes) if size]
+        first = [sum(self.sizes[:column]) for column in range(d)]  # of a column's categories among all
+        self.register_buffer("numeric", torch.tensor([size == 0 for size in self.sizes]), persistent=False)
+        self.register_buffer("categorical", torch.tensor(categorical, dtype=torch.long), persistent=False)
+        self.register_buffer("first", torch.tensor(first, dtype=torch.long), persistent=False)
         self.value, self.hidden, self.bias = (nn.Parameter(torch.empty(d, embedding)) for _ in range(3))
         self.category = nn.Parameter(torch.empty(total, embedding))
         self.index = nn.Parameter(torch.randn(d, embedding))
@@ -58,17 +54,11 @@ class TableNetwork(nn.Module):
 
     def _begin(self) -> None:
         """Initialise like a linear layer per column."""
-        bounds = [1 / math.sqrt(max(size, 1) + 1) for size in self.sizes]
-        fan = torch.tensor(bounds).unsqueeze(1)
-        each = torch.tensor([bound for bound, size in zip(bounds, self.sizes, strict=True) for _ in range(size)])
-        for weight, bound in (
-            (self.value, fan),
-            (self.hidden, fan),
-            (self.bias, fan),
-            (self.category, each.unsqueeze(1)),
-        ):
+        bounds = [[1 / math.sqrt(max(size, 1) + 1)] for size in self.sizes]
+        of_categories = [bound for bound, size in zip(bounds, self.sizes, strict=True) for _ in range(size)]
+        for weight in (self.value, self.hidden, self.bias, self.category):
             nn.init.uniform_(weight, -1, 1)
-            weight.data.mul_(bound)
+            weight.data.mul_(torch.tensor(of_categories if weight is self.category else bounds).view(-1, 1))
         reach = 1 / math.sqrt(self.index.shape[1])
         for weight in (self.number, self.choice):
             nn.init.uniform_(weight, -reach, reach)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
@@ -264,21 +264,5 @@ def learn(
         advice="a smaller lr, other steps or embedding may help",
         verbose=verbose,
     )
-    return [
-        {
-            "step": row["step"],
-            "loss": row["loss"],
-            **({"validation_loss": row["validation"]} if "validation" in row else {}),
-        }
-        for row in log.rows
-    ]
-
-
-def stratified(
-    strata: Float64[np.ndarray, " n"] | Int[np.ndarray, " n"], count: int, seed: int
-) -> Int[np.ndarray, " some"]:
-    """A stratified sample of `count` of n rows, as even as possible over sorted `strata`."""
-    shuffled = np.random.default_rng(seed).permutation(len(strata))
-    ordered = shuffled[np.argsort(strata[shuffled], kind="stable")]
-    places = (np.arange(count) + 0.5) * len(strata) / count
-    return np.sort(ordered[places.astype(int)])
+    names = {"step": "step", "loss": "loss", "validation": "validation_loss"}
+    return [{names[key]: row[key] for key in names if key in row} for row in log.rows]
