@@ -20,26 +20,9 @@ SIZES = {
     "intermediate_size": 48,
     "vocab_size": 60,
 }
-# What an architecture is here for, by name; those without a tiny model of the library are built from SIZES.
-ARCHITECTURES = {
-    "gpt2": "learned positions, biases",
-    "llama": "RoPE, GQA",
-    "gpt_neox": "partial RoPE, parallel blocks",
-    "gptj": "interleaved RoPE",
-    "qwen2": "biases of queries and keys",
-    "qwen3": "QK-norm per head",
-    "olmo2": "QK-norm over all heads, norms after attention",
-    "bert": "post-norm encoder",
-    "gemma2": "soft-cap, scaled embeddings, norms on both sides",
-    "bloom": "ALiBi",
-    "t5": "bucketed bias, encoder and decoder",
-    "deepseek": "MLA",
-    "cohere": "one LayerNorm for parallel attention and MLP",
-    "falcon": "MQA, writes added in place",
-    "opt": "ReLU decoder with biases",
-    "Mixtral": "MoE",
-    "Granite": "multipliers of embeddings, residuals and attention",
-}
+# By what an architecture adds to those before; those without a tiny model of the library are built from SIZES.
+ARCHITECTURES = ("gpt2", "llama", "gpt_neox", "gptj", "qwen2", "qwen3", "olmo2", "bert", "gemma2", "bloom", "t5")
+ARCHITECTURES += ("deepseek", "cohere", "falcon", "opt", "Mixtral", "Granite")
 EXTRA = {
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3},

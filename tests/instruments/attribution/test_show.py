@@ -13,7 +13,7 @@ import keyquery as kq
 from keyquery import cli
 from keyquery.pages.terminal import show
 from tests.conftest import CHROMIUM
-from tests.instruments.attribution.test_induction import IDS, circuit
+from tests.instruments.attribution.test_paths import IDS, circuit
 from tests.pages.readings import EVIL, Evil, data_of
 
 pytest.importorskip("transformers")
@@ -42,9 +42,9 @@ def printed(reading):
 
 def test_the_sentence_names_the_token_that_was_moved(attribution):
     words = " ".join(printed(attribution).split())
+    assert "0.0 wrote into the key 3 ' word6'" in words
     assert words.startswith("1.0 attends from 8 ' word4' to 3 ' word6' (attention")
     assert "because of 0.0 in the key, which read most from 2 ' word4'" in words
-    assert re.search(r"token embedding × 0\.0", words)
 
 
 def test_the_wiring_names_the_head_that_feeds_another(wiring):
@@ -129,9 +129,6 @@ def test_commands_run_on_the_bundled_model(tmp_path):
 
 
 def test_a_key_that_is_scored_below_the_mean_is_not_explained_as_a_look():
-    words = ["attribute", "--head", "1.2", "--query", "20", "--key", "5", "--length", "32", "--device", "cpu"]
     reading = kq.attribute(kq.models.DECODER, text=kq.models.LONG_TEXT, head="1.2", query=20, key=5, length=32)
-    below = sum(map(sum, reading.table["relative"])) < 0
-    text = " ".join(CliRunner().invoke(cli.app, words).output.split())
-    assert ("below the mean key; the largest source is" in text) == below
-    assert below  # so that the sentence is tested
+    assert sum(map(sum, reading.table["relative"])) < 0
+    assert "below the mean key; the largest source is" in " ".join(printed(reading).split())

@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from keyquery.instruments.attribution.null import null_levels
 from keyquery.instruments.attribution.paths import unfolded
-from keyquery.instruments.attribution.removal import removed
 from keyquery.instruments.attribution.table import HeadScores
-from keyquery.instruments.attribution.target import Features, Target, check_features, facts_of, running, sequence_of
+from keyquery.instruments.attribution.target import Features, Target, facts_of, running, sequence_of
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.batches import LENGTH
 from keyquery.listening.inputs.data import Data
@@ -28,7 +26,6 @@ from keyquery.support.progress import Progress
 
 DIGITS = 8  # significant digits kept of an entry
 PAIRS = 10  # pairs of tokens that are listed
-VIEWS = ("relative", "raw", "symmetric", "raw_symmetric", "share")
 SIDES = ("query", "key")
 
 
@@ -37,14 +34,13 @@ class Attribution(Reading, kind="attribution"):
     """The score of one head by source on the query side and on the key side.
 
     Of one pair of tokens, `table` holds "raw", which sums to the model's score, "relative" to the mean over the visible
-    keys, which is what softmax sees, and the symmetric part of each; of all pairs, "share" of the score variance.
+    keys, which is what softmax sees, and its "symmetric" part; of all pairs, "share" of the score variance.
     """
 
     units: ClassVar[Mapping[str, str]] = {
         "raw": "scaled score before a soft-cap; entries sum to the model's own",
         "relative": "raw minus its mean over the visible keys of the query",
-        "symmetric": "part of relative that stays when the contents of query and key token change places",
-        "raw_symmetric": "the same of raw; skew is what remains",
+        "symmetric": "part of relative that stays when query and key token change places; skew is the rest",
         "share": "covariance with the score over the visible pairs, of its variance; they sum to 1",
         "null": "95th percentile of the magnitude of a source's sum over the other side, relative or share, with its "
         "tokens in random order",
@@ -90,18 +86,17 @@ class Attribution(Reading, kind="attribution"):
     def records(self) -> list[dict[str, Any]]:
         """One row per query-side and key-side source, largest first."""
         tables = {name: np.asarray(values) for name, values in self.table.items()}
-        for view, symmetric in (("relative", "symmetric"), ("raw", "raw_symmetric")):
-            if view in tables:
-                tables["skew" if view == "relative" else "raw_skew"] = tables[view] - tables[symmetric]
-        main = tables["share"] if "share" in tables else tables["relative"]
-        order = np.dstack(np.unravel_index(np.argsort(-np.abs(main), axis=None), main.shape))[0]
+        if "relative" in tables:
+            tables["skew"] = tables["relative"] - tables["symmetric"]
+        main = tables["share" if "share" in tables else "relative"]
+        order = np.argsort(-np.abs(main), axis=None)
         return [
             {
                 "query_source": self.sources[a],
                 "key_source": self.sources[b],
                 **{name: float(values[a, b]) for name, values in tables.items()},
             }
-            for a, b in order
+            for a, b in np.transpose(np.unravel_index(order, main.shape))
         ]
 
     def __repr__(self) -> str:
@@ -196,10 +191,11 @@ def attribute(
     scores = target.scores(record, heads, features)
     pair = _pair(scores, target, query, key)
     tables = {"share": scores.shares()} if pair is None else scores.pair(*pair)
-    weights = scores.weights(target.layers[0].softcap)
+    softcap = target.layers[0].softcap
+    weights = scores.weights(softcap)
     paths = unfolded(record, target, scores, pair, tables["relative"]) if pair and depth == 2 else []
     pairs = _largest(scores, weights)
-    shown = [(each["query"], each["key"]) for each in pairs] if pair is None else [pair]
+    shown = [(row["query"], row["key"]) for row in pairs] if pair is None else [pair]
     return Attribution(
         model=facts_of(source, heads, name),
         head=target.name,
@@ -208,10 +204,10 @@ def attribute(
         table={view: short(table.tolist(), DIGITS) for view, table in tables.items()},
         query=None if pair is None else pair[0],
         key=None if pair is None else pair[1],
-        null={of: short(levels.tolist(), DIGITS) for of, levels in null_levels(scores, pair).items()},
+        null={of: short(levels.tolist(), DIGITS) for of, levels in scores.null_levels(pair).items()},
         weight=None if pair is None else float(weights[pair]),
         pairs=pairs,
-        ablated=None if without is None else removed(scores, target.layers[0].softcap, without, side, shown),
+        ablated=None if without is None else scores.ablated(softcap, without, side, shown),
         paths=short(paths, DIGITS),
         notes=list(dict.fromkeys(note for layer in target.layers for note in layer.notes)),
         provenance=provenance(
@@ -229,10 +225,8 @@ def _check(query: Any, key: Any, depth: Any, features: Any, sequence: Any) -> No
     check_count("sequence", sequence, least=0)
     if depth == 2 and query is None:
         raise ValueError("depth 2 follows one pair of tokens: pass query")
-    if features is not None:
-        check_features(features)
-        if depth == 2:
-            raise ValueError("depth 2 unfolds heads, and with features the sources are features: pass one of both")
+    if features is not None and depth == 2:
+        raise ValueError("depth 2 unfolds heads, and with features the sources are features: pass one of both")
 
 
 def _pair(scores: HeadScores, target: Target, query: int | None, key: int | None) -> tuple[int, int] | None:
@@ -262,20 +256,10 @@ def _largest(scores: HeadScores, weights: Tensor) -> list[dict[str, Any]]:
     total = scores.scores()
     relative = total - (total * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)
     order = relative.masked_fill(~seen, -torch.inf).flatten().argsort(descending=True)[:PAIRS].tolist()
-    out = []
-    for i, j in (divmod(index, len(seen)) for index in order):
-        if not seen[i, j]:
-            continue
+    rows = []
+    for i, j in (divmod(index, len(seen)) for index in order if seen.flatten()[index]):
         by_source = (keys[:, j] - keys[:, seen[i]].mean(1)) @ queries[i]
-        top = int(by_source.argmax())
-        out.append(
-            {
-                "query": i,
-                "key": j,
-                "relative": float(relative[i, j]),
-                "weight": float(weights[i, j]),
-                "key_source": scores.names[top],
-                "from_source": float(by_source[top]),
-            }
-        )
-    return out
+        values = {"relative": float(relative[i, j]), "weight": float(weights[i, j])}
+        source = {"key_source": scores.names[int(by_source.argmax())], "from_source": float(by_source.max())}
+        rows.append({"query": i, "key": j, **values, **source})
+    return rows

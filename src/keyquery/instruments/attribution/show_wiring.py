@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,78 +17,63 @@ from keyquery.reading import short
 from keyquery.support.checks import check_choice
 
 HEADS = 24  # heads that are listed
+SOURCES = 3  # sources that are listed of a side
 AROUND = 6  # tokens around the query and the key of an example
 
 
 def lines(reading: Wiring) -> list[Any]:
     """The heads with the clearest single source, and their largest sources on both sides."""
-    rows = _by_feeding_head(reading)
-    lines: list[Any] = [Text(headline(reading), style="bold")]
-    counted = f"{reading.sequences} sequences, {reading.tokens} tokens"
-    lines += [Text(f"{reading.model['name']}: shares of score variance by source, {counted}", style="dim"), ""]
     table = columns_table("head", Text("queries from"), "null", Text("keys from"), "null")
-    for _, name, sides in rows[:HEADS]:
-        table.add_row(name, *(cell for side in sides for cell in _listed(side)))
-    lines += [
+    cells = _fed_by_heads(reading)
+    order = dict.fromkeys([cell["head"] for cell in cells] + [head["name"] for head in reading.heads])
+    for name in list(order)[:HEADS]:
+        row: list[Any] = []
+        for side in SIDES:
+            clear = [cell for cell in reading.of(name, side) if cell["clear"]][:SOURCES]
+            shares = (f"{c['source']} {c['share']:.0%} ±{(c['high'] - c['low']) / 2:.0%}" for c in clear)
+            row += [Text(", ".join(shares) or "–"), f"{clear[0]['null']:.0%}" if clear else ""]
+        table.add_row(name, *row)
+    counted = f"{reading.sequences} sequences, {reading.tokens} tokens"
+    listed = f" The {HEADS} of {len(order)} heads most fed by one head." if len(order) > HEADS else ""
+    return [
+        Text(headline(reading), style="bold"),
+        Text(f"{reading.model['name']}: shares of score variance by source, {counted}", style="dim"),
+        "",
         table,
         "",
         "Sources above their null, with 95 % intervals; shares sum to 1, and may be negative. null: the share "
-        "of the first with its tokens shuffled, upper end.",
+        f"of the first with its tokens shuffled, upper end.{listed}",
+        *(f"Note: {note}." for note in reading.notes),
     ]
-    if len(rows) > HEADS:
-        lines.append(f"The {HEADS} of {len(rows)} heads most fed by one head; --csv or --json for all.")
-    return [*lines, *(f"Note: {note}." for note in reading.notes)]
 
 
-def _by_feeding_head(reading: Wiring) -> list[tuple[float, str, list[list[dict[str, Any]]]]]:
-    """The heads by their largest clear share from one head: the share, the name, and the sources of both sides."""
-    rows = []
-    for head in reading.heads:
-        sides = [reading.of(head["name"], side) for side in ("query", "key")]
-        heads = [row["share"] for side in sides for row in side if row["clear"] and _is_head(row["source"])]
-        rows.append((max(heads, default=0.0), head["name"], sides))
-    return sorted(rows, key=lambda row: -row[0])
+def _fed_by_heads(reading: Wiring) -> list[dict[str, Any]]:
+    """All clear shares of one head in another, largest first."""
+    rows = [row for row in reading.records() if row["clear"] and "." in row["source"]]
+    rows = [row for row in rows if row["source"].rpartition(".")[2].isdecimal()]
+    return sorted(rows, key=lambda row: -row["share"])
 
 
 def headline(reading: Wiring) -> str:
     """The head that is fed most clearly by one other head."""
-    share, name, sides = _by_feeding_head(reading)[0]
-    if share <= 0:
+    cells = _fed_by_heads(reading)
+    if not cells:
         return f"None of {len(reading.heads)} heads is clearly fed by one other head."
-    side, cell = _fed_by_head(sides)
+    cell = cells[0]
+    side = {"query": "queries", "key": "keys"}[cell["side"]]
     null = f"against {cell['null']:.0%} with its tokens shuffled"
-    return f"{name} reads its {side} from {cell['source']}: {share:.0%} of its score variance, {null}"
-
-
-def _is_head(source: str) -> bool:
-    return source.rpartition(".")[2].isdecimal() and "." in source
-
-
-def _fed_by_head(sides: list[list[dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
-    cells = [
-        (name, row)
-        for name, side in zip(("queries", "keys"), sides, strict=True)
-        for row in side
-        if row["clear"] and _is_head(row["source"])
-    ]
-    return max(cells, key=lambda cell: cell[1]["share"])
-
-
-def _listed(side: list[dict[str, Any]], most: int = 3) -> tuple[Text, str]:
-    """The largest sources above their null, and the null level of the first."""
-    clear = [row for row in side if row["clear"]][:most]
-    shares = (f"{row['source']} {row['share']:.0%} ±{(row['high'] - row['low']) / 2:.0%}" for row in clear)
-    return Text(", ".join(shares) or "–"), f"{clear[0]['null']:.0%}" if clear else ""
+    return f"{cell['head']} reads its {side} from {cell['source']}: {cell['share']:.0%} of its score variance, {null}"
 
 
 def wiring_map(reading: Wiring, pyplot: Any, side: str = "key") -> Any:
     """Sources by heads: shares of score variance on one side; cells within their null are left white."""
     check_choice("side", side, SIDES)
-    sources, values = wiring_grid(reading, side)
-    figure, axis = pyplot.subplots(
-        figsize=(2 + 0.024 * values.shape[1] + 2, 1.5 + 0.02 * len(sources) + 1.5), layout="constrained"
-    )
-    source_map(figure, axis, values, f"share of the score variance, {side} side")
+    values = grid(reading, side)
+    share, low, null = (np.nan_to_num(values[name]) for name in ("share", "low", "null"))
+    sources = all_sources(reading)
+    size = (4 + 0.024 * share.shape[1], 3 + 0.02 * len(sources))
+    figure, axis = pyplot.subplots(figsize=size, layout="constrained")
+    source_map(figure, axis, np.where(low > null, share, 0.0), f"share of the score variance, {side} side")
     starts = [i for i, head in enumerate(reading.heads) if i == 0 or head["layer"] != reading.heads[i - 1]["layer"]]
     every = max(1, len(starts) // 10)
     axis.set_xticks(starts[::every], [reading.heads[i]["layer"] for i in starts[::every]])
@@ -98,34 +84,36 @@ def wiring_map(reading: Wiring, pyplot: Any, side: str = "key") -> Any:
     return figure
 
 
-def wiring_grid(reading: Wiring, side: str) -> tuple[list[str], np.ndarray]:
-    """All sources, and their shares in every head, (sources, heads); 0 where a share is not above its null."""
-    sources = list(dict.fromkeys(source for layer in reading.layers for source in layer["sources"]))
-    place = {source: index for index, source in enumerate(sources)}
-    values = np.zeros((len(sources), len(reading.heads)))
-    of_layer = {layer["layer"]: [place[source] for source in layer["sources"]] for layer in reading.layers}
-    for column, head in enumerate(reading.heads):
-        share, low, null = (np.asarray(head[side][name]) for name in ("share", "low", "null"))
-        values[of_layer[head["layer"]], column] = np.where(low > null, share, 0.0)
-    return sources, values
-
-
 FIGURES = {"map": wiring_map}
+
+
+def all_sources(reading: Wiring) -> list[str]:
+    """The sources of all layers."""
+    return list(dict.fromkeys(source for layer in reading.layers for source in layer["sources"]))
+
+
+def grid(reading: Wiring, side: str) -> dict[str, np.ndarray]:
+    """Shares on one side, intervals and null levels, (sources, heads); NaN where a source comes later."""
+    place = {source: index for index, source in enumerate(all_sources(reading))}
+    rows = {layer["layer"]: [place[source] for source in layer["sources"]] for layer in reading.layers}
+    values = {name: np.full((len(place), len(reading.heads)), np.nan) for name in ("share", "low", "high", "null")}
+    for index, head in enumerate(reading.heads):
+        for name, table in values.items():
+            table[rows[head["layer"]], index] = head[side][name]
+    return values
 
 
 def page(reading: Wiring) -> str:
     """A map of sources by heads on either side; a cell shows its interval, its null and examples."""
-    sources = list(dict.fromkeys(source for layer in reading.layers for source in layer["sources"]))
-    place = {source: index for index, source in enumerate(sources)}
-    rows = {layer["layer"]: [place[source] for source in layer["sources"]] for layer in reading.layers}
-    frame = {
-        "rows": sources,
-        "columns": [head["name"] for head in reading.heads],
-        "nouns": ["source", "head"],
-        "join": "/",
-        "measures": [_measure(reading, side, rows, len(sources)) for side in ("key", "query")],
-    }
-    side, source, head = _clearest(reading)
+    measures = []
+    for side in ("key", "query"):
+        packed = {"values" if name == "share" else name: pack(table) for name, table in grid(reading, side).items()}
+        unit = "coloured: share of the score variance above the shuffled null"
+        label = {"key": side, "label": f"{side} side", "unit": unit, "form": "percent", "above": True}
+        measures.append({**label, **packed})
+    names = [head["name"] for head in reading.heads]
+    axes = {"rows": all_sources(reading), "columns": names, "nouns": ["source", "head"], "join": "/"}
+    cells = _fed_by_heads(reading) or sorted(reading.records(), key=lambda row: -row["share"])
     blocks: list[dict[str, Any]] = [
         {"type": "summary", "sentences": [headline(reading)]},
         {"type": "map", "title": "Sources by heads", "plane": True, "pickers": True, "quick": ["key", "query"]},
@@ -133,35 +121,12 @@ def page(reading: Wiring) -> str:
         {"type": "sources", "place": "half", "measure": "query", "title": "Queries from"},
         {"type": "sources", "place": "half", "measure": "key", "title": "Keys from"},
     ]
-    tab = {"frame": frame, "state": {"at": f"{source}/{head}", "map": side}, "blocks": blocks}
+    state = {"at": f"{cells[0]['source']}/{cells[0]['head']}", "map": cells[0]["side"]}
+    tab = {"frame": {**axes, "measures": measures}, "state": state, "blocks": blocks}
     facts = f"{len(reading.heads)} heads · {reading.sequences} sequences · {reading.tokens} tokens"
     note = "Examples are kept for the three largest sources of each head and side above their null"
-    return document(
-        str(reading.model["name"]), "wiring", [tab], facts, versioned([*reading.notes, note], reading.provenance)
-    )
-
-
-def _measure(reading: Wiring, side: str, rows: dict[int, list[int]], count: int) -> dict[str, Any]:
-    """Shares on one side with intervals and null levels, of sources by heads; NaN where a source comes later."""
-    packed = {}
-    for name in ("share", "low", "high", "null"):
-        values = np.full((count, len(reading.heads)), np.nan)
-        for index, head in enumerate(reading.heads):
-            values[rows[head["layer"]], index] = head[side][name]
-        packed["values" if name == "share" else name] = pack(values)
-    unit = "coloured: share of the score variance above the shuffled null"
-    return {"key": side, "label": f"{side} side", "unit": unit, "form": "percent", "above": True, **packed}
-
-
-def _clearest(reading: Wiring) -> tuple[str, str, str]:
-    """The side, source and head with the largest clear share from one head, else the largest share."""
-    cells = [
-        (_is_head(row["source"]) and row["clear"], row["share"], side, row["source"], head["name"])
-        for head in reading.heads
-        for side in SIDES
-        for row in reading.of(head["name"], side)[:3]
-    ]
-    return max(cells)[2:]
+    notes = versioned([*reading.notes, note], reading.provenance)
+    return document(str(reading.model["name"]), "wiring", [tab], facts, notes)
 
 
 def _examples(reading: Wiring) -> dict[str, Any]:
@@ -175,7 +140,7 @@ def _examples(reading: Wiring) -> dict[str, Any]:
     return shown
 
 
-def _window(text: Any, pair: Any) -> dict[str, Any]:
+def _window(text: Any, pair: Mapping[str, Any]) -> dict[str, Any]:
     """The tokens around a query and a key; those in between are left out."""
     query, key = pair["query"], pair["key"]
     near = [i for i in range(len(text)) if min(abs(i - query), abs(i - key)) <= AROUND]

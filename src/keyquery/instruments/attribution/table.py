@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -12,6 +13,7 @@ from torch import Tensor
 from keyquery.listening.residual.kernels import Kernel, centred
 from keyquery.listening.residual.terms import BIAS
 
+ORDERS, LEVEL = 100, 0.95  # random orders of a null level, and the percentile over them
 POSITION = "position bias"  # the source of ALiBi and T5's bias, which belongs to pairs of tokens
 
 
@@ -60,31 +62,25 @@ class HeadScores:
         return scores if self.bias is None else scores + self.bias
 
     def pair(self, i: int, j: int) -> dict[str, Float[Tensor, "sources sources"]]:
-        """The table of query i and key j: "raw", its symmetric part, and both relative to the mean visible key."""
+        """The table of query i and key j: "raw", "relative" to the mean visible key, and its symmetric part."""
         seen = self.visible[i]
         query, keys = self.queries()[:, i], self.keys()
         raw, mean = query @ keys[:, j].mT, query @ keys[:, seen].mean(1).mT
-        swapped, swapped_mean = self._swapped(i, j, seen)
-        tables = {
-            "raw": raw,
-            "relative": raw - mean,
-            "raw_symmetric": (raw + swapped) / 2,
-            "symmetric": (raw - mean + swapped - swapped_mean) / 2,
-        }
+        tables = {"raw": raw, "relative": raw - mean, "symmetric": (raw - mean + self._swapped(i, j, seen)) / 2}
         if self.bias is None:
             return tables
-        bias = float(self.bias[i, j]), float(self.bias[i, j] - self.bias[i, seen].mean())
+        bias, relative = self.bias[i, j], self.bias[i, j] - self.bias[i, seen].mean()
         # A bias depends on the offset alone: it stays when the contents change places.
-        return {name: _bordered(table, bias["raw" not in name]) for name, table in tables.items()}
+        return {name: _bordered(table, float(bias if name == "raw" else relative)) for name, table in tables.items()}
 
-    def _swapped(self, i: int, j: int, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """The table with the contents of i and j exchanged, at their offset and norms; and its mean over keys."""
+    def _swapped(self, i: int, j: int, seen: Tensor) -> Float[Tensor, "sources sources"]:
+        """The relative table with the contents of i and j exchanged, at their offset and norms."""
         n = self.values.shape[2]
         query_token = self.values[:, :, i : i + 1].expand(-1, -1, n, -1)
         queries = _joined([kernel.queries(self.values, self.constant, at=i) for kernel in self.kernels])
         keys = _joined([kernel.keys(query_token, self.constant) for kernel in self.kernels])
         mean = keys[:, seen].flatten(1) @ queries[:, seen].flatten(1).mT / int(seen.sum())
-        return keys[:, j] @ queries[:, j].mT, mean
+        return keys[:, j] @ queries[:, j].mT - mean
 
     def shares(self) -> Float[Tensor, "sources sources"]:
         """Shares of the variance of the scores over all visible pairs: cov(entry, score)/var(score); they sum to 1."""
@@ -99,13 +95,12 @@ class HeadScores:
 
     def pulled(self, side: str, vectors: Float[Tensor, "n r"]) -> Float[Tensor, "1 n d"]:
         """Vectors u on the queries or keys of all tokens, pulled back to the layer's input: u·Kx = Kᵀu·x."""
-        out, used = torch.zeros_like(self.values[0]), 0
-        for kernel in self.kernels:
-            width = kernel.key.weight.shape[-2]
-            own = vectors[None, None, :, used : used + width].to(out)
-            out = out + (kernel.from_queries if side == "query" else kernel.from_keys)(own)[0]
-            used += width
-        return out
+        widths = [kernel.key.weight.shape[-2] for kernel in self.kernels]
+        parts = vectors[None, None].to(self.values).split(widths, -1)
+        kernels = zip(self.kernels, parts, strict=True)
+        return sum(
+            ((k.from_queries if side == "query" else k.from_keys)(part)[0] for k, part in kernels), torch.zeros(())
+        )
 
     def without(self, write: Float[Tensor, "1 n d"], side: str, constant: float = 0.0) -> Float[Tensor, "n n"]:
         """The scores with a write taken out of the queries alone, or out of the keys; `constant`: with biases."""
@@ -123,9 +118,58 @@ class HeadScores:
         scores = scores if softcap is None else softcap * (scores / softcap).tanh()
         return scores.masked_fill(~self.visible, -torch.inf).softmax(-1).nan_to_num()
 
+    def null_levels(self, pair: tuple[int, int] | None) -> dict[str, Float[Tensor, " sources"]]:
+        """Per side and source: the 95th percentile of the magnitude of its sum, with its tokens in random order.
+
+        Sums are Σ_ij D_ij q_i·k_j: of one pair, D takes the mean over visible keys off that key; of all pairs, D is the
+        scores minus their mean over visible keys, over their sum of squares. Positions, norms and biases stay in place.
+        """
+        seen = self.visible
+        if pair is None:
+            deviation = centred(self.scores(), seen)
+            deviation = deviation / deviation.square().sum().clamp(min=torch.finfo(deviation.dtype).tiny)
+        else:
+            deviation = torch.zeros(seen.shape, dtype=torch.float64, device=seen.device)
+            deviation[pair[0]] -= seen[pair[0]] / seen[pair[0]].sum()
+            deviation[pair] += 1
+        queries, keys = self.queries(), self.keys()
+        generator, n = torch.Generator().manual_seed(0), len(seen)
+        orders = torch.stack([torch.randperm(n, generator=generator) for _ in range(ORDERS)]).to(seen.device)
+        gradients = {"query": (queries, deviation @ keys.sum(0)), "key": (keys, deviation.mT @ queries.sum(0))}
+        levels = {}
+        for side, (vectors, gradient) in gradients.items():
+            through, sums = self.pulled(side, gradient)[0], (vectors * gradient).sum((-2, -1))
+            level = []
+            for write, whole in zip(self.values, sums, strict=True):
+                products = (through @ write[0].mT).double()  # of places by tokens
+                biases = whole - products.trace()  # of queries and keys, in no write
+                shuffled = products[torch.arange(n, device=seen.device), orders].sum(-1) + biases
+                level.append(shuffled.abs().quantile(LEVEL))
+            none = [torch.zeros_like(level[0])] * (self.bias is not None)  # a position bias has no tokens
+            levels[side] = torch.stack(level + none)
+        return levels
+
+    def ablated(
+        self, softcap: float | None, source: str, side: str, pairs: Sequence[tuple[int, int]]
+    ) -> dict[str, Any]:
+        """Attention of pairs as it is, without a source on one side, and without a random write of its size instead."""
+        if source not in self.names:
+            heads = next((name for name in reversed(self.names) if "." in name), self.names[0])
+            raise ValueError(f"without must name a source of this head, such as {heads!r}, got {source!r}")
+        write = self.values[self.names.index(source)]
+        noise = torch.randn(write.shape, generator=torch.Generator().manual_seed(0)).to(write)
+        noise = noise * write.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
+        maps = {
+            "weight": self.weights(softcap),
+            "without": self.weights(softcap, self.without(write, side, float(source == BIAS))),
+            "random": self.weights(softcap, self.without(noise, side)),
+        }
+        rows = [{"query": i, "key": j, **{name: float(map_[i, j]) for name, map_ in maps.items()}} for i, j in pairs]
+        return {"source": source, "side": side, "pairs": rows}
+
 
 def _joined(vectors: list[Tensor]) -> Float64[Tensor, "sources n r"]:
-    return torch.cat([each[:, 0, 0] for each in vectors], -1).double()
+    return torch.cat([vector[:, 0, 0] for vector in vectors], -1).double()
 
 
 def _bordered(table: Float[Tensor, "sources sources"], value: float) -> Float[Tensor, "more more"]:

@@ -83,7 +83,7 @@ class Target:
         if features is None:
             sources = sources_of(entered, first.name)
         else:
-            check_features(features, *tokens.shape[1:])
+            _check_features(features, *tokens.shape[1:])
             sources = features_of(entered, features, first.name)
         kernels = [Kernel.of(layer, tokens, record.pairs[layer.index], self.head) for layer in self.layers]
         visible = pairs.visible[0, self.head if pairs.visible.shape[1] > 1 else 0]
@@ -139,14 +139,10 @@ def _row(value: Any, row: int, real: Tensor | None) -> Any:
     return (own[real] if real is not None and own.ndim and len(own) == len(real) else own).unsqueeze(0)
 
 
-def check_features(features: Any, tokens: int | None = None, width: int | None = None) -> None:
-    """Require {name: (direction, activation)}, of the right sizes where they are known."""
-    if not isinstance(features, Mapping):
-        raise TypeError(f"features must map names to (direction, activation), got {type(features).__name__}")
-    if not features:
-        raise ValueError("features must hold at least one (direction, activation), got none")
-    for name, feature in features.items():
-        if not isinstance(feature, (tuple, list)) or len(feature) != 2:
-            raise TypeError(f"features[{name!r}] must be a pair (direction, activation)")
-        for what, axis, size, tensor in zip(("direction", "activation"), "dn", (width, tokens), feature, strict=True):
-            check_float(f"features[{name!r}] {what}", tensor, axis, **({} if size is None else {axis: size}))
+def _check_features(features: Any, tokens: int, width: int) -> None:
+    """Require {name: (direction, activation)} of the right sizes."""
+    if not isinstance(features, Mapping) or not features:
+        raise ValueError(f"features must map names to (direction, activation), got {features!r:.60}")
+    for name, (direction, activation) in features.items():
+        check_float(f"features[{name!r}] direction", direction, "d", d=width)
+        check_float(f"features[{name!r}] activation", activation, "n", n=tokens)

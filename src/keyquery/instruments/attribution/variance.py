@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -23,6 +24,7 @@ from keyquery.listening.residual.kernels import Kernel, centred, position_bias
 from keyquery.listening.residual.recording import Recording
 from keyquery.listening.residual.terms import BIAS, HeadWrites, Write, pulled
 
+Writer = Write | HeadWrites
 WHOLE = 1e-3  # relative error up to which the shares of all sources sum to 1
 
 
@@ -31,65 +33,16 @@ class Sums:
     """Sums over sequences of the products x of each source with the scores, and of the scores' squares y."""
 
     sources: list[str]
-    x: Float64[Tensor, "2 sources side_heads"]  # of the sources, and of shuffled ones
-    xx: Float64[Tensor, "2 sources side_heads"]
-    xy: Float64[Tensor, "2 sources side_heads"]
-    y: Float64[Tensor, " side_heads"]
-    yy: Float64[Tensor, " side_heads"]
-    sequences: int = 0
-
-    def add(self, x: Float64[Tensor, "2 sources batch side_heads"], y: Float64[Tensor, "batch side_heads"]) -> None:
-        """Add sequences."""
-        self.x += x.sum(2)
-        self.xx += x.square().sum(2)
-        self.xy += (x * y).sum(2)
-        self.y += y.sum(0)
-        self.yy += y.square().sum(0)
-        self.sequences += len(y)
+    moments: list[Tensor]  # x, x² and xy (2, sources, side_heads), of sources and of shuffled ones; y and y²
+    sequences: int
 
     def shares(self) -> tuple[Tensor, Tensor]:
         """Σx/Σy of sources and shuffled sources, (2, sources, query and key heads), with standard errors."""
-        m, total = self.sequences, self.y.clamp(min=1e-300)
-        share = self.x / total
-        squares = (self.xx - 2 * share * self.xy + share.square() * self.yy).clamp(min=0)
+        x, xx, xy, y, yy = self.moments
+        m, total = self.sequences, y.clamp(min=1e-300)
+        share = x / total
+        squares = (xx - 2 * share * xy + share.square() * yy).clamp(min=0)
         return share, (squares * m / max(m - 1, 1)).sqrt() / total
-
-
-class Written:
-    """All writes of one run in one tensor, so that a layer's products with them are one product of matrices."""
-
-    def __init__(self, capacity: int) -> None:
-        self._rows: dict[int, tuple[list[str], range]] = {}
-        self._writes: list[Write | HeadWrites] = []  # kept, so that their ids stay theirs
-        self._values = torch.empty(0)
-        self._capacity, self._count = capacity, 0
-
-    def rows(self, write: Write | HeadWrites, shape: torch.Size) -> tuple[list[str], range]:
-        """The names and rows of a write, which has the shape (batch, n, d) or broadcasts to it."""
-        if id(write) not in self._rows:
-            parts = write.parts()
-            if self._values.numel() == 0:
-                self._values = torch.empty(self._capacity, shape[0], shape[1:].numel(), device=write_device(write))
-            rows = range(self._count, self._count + len(parts))
-            for row, part in zip(rows, parts.values(), strict=True):
-                same = part.numel() == shape.numel()  # or its tokens are flattened
-                self._values[row] = (part.reshape(shape) if same else part.broadcast_to(shape)).flatten(1)
-            self._rows[id(write)] = list(parts), rows
-            self._writes.append(write)
-            self._count = rows.stop
-        return self._rows[id(write)]
-
-    def products(self, rows: list[int], u: Float[Tensor, "vectors batch nd"]) -> Float64[Tensor, "rows batch vectors"]:
-        """Σ_j u_j·w(j) of some rows, per sequence."""
-        whole = sorted(rows) == list(range(len(rows)))
-        values = self._values[: len(rows)] if whole else self._values[rows]
-        out = torch.stack([values[:, b] @ u[:, b].mT for b in range(u.shape[1])], 1).double()
-        return out[rows] if whole else out
-
-
-def write_device(write: Write | HeadWrites) -> torch.device:
-    """Where the values of a write are."""
-    return write.value.device if isinstance(write, Write) else write.context.device
 
 
 @dataclass(eq=False)
@@ -101,19 +54,22 @@ class WiringSums:
 
     def add(self, record: Recording, heads: Heads, groups: Mapping[str, Sequence[Layer]]) -> None:
         """Add the sequences of one run."""
-        written = Written(capacity_of(heads))
+        written: dict[int, tuple[Writer, dict[str, Tensor]]] = {}  # a write, which keeps its id, and its parts
         for label, layers in groups.items():
             names, x, y = self._layer(record, heads, layers, written)
-            if label not in self.layers:
-                x_sums, y_sums = torch.zeros_like(x[:, :, 0]), torch.zeros_like(y[0])
-                sums = (x_sums, x_sums.clone(), x_sums.clone(), y_sums, y_sums.clone())
-                self.layers[label] = Sums(names, *sums)
-            if self.layers[label].sources != names:
+            moments = [x.sum(2), x.square().sum(2), (x * y).sum(2), y.sum(0), y.square().sum(0)]
+            earlier = self.layers.setdefault(label, Sums(names, [torch.zeros_like(t) for t in moments], 0))
+            if earlier.sources != names:
                 raise ValueError(f"layer {label}: the sources differ from batch to batch")
-            self.layers[label].add(x, y)
+            sums = [before + new for before, new in zip(earlier.moments, moments, strict=True)]
+            self.layers[label] = Sums(names, sums, earlier.sequences + len(y))
 
     def _layer(
-        self, record: Recording, heads: Heads, layers: Sequence[Layer], written: Written
+        self,
+        record: Recording,
+        heads: Heads,
+        layers: Sequence[Layer],
+        written: dict[int, tuple[Writer, dict[str, Tensor]]],
     ) -> tuple[list[str], Float64[Tensor, "2 sources batch side_heads"], Float64[Tensor, "batch side_heads"]]:
         first = layers[0]
         entered, pairs = record.of(first), record.pairs[first.index]
@@ -138,10 +94,10 @@ class WiringSums:
         return list(products), x, y
 
     def _products(
-        self, leaves: Sequence[tuple[Write | HeadWrites, Tensor]], real: Bool[Tensor, "batch n"], written: Written
+        self, leaves: Sequence[tuple[Writer, Tensor]], real: Bool[Tensor, "batch n"], written: dict[int, Any]
     ) -> dict[str, Float64[Tensor, "2 batch side_heads"]]:
         """Products with each source, and with the real tokens of its writes in random order, by its name."""
-        groups: dict[int, list[tuple[Write | HeadWrites, Tensor]]] = {}
+        groups: dict[int, list[tuple[Writer, Tensor]]] = {}
         for write, u in leaves:  # writes into the same stream share their vectors
             groups.setdefault(id(u), []).append((write, u))
         orders = [_order(row, self.generator) for row in real]
@@ -150,16 +106,26 @@ class WiringSums:
             u = group[0][1].unflatten(1, real.shape) if group[0][1].ndim == 3 else group[0][1]
             shuffled = torch.stack([u[:, row].index_select(1, order) for row, order in enumerate(orders)], 1)
             both = torch.cat((u, shuffled)).flatten(2)
-            names: list[str] = []
-            rows: list[int] = []
-            for write, _ in group:
-                own, places = written.rows(write, u.shape[1:])
-                names += own
-                rows += places
-            values = written.products(rows, both).unflatten(-1, (2, -1)).movedim(2, 1)
-            for name, value in zip(names, values, strict=True):
+            parts = [part for write, _ in group for part in _parts(write, written).items()]
+            values = torch.stack([_as(value, u.shape[1:]).flatten(1) for _, value in parts])
+            sums = [values[:, row] @ both[:, row].mT for row in range(len(real))]  # Σ_j u_j·w(j), per sequence
+            by_source = torch.stack(sums, 1).double().unflatten(-1, (2, -1)).movedim(2, 1)
+            for (name, _), value in zip(parts, by_source, strict=True):
                 products[name] = products[name] + value if name in products else value
         return products
+
+
+def _parts(write: Writer, written: dict[int, Any]) -> dict[str, Tensor]:
+    """The values of a write by source, computed once in a run."""
+    if id(write) not in written:
+        written[id(write)] = (write, write.parts())
+    parts: dict[str, Tensor] = written[id(write)][1]
+    return parts
+
+
+def _as(value: Tensor, shape: torch.Size) -> Tensor:
+    """The values of a write, whose tokens may be flattened, as (batch, n, d)."""
+    return value.reshape(shape) if value.numel() == shape.numel() else value.broadcast_to(shape)
 
 
 def capacity_of(heads: Heads) -> int:

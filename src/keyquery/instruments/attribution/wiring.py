@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.instruments.attribution.examples import examples
 from keyquery.instruments.attribution.target import attention_layers, facts_of, running
 from keyquery.instruments.attribution.variance import Sums, WiringSums, capacity_of
 from keyquery.listening.hooks import Batch
@@ -20,7 +20,9 @@ from keyquery.listening.inputs.data import Data
 from keyquery.listening.inputs.encoding import token_text
 from keyquery.listening.live import live_heads
 from keyquery.listening.parts.on_data import rows_of
-from keyquery.listening.residual.recording import recording
+from keyquery.listening.residual.kernels import Kernel, centred
+from keyquery.listening.residual.recording import Recording, recording, sources_of
+from keyquery.listening.residual.tracing import stem_of
 from keyquery.reading import Reading, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, silent
@@ -29,6 +31,7 @@ from keyquery.support.statistics import student
 MEMORY = 2**28  # bytes of writes that are held at a time
 DIGITS = 5  # significant digits kept of a share
 SHOWN = 3  # sources of a head and side with examples
+PAIRS = 3  # of tokens in an example
 SIDES = ("query", "key")
 
 
@@ -77,8 +80,8 @@ class Wiring(Reading, kind="wiring"):
         1.0
         """
         check_choice("side", side, SIDES)
-        check_choice("head", head, [each["name"] for each in self.heads])
-        chosen = next(each for each in self.heads if each["name"] == head)
+        check_choice("head", head, [row["name"] for row in self.heads])
+        chosen = next(row for row in self.heads if row["name"] == head)
         sources = next(layer["sources"] for layer in self.layers if layer["layer"] == chosen["layer"])
         rows = [{"source": source, **_cell(chosen[side], index)} for index, source in enumerate(sources)]
         return sorted(rows, key=lambda row: -row["share"])
@@ -158,9 +161,7 @@ def wiring(
         measured = [row for label, layers in groups.items() for row in _heads(label, layers, sums.layers[label])]
         record = run(batches[0])
         shown = [
-            row
-            for label, layers in groups.items()
-            for row in _examples(record, label, layers, measured, sums.layers[label])
+            row for label, layers in groups.items() for row in _examples(record, layers, measured, sums.layers[label])
         ]
     return Wiring(
         model=facts_of(source, heads, name),
@@ -210,12 +211,44 @@ def _heads(label: str, layers: Sequence[Layer], sums: Sums) -> list[dict[str, An
 
 
 def _examples(
-    record: Any, label: str, layers: Sequence[Layer], measured: Sequence[Mapping[str, Any]], sums: Sums
+    record: Recording, layers: Sequence[Layer], measured: Sequence[Mapping[str, Any]], sums: Sums
 ) -> list[dict[str, Any]]:
-    """Examples of the largest sources above their null, of every head of a layer."""
-    own = [row for row in measured if row["layer"] == label]
-    cells = {number: {side: _clearest(row[side], sums.sources) for side in SIDES} for number, row in enumerate(own)}
-    return [{**row, "head": f"{label}.{row['head']}"} for row in examples(record, layers, cells)]
+    """Of each head of a layer and side, for its largest sources above their null: the pairs to which they add most."""
+    entered, visible = record.of(layers[0]), record.pairs[layers[0].index].visible
+    tokens, sources = entered.tokens.float(), sources_of(entered, layers[0].name)
+    rows = [row for row in measured if row["layer"] == stem_of(layers[0])]
+    examples = []
+    for head, row in enumerate(rows):
+        kernels = [Kernel.of(layer, tokens, record.pairs[layer.index], head) for layer in layers]
+        for side in SIDES:
+            for source in _clearest(row[side], sums.sources):
+                if source in sources:
+                    added = _added(kernels, sources[source], tokens, side)
+                    seen = visible[:, head if visible.shape[1] > 1 else 0].expand_as(added)
+                    pairs = _largest(added, seen)
+                    examples.append({"head": row["name"], "side": side, "source": source, "pairs": pairs})
+    return examples
+
+
+def _added(
+    kernels: Sequence[Kernel], source: Float[Tensor, "batch n d"], tokens: Float[Tensor, "batch n d"], side: str
+) -> Float[Tensor, "batch n n"]:
+    """What a source adds to every score through the queries, or through the keys."""
+    of_query, of_key = (source, tokens) if side == "query" else (tokens, source)
+    total = torch.zeros(())
+    for kernel in kernels:
+        query = kernel.queries(of_query[None], torch.tensor([float(side == "key")]))[0, :, 0]
+        key = kernel.keys(of_key[None], torch.tensor([float(side == "query")]))[0, :, 0]
+        total = total + query @ key.mT
+    return total
+
+
+def _largest(added: Float[Tensor, "batch n n"], seen: Tensor) -> list[dict[str, Any]]:
+    relative = centred(added, seen).masked_fill(~seen, -torch.inf)
+    n = added.shape[-1]
+    order = relative.flatten().argsort(descending=True)[:PAIRS].tolist()
+    pairs = [(index // n**2, index // n % n, index % n) for index in order]
+    return [{"sequence": b, "query": i, "key": j, "relative": float(relative[b, i, j])} for b, i, j in pairs]
 
 
 def _clearest(side: Mapping[str, Any], sources: Sequence[str]) -> list[str]:

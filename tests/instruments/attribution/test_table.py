@@ -8,7 +8,7 @@ import torch
 
 import keyquery as kq
 from tests.instruments.attribution.models import build, inputs
-from tests.instruments.attribution.test_induction import IDS, circuit
+from tests.instruments.attribution.test_paths import IDS, circuit
 
 pytest.importorskip("transformers")
 
@@ -70,8 +70,54 @@ def test_removal_is_that_of_the_running_model(side):
     assert abs(pair["without"] - pair["weight"]) > 1e-4 * pair["weight"]
 
 
-def test_a_source_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"without must name a source of this head, such as '0\.0', got '1\.0'"):
-        kq.attribute(circuit(), inputs={"input_ids": IDS}, head="1.0", without="1.0")
-    with pytest.raises(ValueError, match="side must be one of"):
-        kq.attribute(circuit(), inputs={"input_ids": IDS}, head="1.0", without="0.0", side="value")
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "qwen2"])
+def test_symmetric_entries_are_those_of_the_form_with_contents_exchanged(name):
+    """Entry and exchanged entry from the dense form M(Δ) on the writes, which are taken off the model by hand."""
+    model = build(name)
+    layer = kq.read(model)[1]
+    query, key = 4, 1
+    writes = _writes(model, name)
+    reading = kq.attribute(model, inputs=inputs(model), head="1.3", query=query, key=key)
+    form = layer.head(3, "biased")
+
+    def entry(x, y, k):
+        at = form if layer.rope is None else form.at(k - query, layer.rope)
+        return layer.scale * float(at.scores(*(torch.nn.functional.pad(v, (0, form.dim - len(v))) for v in (x, y))))
+
+    for a, b in (("0.1", "0.2"), ("0.3", "0.3"), ("0.2", "0.1")):
+        x, y = writes[a], writes[b]
+        straight = np.array([entry(x[query], y[k], k) for k in range(query + 1)])
+        exchanged = np.array([entry(y[k], x[query], k) for k in range(query + 1)])
+        place = reading.sources.index(a), reading.sources.index(b)
+        assert reading.table["raw"][place[0]][place[1]] == pytest.approx(straight[key], rel=1e-4, abs=1e-6)
+        expected = (straight[key] - straight.mean() + exchanged[key] - exchanged.mean()) / 2
+        assert reading.table["symmetric"][place[0]][place[1]] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def _writes(model, name):
+    """What each head of layer 0 adds to the input of layer 1's projections, without keyquery."""
+    blocks = model.layers if name == "qwen2" else model.h
+    output = {"gpt2": "attn.c_proj", "gptj": "attn.out_proj", "qwen2": "self_attn.o_proj"}[name]
+    norm = blocks[1].input_layernorm if name == "qwen2" else blocks[1].ln_1
+    seen = {}
+    handles = [
+        blocks[0].get_submodule(output).register_forward_pre_hook(lambda m, a: seen.update(context=a[0])),
+        norm.register_forward_pre_hook(lambda m, a: seen.update(residual=a[0])),
+    ]
+    with torch.no_grad():
+        model(**inputs(model))
+    for handle in handles:
+        handle.remove()
+    weight = blocks[0].get_submodule(output).weight.detach()
+    weight = weight if name == "gpt2" else weight.mT  # (heads·r, d)
+    context, residual = seen["context"].reshape(-1, len(weight)), seen["residual"][0]
+    out = {}
+    for head, (z, w) in enumerate(zip(context.chunk(4, -1), weight.chunk(4, 0), strict=True)):
+        write = z @ w
+        if name == "qwen2":
+            size = (residual.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
+        else:
+            write = write - write.mean(-1, keepdim=True)
+            size = (residual.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
+        out[f"0.{head}"] = write / size * norm.weight.detach()
+    return out
