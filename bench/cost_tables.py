@@ -49,10 +49,12 @@ class Cells:
 def predictors(cells: Cells) -> dict[str, np.ndarray]:
     """What predicts the measurement on A, by name."""
     block = cells.block
-    return {
-        "share of the variance": np.array(block["share"]),
-        "divergence of the attention": np.array(block["divergence"]),
-        "change of the output": np.array(block["moved"]),
+    distances = {
+        "share of the variance": block["share"],
+        "divergence of the attention": block["divergence"],
+        "change of the output": block["moved"],
+    }
+    return {name: np.array(values) for name, values in distances.items() if values is not None} | {
         "first term": np.array(block["A"]["first"]),
         "first + true labels": cells.estimate("true"),
         "**estimate**, same windows": cells.estimate(),
@@ -138,6 +140,8 @@ def curves(models: dict[str, Any]) -> Iterator[str]:
     """Fewer samples of labels, and fewer windows, against the measurement on 64 windows."""
 
     def row_of(cells: Cells) -> list[Row]:
+        if "fewer" not in cells.block:
+            return []
         fewer = cells.block["fewer"]
         estimates = [cells.estimate(count) for count in SAMPLES]
         estimates += [cells.estimate(terms=terms) for terms in fewer.values()]
@@ -171,6 +175,8 @@ def foreseen(models: dict[str, Any]) -> Iterator[str]:
 
     def row_of(cells: Cells) -> list[Row]:
         block, x = cells.block, cells.estimate()
+        if block["divergence"] is None:
+            return []
         outside = np.abs(x - cells.truth) > cells.limit
         first, second = np.array(block["A"]["first"]), np.array(block["A"]["second_4"])
         figures = [
@@ -191,6 +197,8 @@ def repaired(models: dict[str, Any]) -> Iterator[str]:
     """Costly cells: the estimate, twice the change of the loss at half the change, and the slope there."""
 
     def row_of(cells: Cells) -> list[Row]:
+        if "half" not in cells.block:
+            return []
         half = cells.block["half"]
         own = np.array(half["cell"], dtype=int)
         if not len(own):
@@ -215,6 +223,8 @@ def joint(models: dict[str, Any]) -> Iterator[str]:
     """Changes of whole layers, and of all heads at once."""
 
     def row_of(cells: Cells) -> list[Row]:
+        if "layer" not in cells.block:
+            return []
         layers, everything = Cells(cells.block["layer"]), Cells(cells.block["all"])
         inside = (np.abs(layers.estimate() - layers.truth) <= layers.limit).mean()
         row = [f"{rank(layers.estimate(), layers.truth):.2f} / {inside:.2f} ({len(layers.truth)})"]
@@ -240,6 +250,9 @@ def further(models: dict[str, Any]) -> Iterator[str]:
         more, row = Cells(cells.block["more"]), []
         for name in names:
             some = more.parts == name
+            if not some.any():
+                row.append("–")
+                continue
             x, truth = more.estimate()[some], more.truth[some]
             free = (truth + 2 * more.error[some] <= FREE).mean()
             inside = (np.abs(x - truth) <= more.limit[some]).mean()
