@@ -125,38 +125,6 @@ def test_the_layer_has_the_error_that_is_reported(kernel, name):
     torch.testing.assert_close(found.lost, error / total, rtol=1e-9, atol=1e-12)
 
 
-def distance(old, new, rope):
-    """‖M − M̂‖² of two [Wq; Wk], in the mean over rotations where there are any."""
-    if rope is None:
-        return (old[:, :R].mT @ old[:, R:] - new[:, :R].mT @ new[:, R:]).square().sum((-2, -1))
-    (turned, rest), (others, other_rest) = planes(old, rope), planes(new, rope)
-    size = rope.factor**4 / 2
-    return size * (turned - others).abs().square().sum((-3, -2, -1)) + (rest - other_rest).square().sum((-2, -1))
-
-
-def factors(layer):
-    form = layer.form()
-    return torch.cat((form.query, form.key.expand_as(form.query)), -2)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("kernel", "name"), cases())
-@pytest.mark.few(8)
-def test_nothing_else_of_the_structure_is_nearer(kernel, name):
-    rope, weights = ROPES[name], head(heads=1)
-    found = nearest(kernel, weights @ weights.mT, rope, SPLIT.get(name, 0))
-    layer = attention(kernel, rope, weights, found)
-    free = [weight for name, weight in layer.named_parameters() if name.startswith(("key", "shape"))]
-    if kernel == "pairwise":  # it is not proven nearest; but its P is the best for its z
-        free = [layer.shape.matrix] if rope is None else []
-    start, least = [weight.clone() for weight in free], distance(weights, factors(layer), rope)
-    for size in (1.0, 0.1, 1e-2, 1e-3):
-        for _ in range(40):
-            for weight, old in zip(free, start, strict=True):
-                weight.copy_(old + size * torch.randn_like(weight))
-            assert distance(weights, factors(layer), rope) > least - 1e-9
-
-
 def structured(kernel, rope, seed=3):
     """A layer that has a structure, with biases, and its own [Wq; Wk] and [bq; bk]."""
     torch.manual_seed(seed)
@@ -181,23 +149,6 @@ def test_a_head_that_has_the_structure_is_reproduced(kernel, name):
     x = torch.randn(3, 6, D, dtype=DOUBLE)
     assert found.lost.max() < 1e-20
     torch.testing.assert_close(again(x), layer(x), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(("kernel", "name"), cases())
-def test_on_data_it_is_nearer_than_the_one_of_the_weights(kernel, name):
-    rope, weights = ROPES[name], head()
-    root = torch.randn(D, D, dtype=DOUBLE)
-    on_data = weights @ root  # [q; k] of tokens root·(white)
-    gram, symmetric = on_data @ on_data.mT, SPLIT.get(name, 0)
-    there, here = nearest(kernel, gram, rope, symmetric), nearest(kernel, weights @ weights.mT, rope, symmetric)
-
-    def error(found):
-        return distance(on_data, factors(attention(kernel, rope, weights, found)).detach() @ root, rope)
-
-    # Of a pairwise kernel it is not proven, nor always so.
-    assert (error(there) < error(here)).all() or kernel == "pairwise"
-    nothing = torch.zeros_like(on_data)
-    torch.testing.assert_close(there.lost, error(there) / distance(on_data, nothing, rope), rtol=1e-9, atol=1e-12)
 
 
 def test_factors_that_depend_on_each_other_and_heads_of_nothing():
