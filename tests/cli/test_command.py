@@ -49,7 +49,7 @@ STARTED = (
 )
 
 
-@pytest.mark.parametrize("delay", [0.05, 0.2, 0.4, 0.8])
+@pytest.mark.parametrize("delay", [0.05, 0.4])
 def test_an_interrupt_is_told_in_words_at_any_time(delay):
     command = [sys.executable, "-c", STARTED, "look", "--tokens", "1000000", "-q"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -119,7 +119,7 @@ def test_commands_of_other_packages_are_listed_and_run(monkeypatch):
     commands.load.cache_clear()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("the engine\nstopped"), KeyError("key"), AssertionError()])
+@pytest.mark.parametrize("error", [RuntimeError("the engine\nstopped"), AssertionError()])
 def test_an_error_that_nobody_foresaw_is_one_line(error, main, monkeypatch):
     def fail(*args, **options):
         raise error
@@ -136,29 +136,11 @@ def test_an_error_that_nobody_foresaw_is_one_line(error, main, monkeypatch):
     assert err.startswith("Traceback")
 
 
-def test_usage_errors_and_help_are_typers_own(main):
-    code, err = main("look", "--tokens", "1")
-    assert code == 2
-    assert "--tokens" in err
-    assert "Usage" in err
-    assert main("--help")[0] == 0
-    assert main("--version")[0] == 0
-
-
-@pytest.mark.parametrize("layers", ["0-999999999", "²", "2-1", "", "1-", "-1", "9" * 5000])
+@pytest.mark.parametrize("layers", ["0-999999999", "²", "2-1", "", "-1"])
 def test_layers_that_are_none_are_refused(layers, blocks, main):
     code, err = main("look", blocks, "--num-heads", 2, f"--layers={layers}")
     assert code == 2
     assert err.startswith("keyquery: --layers takes numbers below 100000 and ranges")
-
-
-def test_layers_given_twice_are_read_once(blocks, tmp_path):
-    out = tmp_path / "out.json"
-    arguments = ["look", str(blocks), "--num-heads", "2", "--layers", "1,0-1,1", "--json", str(out)]
-    result = run(cli.app, arguments)
-    assert result.exit_code == 0, result.output
-    assert [layer["layer"] for layer in json.loads(out.read_text())["layers"]] == [1, 0]
-    assert "2 of 3 layers, 4 heads" in result.output
 
 
 def test_a_csv_that_fails_leaves_no_json(blocks, tmp_path, main, monkeypatch):
@@ -188,33 +170,6 @@ def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path, blocks):
     assert result.exit_code == 0, result.output
     assert "step1/model/blocks.safetensors" in result.output
     assert "step2/model/blocks.safetensors" in result.output
-
-
-MALFORMED = {
-    "nothing in it": ({"model": {}, "layers": [], "heads": []}, "model.name must be a string"),
-    "a layer without figures": ({"layers": [{"layer": 0}]}, r"layers[0].raw.symmetry must be a number"),
-    "no heads": ({"heads": []}, "heads must be a non-empty list"),
-    "heads of text": ({"heads": ["a"]}, "heads[0] must be an object, got 'a'"),
-    "a share that is a text": ({"on_data": {"symmetry": "x"}}, "heads[0].on_data.symmetry must be a number, got 'x'"),
-}
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("case", MALFORMED)
-def test_a_look_that_is_none_is_refused(case, blocks, tmp_path, main):
-    changes, words = MALFORMED[case]
-    data = json.loads(kq.look(blocks, heads=2).to_json())
-    if "on_data" in changes:
-        data["heads"][0] |= changes
-    else:
-        data |= changes
-    path = tmp_path / "look.json"
-    path.write_text(json.dumps(data))
-    code, err = main("compare", path, path)
-    assert code == 2
-    assert words in err
-    assert "'look': " in err or "not a look: " in err
-    assert err.count("\n") == 1
 
 
 def test_directions_are_shown(tmp_path):
@@ -286,19 +241,6 @@ def test_ablate_says_which_parts_matter(tmp_path):
     assert '"off.popularity"' in page.read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["dial", "--heads", "3.1", "--of", "skew"], "--of, --gain and --on are for --directions, which is missing"),
-        (["dial", "--heads", "3.1", "--gain", "0.5"], "--of, --gain and --on are for --directions, which is missing"),
-    ],
-)
-def test_options_that_would_change_nothing_are_refused(words, message, main):
-    code, said = main(*words)
-    assert code == 2
-    assert message in " ".join(said.split())
-
-
 def test_ablate_estimates_directions_and_keys(tmp_path):
     table = tmp_path / "rows.csv"
     options = ["--heads", "2.2", "--changes", "skew directions 2, keys 4", "--measure", "none", "--csv", str(table)]
@@ -316,6 +258,10 @@ def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
     assert (code, "--html requires --by head" in said) == (2, True)
     code, said = main("ablate", "--by", "neuron")
     assert (code, "--by must be" in said) == (2, True)
+    code, said = main("dial", "--heads", "3.1", "--of", "skew")
+    assert (code, "--of, --gain and --on are for --directions, which is missing" in said) == (2, True)
+    code, said = main("look", "--tokens", "1")  # typer's own
+    assert (code, "Usage" in said, "--tokens" in said) == (2, True, True)
     code, said = main("dial", "--directions", "0")
     assert (code, "name them, such as 18.6" in said) == (2, True)
     code, said = main("dial", "--directions", "x", "--heads", "0.1")
@@ -333,15 +279,10 @@ def test_bad_surgery_is_told_in_a_sentence(main, tmp_path):
     assert (code, "cannot be run" in said) == (2, True)
 
 
-@pytest.mark.parametrize("value", ["abc", "-1", "1.5", "٣", "9" * 5000])
+@pytest.mark.parametrize("value", ["-1", "٣", "9" * 5000])
 def test_a_rank_that_is_no_number_is_one_sentence(value, main, monkeypatch):
     monkeypatch.setenv("RANK", value)
     code, err = main("--version")
     assert code == 2
     assert err.startswith("keyquery: the environment variable RANK must be a number, as set by torchrun, got ")
     assert err.count("\n") == 1
-
-
-def test_an_empty_rank_is_none(main, monkeypatch):
-    monkeypatch.setenv("RANK", "")
-    assert main("--version") == (0, "")

@@ -3,61 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from keyquery import models
 from keyquery.checkpoints import read
-from keyquery.cli.options import DATA, DEVICE, Device, Dtype, Ids, Output, default_of, writes
+from keyquery.cli.options import DATA, IDS, MODEL, RUNNING, TEXT, Output, command, option
 from keyquery.instruments.attribution.attribution import attribute as attribute_head
 from keyquery.instruments.attribution.wiring import wiring as measure_wiring
-from keyquery.listening.inputs.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
+from keyquery.listening.inputs.batches import TOKENS, id_batches, read_ids, with_decoder_ids
 from keyquery.listening.inputs.load import in_float32, load_model
 
-Model = Annotated[str | None, typer.Argument(help="A folder or a .gguf file. Default: the bundled decoder.")]
-Text = Annotated[
-    Path | None,
-    typer.Option(
-        help="A text file to run the model on (-: standard input). Default: the bundled text.", rich_help_panel=DATA
+LENGTH = option(int, "Window length in tokens.", min=2, panel=DATA)
+
+
+@command(
+    *("json", "csv", "html", "picture"),
+    calls=attribute_head,
+    model=MODEL,
+    text=TEXT,
+    ids=IDS,
+    head=option(str | None, "The head as LAYER.HEAD, such as 18.6, or 'decoder 1.3'. Required."),
+    query=option(int | None, "Position of the query token in its window. Default: all pairs.", min=0),
+    key=option(int | None, "Position of the key token. Default: the one attended to most.", min=0),
+    depth=option(
+        int, "2: follow the largest sources that are heads along their own attention, in raw scores.", min=1, max=2
     ),
-]
-Length = Annotated[int, typer.Option(min=2, help="Window length in tokens.", rich_help_panel=DATA)]
-
-
-@writes("json", "csv", "html", "picture")
+    without=option(
+        str | None, "Ablate a path: take this source, such as 16.0 or 'mlp 3', out of the head's keys alone."
+    ),
+    side=option(str, "With --without: key, or query."),
+    sequence=option(int, "Which window of the text.", min=0),
+    length=LENGTH,
+    **RUNNING,
+)
 def attribute(
-    model: Model = None,
-    text: Text = None,
-    ids: Ids = None,
-    head: Annotated[
-        str | None, typer.Option(help="The head as LAYER.HEAD, such as 18.6, or 'decoder 1.3'. Required.")
-    ] = None,
-    query: Annotated[
-        int | None, typer.Option(min=0, help="Position of the query token in its window. Default: all pairs.")
-    ] = None,
-    key: Annotated[
-        int | None, typer.Option(min=0, help="Position of the key token. Default: the one attended to most.")
-    ] = None,
-    depth: Annotated[
-        int,
-        typer.Option(
-            min=1, max=2, help="2: follow the largest sources that are heads along their own attention, in raw scores."
-        ),
-    ] = default_of(attribute_head, "depth"),
-    without: Annotated[
-        str | None,
-        typer.Option(help="Ablate a path: take this source, such as 16.0 or 'mlp 3', out of the head's keys alone."),
-    ] = None,
-    side: Annotated[str, typer.Option(help="With --without: key, or query.")] = default_of(attribute_head, "side"),
-    sequence: Annotated[int, typer.Option(min=0, help="Which window of the text.")] = default_of(
-        attribute_head, "sequence"
-    ),
-    length: Length = LENGTH,
-    device: Device = DEVICE,
-    dtype: Dtype = None,
-    *,
+    model: str | None,
+    text: Path | None,
+    ids: Path | None,
+    head: str | None,
+    device: str,
+    dtype: str | None,
     output: Output,
+    **options: Any,
 ) -> None:
     """Show why a head attends from one token to another: its score by source.
 
@@ -67,27 +54,32 @@ def attribute(
     """
     if head is None:
         raise ValueError("give --head LAYER.HEAD, such as --head 18.6")
-    options: dict[str, Any] = {"head": head, "query": query, "key": key, "depth": depth, "sequence": sequence}
-    options |= {"without": without, "side": side}
     with output.watching() as progress:
-        reading = attribute_head(
-            **_running(model, text, ids, device, dtype), **options, length=length, progress=progress
-        )
+        running = _running(model, text, ids, device, dtype)
+        reading = attribute_head(**running, head=head, **options, progress=progress)
     output.deliver(reading)
 
 
-@writes("json", "csv", "html", "picture")
+@command(
+    *("json", "csv", "html", "picture"),
+    calls=measure_wiring,
+    model=MODEL,
+    text=TEXT,
+    ids=IDS,
+    tokens=option(int, "Maximum number of tokens to run.", min=4),
+    length=LENGTH,
+    seed=option(int, "Seed of the shuffled null.", min=0),
+    **RUNNING,
+)
 def wiring(
-    model: Model = None,
-    text: Text = None,
-    ids: Ids = None,
-    tokens: Annotated[int, typer.Option(min=4, help="Maximum number of tokens to run.")] = TOKENS,
-    length: Length = LENGTH,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the shuffled null.")] = default_of(measure_wiring, "seed"),
-    device: Device = DEVICE,
-    dtype: Dtype = None,
-    *,
+    model: str | None,
+    text: Path | None,
+    ids: Path | None,
+    tokens: int,
+    device: str,
+    dtype: str | None,
     output: Output,
+    **options: Any,
 ) -> None:
     """Show which earlier heads and MLPs feed the queries and keys of every head.
 
@@ -96,7 +88,7 @@ def wiring(
     """
     with output.watching() as progress:
         running = _running(model, text, ids, device, dtype, tokens)
-        reading = measure_wiring(**running, length=length, tokens=tokens, seed=seed, progress=progress)
+        reading = measure_wiring(**running, tokens=tokens, **options, progress=progress)
     output.deliver(reading)
 
 

@@ -4,46 +4,43 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from keyquery.cli.options import DEVICE, Device, Dtype, Output, default_of, writes
+from keyquery.cli.options import RUNNING, Output, argument, command, option
 from keyquery.instruments.flow.flow import flow as measure_flow
 from keyquery.instruments.flow.show import HEADS
 from keyquery.listening.inputs.load import load_model, load_processor
 
 
-@writes("json", "csv", "html", "picture")
-def flow(
-    model: Annotated[str, typer.Argument(help="A folder with a model and its processor or tokenizer.")],
-    image: Annotated[
-        Path | None, typer.Option(help="An image file, for a vision-language model, or alone for a ViT.")
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(help="The text that goes with the image. Without --image, give --text twice: flow between texts."),
-    ] = None,
-    special: Annotated[
-        str, typer.Option(help="Special tokens such as [CLS]: leave (exclude) or count (as a separate class).")
-    ] = "leave",
-    keep: Annotated[
+@command(
+    *("json", "csv", "html", "picture"),
+    calls=measure_flow,
+    model=argument(str, "A folder with a model and its processor or tokenizer."),
+    image=option(Path | None, "An image file, for a vision-language model, or alone for a ViT."),
+    text=option(
+        list[str] | None, "The text that goes with the image. Without --image, give --text twice: flow between texts."
+    ),
+    special=option(str, "Special tokens such as [CLS]: leave (exclude) or count (as a separate class).", "leave"),
+    keep=option(
         int | None,
-        typer.Option(
-            min=0,
-            help=f"Keep the attention maps of this many heads, the strongest. Default: {HEADS} with --html, else 0.",
-        ),
-    ] = None,
-    sink: Annotated[
+        f"Keep the attention maps of this many heads, the strongest. Default: {HEADS} with --html, else 0.",
+        min=0,
+    ),
+    sink=option(
         float,
-        typer.Option(
-            help="Attention sinks: when ranking heads, ignore keys that take more than this share of a head's "
-            "attention. 1 keeps all keys."
-        ),
-    ] = default_of(measure_flow, "sink"),
-    device: Device = DEVICE,
-    dtype: Dtype = None,
-    *,
+        "Attention sinks: when ranking heads, ignore keys that take more than this share of a head's "
+        "attention. 1 keeps all keys.",
+    ),
+    **RUNNING,
+)
+def flow(
+    model: str,
+    image: Path | None,
+    text: list[str] | None,
+    special: str,
+    keep: int | None,
+    sink: float,
+    device: str,
+    dtype: str | None,
     output: Output,
 ) -> None:
     """Measure how much attention flows between image and text, or between two texts.

@@ -5,12 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from keyquery.checkpoints import read
-from keyquery.cli.options import PATH, STR, Output, writes, written
+from keyquery.cli.options import PATH, STR, Output, argument, command, option, written
 from keyquery.instruments.lineage.fingerprint import Fingerprint, fingerprint
 from keyquery.instruments.lineage.index import among as search
 from keyquery.instruments.lineage.index import index_files, packed
@@ -21,31 +18,23 @@ from keyquery.support.progress import Progress
 from keyquery.survey.find_models import find_models
 
 
-@writes("json", "csv", "html")
-def lineage(
-    models: Annotated[
+@command(
+    *("json", "csv", "html"),
+    models=argument(
         list[str],
-        typer.Argument(
-            metavar="MODELS...",
-            help="Two models: folders, files (safetensors, GGUF, torch) or hub models; the second may be made from the "
-            "first. With --among one model, with --index any number.",
-        ),
-    ],
-    other: Annotated[
-        list[str] | None,
-        typer.Option("--with", metavar=STR, help="Another model that a merge may be made of; may be repeated."),
-    ] = None,
-    among: Annotated[
-        Path | None,
-        typer.Option(metavar=PATH, help="Search for relatives in this folder of models, or in an index."),
-    ] = None,
-    index: Annotated[
-        Path | None,
-        typer.Option(metavar=PATH, file_okay=False, help="Add the models' fingerprints (≤ 200 kB each) to this index."),
-    ] = None,
-    *,
-    output: Output,
-) -> None:
+        "Two models: folders, files (safetensors, GGUF, torch) or hub models; the second may be made from the "
+        "first. With --among one model, with --index any number.",
+        metavar="MODELS...",
+    ),
+    other=option(
+        list[str] | None, "Another model that a merge may be made of; may be repeated.", name="--with", metavar=STR
+    ),
+    among=option(Path | None, "Search for relatives in this folder of models, or in an index.", metavar=PATH),
+    index=option(
+        Path | None, "Add the models' fingerprints (≤ 200 kB each) to this index.", metavar=PATH, file_okay=False
+    ),
+)
+def lineage(models: list[str], other: list[str] | None, among: Path | None, index: Path | None, output: Output) -> None:
     """Is one model made from another? Compare the spectra and QK forms of all heads.
 
     Two tests: spectra of every head, which survive a rotated or permuted residual stream and a new order of heads, and

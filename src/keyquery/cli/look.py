@@ -6,9 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from keyquery import models
 from keyquery.checkpoints import Heads, read
@@ -17,17 +15,17 @@ from keyquery.cli.options import (
     CHECKPOINT,
     DATA,
     DEVICE,
-    Config,
+    HEAD_COUNT,
+    IDS,
+    READING,
+    RUNNING,
     Device,
-    Dtype,
-    HeadCount,
-    Ids,
-    Key,
-    Layout,
+    Option,
     Output,
-    Query,
+    argument,
+    command,
     numbers_of,
-    writes,
+    option,
 )
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.compare import compare as side_by_side
@@ -37,147 +35,102 @@ from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show.page import DIRECTIONS
 from keyquery.instruments.look.show.page import TOKENS as SAMPLE
 from keyquery.learn.cooccurrence.cooccurrence import Cooccurrence
-from keyquery.listening.inputs.batches import LENGTH, TOKENS, id_batches, read_ids, with_decoder_ids
+from keyquery.listening.inputs.batches import id_batches, read_ids, with_decoder_ids
 from keyquery.listening.inputs.load import load_tokenizer
 from keyquery.reading import Reading
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress
+from keyquery.survey.find_models import unique_names
 
-Text = Annotated[
+TEXT = option(
     Path | None,
-    typer.Option(
-        help="A text file to run the model on (-: standard input), to analyse heads on data. Default: weights alone.",
-        rich_help_panel=DATA,
+    "A text file to run the model on (-: standard input), to analyse heads on data. Default: weights alone.",
+    panel=DATA,
+)
+TOKENS = option(int, "With --text or --ids: maximum number of tokens to run.", min=2, panel=DATA)
+LENGTH = option(int, "With --text: window length in tokens; the variance shares depend on it.", min=2, panel=DATA)
+
+
+@command(
+    *("json", "csv", "html", "picture"),
+    calls=look_at,
+    model=argument(
+        str | None,
+        "A folder, a .safetensors, .bin, .pt or .gguf file, or a hub model (org/name), read from the local "
+        "hub cache if present. Default: the two bundled models, side by side.",
     ),
-]
-Layers = Annotated[str | None, typer.Option(help="Layers to read, such as 0-5 or 0,3,7. Default: all.")]
-Adapter = Annotated[
-    Path | None,
-    typer.Option(
-        help="A folder with a LoRA adapter (PEFT), added to the weights as they are read.", rich_help_panel=CHECKPOINT
+    text=TEXT,
+    layers=option(str | None, "Layers to read, such as 0-5 or 0,3,7. Default: all."),
+    **READING,
+    adapter=option(
+        Path | None, "A folder with a LoRA adapter (PEFT), added to the weights as they are read.", panel=CHECKPOINT
     ),
-]
-Partial = Annotated[
-    bool,
-    typer.Option(
-        "--partial",
-        help="Read a model of which some attention modules cannot be read; it is noted.",
-        rich_help_panel=CHECKPOINT,
+    partial=option(
+        bool,
+        "Read a model of which some attention modules cannot be read; it is noted.",
+        False,
+        name="--partial",
+        panel=CHECKPOINT,
     ),
-]
-Tokens = Annotated[
-    int, typer.Option(min=2, help="With --text or --ids: maximum number of tokens to run.", rich_help_panel=DATA)
-]
-Count = Annotated[
-    int | None,
-    typer.Option(
-        min=0, help="Describe this many directions per head by their nearest tokens. Default: 4 with --html, else 0."
+    directions=option(
+        int | None,
+        "Describe this many directions per head by their nearest tokens. Default: 4 with --html, else 0.",
+        min=0,
     ),
-]
-Length = Annotated[
-    int,
-    typer.Option(
-        min=2, help="With --text: window length in tokens; the variance shares depend on it.", rich_help_panel=DATA
+    tokens=TOKENS,
+    length=LENGTH,
+    corpus=option(
+        Path | None,
+        "A text file: measure how much of each head its token co-occurrence explains; weights only.",
+        panel=DATA,
     ),
-]
-Corpus = Annotated[
-    Path | None,
-    typer.Option(
-        help="A text file: measure how much of each head its token co-occurrence explains; weights only.",
-        rich_help_panel=DATA,
+    ids=IDS,
+    roles=option(
+        bool,
+        "Score every head by role, as keyquery roles does; needs no text, but runs the model.",
+        False,
+        name="--roles",
     ),
-]
-Roles = Annotated[
-    bool,
-    typer.Option(
-        "--roles", help="Score every head by role, as keyquery roles does; needs no text, but runs the model."
-    ),
-]
-Cost = Annotated[
-    bool | None,
-    typer.Option(
-        "--cost/--no-cost",
-        help="Estimate what the loss needs of each head, which its label then says. Default: with --text, if the model "
+    cost=option(
+        bool | None,
+        "Estimate what the loss needs of each head, which its label then says. Default: with --text, if the model "
         "has a loss.",
+        name="--cost/--no-cost",
         show_default=False,
     ),
-]
-
-
-@writes("json", "csv", "html", "picture")
-def look(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A folder, a .safetensors, .bin, .pt or .gguf file, or a hub model (org/name), read from the local "
-            "hub cache if present. Default: the two bundled models, side by side."
-        ),
-    ] = None,
-    text: Text = None,
-    layers: Layers = None,
-    heads: HeadCount = None,
-    query: Query = None,
-    key: Key = None,
-    layout: Layout = None,
-    config: Config = None,
-    adapter: Adapter = None,
-    partial: Partial = False,
-    directions: Count = None,
-    tokens: Tokens = TOKENS,
-    length: Length = LENGTH,
-    corpus: Corpus = None,
-    ids: Ids = None,
-    roles: Roles = False,
-    cost: Cost = None,
-    device: Device = DEVICE,
-    dtype: Dtype = None,
-    *,
-    output: Output,
-) -> None:
+    **RUNNING,
+)
+def look(model: str | None, layers: str | None, directions: int | None, output: Output, **options: Any) -> None:
     """Show the QK circuit of every head: symmetric, skew, popularity and position parts.
 
     Weights are read straight from the checkpoint, one layer at a time; the model itself is built only for --text,
     --ids and --roles. The two bundled models differ in objective and attention mask: masked-token prediction with
     bidirectional attention, and next-token prediction with causal attention.
     """
-    options: dict[str, Any] = {
-        "text": text,
-        "ids": ids,
-        "layers": None if layers is None else numbers_of("--layers", layers),
-        "heads": heads,
-        "query": query,
-        "key": key,
-        "layout": layout,
-        "config": config,
-        "adapter": adapter,
-        "partial": partial,
-        "roles": roles,
-        "cost": cost,
-        "tokens": tokens,
-        "length": length,
-        "corpus": corpus,
-        "device": device,
-        "dtype": dtype,
-        **for_page("html" in output.files, directions, model),
-    }
-    reading = _shipped(output, options) if model is None else watched_look(model, output, **options)
-    output.deliver(reading)
+    options["layers"] = None if layers is None else numbers_of("--layers", layers)
+    options |= for_page("html" in output.files, directions, model)
+    output.deliver(_shipped(output, options) if model is None else watched_look(model, output, **options))
 
 
-@writes("json", "csv", "html", "picture")
+@command(
+    *("json", "csv", "html", "picture"),
+    calls=look_at,
+    first=argument(str, "A model, as for look, or the JSON file of a look."),
+    second=argument(str, "Another model, or a later checkpoint of the same one."),
+    text=TEXT,
+    heads=HEAD_COUNT,
+    adapter=option(Path | None, "A folder with a LoRA adapter (PEFT), added to the weights of the second model."),
+    tokens=TOKENS,
+    length=LENGTH,
+    device=Option(Device, DEVICE),
+)
 def compare(
-    first: Annotated[str, typer.Argument(help="A model, as for look, or the JSON file of a look.")],
-    second: Annotated[str, typer.Argument(help="Another model, or a later checkpoint of the same one.")],
-    text: Text = None,
-    heads: HeadCount = None,
-    adapter: Annotated[
-        Path | None, typer.Option(help="A folder with a LoRA adapter (PEFT), added to the weights of the second model.")
-    ] = None,
-    tokens: Tokens = TOKENS,
-    length: Length = LENGTH,
-    device: Device = DEVICE,
-    *,
+    first: str,
+    second: str,
+    heads: int | None,
+    adapter: Path | None,
     output: Output,
+    **options: Any,
 ) -> None:
     """Show what differs between two models, or between two checkpoints of one.
 
@@ -186,7 +139,7 @@ def compare(
     saved looks, are shown side by side. A fine-tune that is an adapter is compared with its base by naming the base
     twice: compare BASE BASE --adapter DIR.
     """
-    options = {"text": text, "heads": heads, "tokens": tokens, "length": length, "device": device}
+    options["heads"] = heads
     if adapter is not None and _is_saved(second):
         raise ValueError(f"--adapter needs the second model itself, not {second}")
     sources = (first, second)
@@ -242,9 +195,8 @@ def _distinguished(looks: list[Look], sources: Sequence[str]) -> list[Look]:
     parts = [Path(os.path.realpath(source)).parts for source in sources]
     if len({look.model["name"] for look in looks}) == len(looks) or len(set(parts)) < len(parts):
         return looks
-    names = (["/".join(part[-depth:]) for part in parts] for depth in range(2, max(map(len, parts)) + 1))
-    unique = next(each for each in names if len(set(each)) == len(each))
-    return [replace(look, model={**look.model, "name": name}) for look, name in zip(looks, unique, strict=True)]
+    names = unique_names(parts, [len(part) - 1 for part in parts])
+    return [replace(look, model={**look.model, "name": name}) for look, name in zip(looks, names, strict=True)]
 
 
 def watched_look(source: Any, output: Output, **options: Any) -> Look:

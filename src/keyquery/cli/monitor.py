@@ -5,24 +5,20 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import Output, writes
+from keyquery.cli.options import Output, argument, command, option
 from keyquery.instruments.monitor.records import FILE, read_records, reading_of
 
 
-@writes("json", "csv", "html", "picture")
-def monitor(
-    run: Annotated[Path, typer.Argument(help="The folder that a kq.Monitor writes to, or its monitor.jsonl.")],
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep watching, and print records and alarms as they are written.")
-    ] = False,
-    seconds: Annotated[float, typer.Option(min=0.1, help="With --follow: seconds between checks.")] = 5.0,
-    *,
-    output: Output,
-) -> None:
+@command(
+    *("json", "csv", "html", "picture"),
+    run=argument(Path, "The folder that a kq.Monitor writes to, or its monitor.jsonl."),
+    follow=option(bool, "Keep watching, and print records and alarms as they are written.", False, name="--follow -f"),
+    seconds=option(float, "With --follow: seconds between checks.", 5.0, min=0.1),
+)
+def monitor(run: Path, follow: bool, seconds: float, output: Output) -> None:
     """Watch a training run: attention logits of every head, and alarms.
 
     The run records itself with `kq.Monitor(model, folder=RUN)`. --json, --csv, --html and --picture hold the records so

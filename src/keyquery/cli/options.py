@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import typer
 from rich.text import Text
@@ -24,82 +25,94 @@ from keyquery.support.printable import printable
 from keyquery.support.progress import Progress
 
 OUTPUT, CHECKPOINT, DATA, RUN = "Output", "Unknown architectures, adapters", "Data", "Device"  # groups of the help
-Json = Annotated[
-    Path | None,
-    typer.Option(help="Write all results to this .json or .json.xz file.", rich_help_panel=OUTPUT),
-]
-Csv = Annotated[
-    Path | None, typer.Option(help="Write the results as a table to this CSV file.", rich_help_panel=OUTPUT)
-]
-Html = Annotated[
-    Path | None,
-    typer.Option(help="Write a self-contained page to this HTML file; it opens offline.", rich_help_panel=OUTPUT),
-]
-Picture = Annotated[
-    Path | None, typer.Option(help="Write the figure to this .svg, .png or .pdf file.", rich_help_panel=OUTPUT)
-]
-FILES = {"json": Json, "csv": Csv, "html": Html, "picture": Picture}  # what `writes` can declare
-Ids = Annotated[
-    Path | None,
-    typer.Option(
-        help="Instead of --text: a file of integer token ids, one sequence per line; sequences are not cut.",
-        rich_help_panel=DATA,
+REQUIRED = inspect.Parameter.empty
+FROM_FUNCTION = object()  # the default of the function that a command calls
+
+
+class Option(NamedTuple):
+    """An option or argument of a command: typer's annotation, and the default."""
+
+    annotation: Any
+    default: Any
+
+
+def option(
+    kind: Any, text: str, default: Any = FROM_FUNCTION, *, name: str = "", panel: str | None = None, **settings: Any
+) -> Option:
+    """An option with its help; of kind `… | None` the default is None. `settings` are those of `typer.Option`."""
+    settings |= {"help": text, "rich_help_panel": panel}
+    default = None if default is FROM_FUNCTION and NoneType in get_args(kind) else default
+    return Option(Annotated[kind, typer.Option(*name.split(), **settings)], default)
+
+
+def argument(kind: Any, text: str, **settings: Any) -> Option:
+    """An argument with its help, required unless it is of kind `… | None`."""
+    return Option(
+        Annotated[kind, typer.Argument(help=text, **settings)], None if NoneType in get_args(kind) else REQUIRED
+    )
+
+
+FILES = {  # what a command can write
+    "json": option(Path | None, "Write all results to this .json or .json.xz file.", panel=OUTPUT),
+    "csv": option(Path | None, "Write the results as a table to this CSV file.", panel=OUTPUT),
+    "html": option(Path | None, "Write a self-contained page to this HTML file; it opens offline.", panel=OUTPUT),
+    "picture": option(Path | None, "Write the figure to this .svg, .png or .pdf file.", panel=OUTPUT),
+}
+PRINTED = {
+    "quiet": option(
+        bool, "Print no tables and no progress; errors are still shown.", False, name="--quiet -q", panel=OUTPUT
     ),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option(
-        "--quiet", "-q", help="Print no tables and no progress; errors are still shown.", rich_help_panel=OUTPUT
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.", rich_help_panel=OUTPUT)]
-# How to read a checkpoint whose layout is not recognised.
-HeadCount = Annotated[
+    "force": option(bool, "Overwrite existing files.", False, name="--force", panel=OUTPUT),
+}
+MODEL = argument(str | None, "A folder or a .gguf file. Default: the bundled decoder.")
+TEXT = option(
+    Path | None, "A text file to run the model on (-: standard input). Default: the bundled text.", panel=DATA
+)
+IDS = option(
+    Path | None,
+    "Instead of --text: a file of integer token ids, one sequence per line; sequences are not cut.",
+    panel=DATA,
+)
+HEAD_COUNT = option(
     int | None,
-    typer.Option(
-        "--num-heads",
-        help="Number of heads, for a bare file without config.json. Default: from the config.",
-        rich_help_panel=CHECKPOINT,
-    ),
-]
-Query = Annotated[
-    str | None,
-    typer.Option(
-        help="Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight. Default: "
+    "Number of heads, for a bare file without config.json. Default: from the config.",
+    name="--num-heads",
+    panel=CHECKPOINT,
+)
+READING = {  # how to read a checkpoint whose layout is not recognised
+    "heads": HEAD_COUNT,
+    "query": option(
+        str | None,
+        "Name of the query weights of an unknown architecture, such as blocks.{layer}.attn.q.weight. Default: "
         "known from the architecture.",
-        rich_help_panel=CHECKPOINT,
+        panel=CHECKPOINT,
     ),
-]
-Key = Annotated[
-    str | None,
-    typer.Option(help="Name of the key weights; not needed with a fused --layout.", rich_help_panel=CHECKPOINT),
-]
-Layout = Annotated[
-    str | None,
-    typer.Option(
-        help="With --query: how the weights are stored; d is the model's width, r a head's. "
+    "key": option(str | None, "Name of the key weights; not needed with a fused --layout.", panel=CHECKPOINT),
+    "layout": option(
+        str | None,
+        "With --query: how the weights are stored; d is the model's width, r a head's. "
         + "; ".join(f"{name}: {how}" for name, (how, _) in LAYOUTS.items())
         + ". Default: linear.",
-        rich_help_panel=CHECKPOINT,
+        panel=CHECKPOINT,
     ),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        help="A config.json that is not in the folder of the weights. Default: the one beside them.",
-        rich_help_panel=CHECKPOINT,
+    "config": option(
+        Path | None,
+        "A config.json that is not in the folder of the weights. Default: the one beside them.",
+        panel=CHECKPOINT,
     ),
-]
+}
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.", rich_help_panel=RUN)]
 DEVICE = "auto"
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Run the model in {', '.join(DTYPES)}. Default: as its weights are stored.",
+RUNNING = {  # where and how a model runs
+    "device": Option(Device, DEVICE),
+    "dtype": option(
+        str | None,
+        f"Run the model in {', '.join(DTYPES)}. Default: as its weights are stored.",
         show_default=False,
-        rich_help_panel=RUN,
+        panel=RUN,
     ),
-]
+}
+# Options of studies.
 Out = Annotated[
     Path | None, typer.Option(file_okay=False, help="Folder for results; a later run resumes and skips finished work.")
 ]
@@ -121,33 +134,6 @@ def default_of(function: Callable[..., Any], name: str) -> Any:
 def chosen(**options: Iterable[Any] | None) -> dict[str, Any]:
     """The repeatable options that were given, as tuples without duplicates; the others keep the function's default."""
     return {name: tuple(dict.fromkeys(values)) for name, values in options.items() if values}
-
-
-def watching(quiet: bool) -> AbstractContextManager[Progress]:
-    """Progress bars on standard error, or none if `quiet`."""
-    return terminal.progress_bars(plain_console(stderr=True), wanted=not quiet)
-
-
-def deliver(
-    reading: Reading,
-    targets: dict[str, Path],
-    quiet: bool,
-    page_of: Reading | None = None,
-    others: Mapping[str, Callable[[], str | bytes]] | None = None,
-) -> None:
-    """Write the requested files, all or none, and print the reading."""
-    makers: dict[str, Callable[[], str | bytes]] = {
-        "json": lambda: reading.content(targets["json"]),
-        "csv": lambda: csv_text(reading.records()),
-        "html": lambda: pages.page(page_of or reading),
-        "picture": lambda: pages.picture_bytes(targets["picture"], reading),
-        **(others or {}),
-    }
-    write_all({path: makers[name]() for name, path in targets.items()})  # all contents are made before any is written
-    if not quiet:
-        terminal.show(reading, plain_console())
-        for path in targets.values():
-            written(path)
 
 
 def written(path: Path) -> None:
@@ -182,42 +168,71 @@ class Output:
         return replace(self, files=targets(self.force, **paths, **self.files))
 
     def watching(self) -> AbstractContextManager[Progress]:
-        """Progress bars, unless quiet."""
-        return watching(self.quiet)
+        """Progress bars on standard error, unless quiet."""
+        return terminal.progress_bars(plain_console(stderr=True), wanted=not self.quiet)
 
-    def deliver(self, reading: Reading, **options: Any) -> None:
-        """Write the files and print the reading; `options` as of `deliver`."""
-        deliver(reading, self.files, self.quiet, **options)
+    def deliver(
+        self,
+        reading: Reading,
+        page_of: Reading | None = None,
+        others: Mapping[str, Callable[[], str | bytes]] | None = None,
+    ) -> None:
+        """Write the requested files, all or none, and print the reading."""
+        files = self.files
+        makers: dict[str, Callable[[], str | bytes]] = {
+            "json": lambda: reading.content(files["json"]),
+            "csv": lambda: csv_text(reading.records()),
+            "html": lambda: pages.page(page_of or reading),
+            "picture": lambda: pages.picture_bytes(files["picture"], reading),
+            **(others or {}),
+        }
+        write_all({path: makers[name]() for name, path in files.items()})  # all are made before any is written
+        if not self.quiet:
+            terminal.show(reading, plain_console())
+            for path in files.values():
+                written(path)
 
 
-def writes(*kinds: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declare which files a command can write.
+def command(
+    *kinds: str, calls: Callable[..., Any] | None = None, **options: Option
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare the options of a command, and which files (of `FILES`) it can write.
 
-    Its parameter `output` becomes one option per kind (of `FILES`), then --quiet and --force. Paths are checked before
-    the command starts.
+    An option without a default has that of the parameter of `calls` of its name. A parameter `output` of the command
+    becomes one option per kind of file, then --quiet and --force; paths are checked before it starts.
     """
-    options: dict[str, tuple[Any, Any]] = {kind: (FILES[kind], None) for kind in kinds}
-    options |= {"quiet": (Quiet, False), "force": (Force, False)}
 
-    def declare(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, include_extras=True)
+        own = inspect.signature(function).parameters
+        declared = options or {name: Option(hints[name], own[name].default) for name in own if name != "output"}
+        shared = {kind: FILES[kind] for kind in kinds} | PRINTED if "output" in own else {}
+
+        @wraps(function)
         def run(**values: Any) -> None:
-            shared = {name: values.pop(name) for name in options}
-            quiet, force = shared.pop("quiet"), shared.pop("force")
-            command(**values, output=Output(targets(force, **shared), quiet, force))
+            if shared:
+                files = {kind: values.pop(kind) for kind in kinds}
+                quiet, force = values.pop("quiet"), values.pop("force")
+                values["output"] = Output(targets(force, **files), quiet, force)
+            function(**values)
 
-        hints = get_type_hints(command, include_extras=True)
-        own = inspect.signature(command).parameters.values()
-        parameters = [each.replace(annotation=hints[each.name]) for each in own if each.name != "output"]
-        parameters += [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (annotation, default) in options.items()
+        parameters = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default_of(calls, name) if each.default is FROM_FUNCTION and calls else each.default,
+                annotation=each.annotation,
+            )
+            for name, each in {**declared, **shared}.items()
         ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         return run
 
     return declare
+
+
+writes = command  # of studies, which declare their options by annotations
 
 
 def numbers_of(option: str, text: str) -> list[int]:

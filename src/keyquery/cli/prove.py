@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json as jsons
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import Force, Quiet, targets
+from keyquery.cli.options import Output, argument, command, option
 from keyquery.proof.proof import prove as prove_one
 from keyquery.support.files import write_all
 from keyquery.support.printable import printable
@@ -16,14 +15,11 @@ from keyquery.support.printable import printable
 FAILED = ("wrong", "missing layers", "refused", "cannot be built")
 
 
-def prove(
-    model: Annotated[
-        str, typer.Argument(help="A config type of transformers, such as qwen3, or a folder with a config.json.")
-    ],
-    json: Annotated[Path | None, typer.Option(help="Write the proof to this JSON file.")] = None,
-    quiet: Quiet = False,
-    force: Force = False,
-) -> None:
+@command(
+    model=argument(str, "A config type of transformers, such as qwen3, or a folder with a config.json."),
+    json=option(Path | None, "Write the proof to this JSON file."),
+)
+def prove(model: str, json: Path | None, output: Output) -> None:
     """Test whether a model type is read exactly, on a tiny random model of that type.
 
     The model is built, saved and read, and all scores are compared. Every attention module counts: self- and
@@ -34,10 +30,10 @@ def prove(
     """
     if "/" in model and not Path(model).exists():
         raise ValueError(f"there is no {model}")
-    files = targets(force, json=json)
+    output = output.also(json=json)
     proof = prove_one(model)
-    write_all({path: jsons.dumps([proof.as_dict()], indent=1) + "\n" for path in files.values()})
-    if not quiet:
+    write_all({path: jsons.dumps([proof.as_dict()], indent=1) + "\n" for path in output.files.values()})
+    if not output.quiet:
         typer.echo("\n".join(map(printable, str(proof).splitlines())))
     if proof.status in FAILED:
         raise typer.Exit(1)

@@ -8,46 +8,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from keyquery.cli.options import PATH, Config, HeadCount, Key, Layout, Query, Quiet, written
+from keyquery.cli.options import PATH, PRINTED, READING, REQUIRED, argument, command, option, written
 from keyquery.pages import terminal
 from keyquery.pages.progress_bar import paced
 from keyquery.support.printable import message
 
-Scheduler = Annotated[
-    str | None,
-    typer.Option(
-        help="Address of a Dask scheduler, such as tcp://127.0.0.1:8786. Default: local processes. "
-        "An open Dask port lets anyone run code: start Dask with --host 127.0.0.1 or TLS."
-    ),
-]
 
-
-def survey(
-    models: Annotated[
+@command(
+    calls=None,
+    models=argument(
         list[str],
-        typer.Argument(
-            metavar="MODELS...",
-            help="Folders, files, globs, a .txt file that lists them, hub models, or training runs (all checkpoints).",
-        ),
-    ],
-    out: Annotated[
-        Path, typer.Option(metavar=PATH, help="Folder for results; results already recorded there are reused.")
-    ],
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of local worker processes. Default: one per core.")
-    ] = None,
-    scheduler: Scheduler = None,
-    heads: HeadCount = None,
-    query: Query = None,
-    key: Key = None,
-    layout: Layout = None,
-    config: Config = None,
-    quiet: Quiet = False,
-) -> None:
+        "Folders, files, globs, a .txt file that lists them, hub models, or training runs (all checkpoints).",
+        metavar="MODELS...",
+    ),
+    out=option(Path, "Folder for results; results already recorded there are reused.", REQUIRED, metavar=PATH),
+    workers=option(int | None, "Number of local worker processes. Default: one per core.", min=1),
+    scheduler=option(
+        str | None,
+        "Address of a Dask scheduler, such as tcp://127.0.0.1:8786. Default: local processes. "
+        "An open Dask port lets anyone run code: start Dask with --host 127.0.0.1 or TLS.",
+    ),
+    **READING,
+    quiet=PRINTED["quiet"],
+)
+def survey(models: list[str], out: Path, quiet: bool, **options: Any) -> None:
     """Run look on many checkpoints, and report how heads change with training and size.
 
     Examples: `keyquery survey models/* --out atlas` · `keyquery survey run --out steps` (a training run: all of its
@@ -60,19 +48,10 @@ def survey(
     """
     from keyquery.survey import run
 
-    if scheduler is not None and workers is not None:
+    if options["scheduler"] is not None and options["workers"] is not None:
         raise ValueError("give --workers (local processes) or --scheduler (a cluster), not both")
-    if scheduler is not None:
+    if options["scheduler"] is not None:
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors that matter are reported by the survey
-    options: dict[str, Any] = {
-        "workers": workers,
-        "scheduler": scheduler,
-        "heads": heads,
-        "query": query,
-        "key": key,
-        "config": config,
-        "layout": layout,
-    }
     with _ending(), paced(terminal.plain_console(stderr=True), wanted=not quiet) as progress:
         reading = run(models, out, progress=progress, **options)
     if not quiet:

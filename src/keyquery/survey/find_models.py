@@ -58,7 +58,7 @@ def find_models(models: Iterable[str | Path]) -> list[Entry]:
         raise ValueError(f"{', '.join(arguments)}: these lists name only each other, no models")
     parts = [Path(source).parts for source in sources]
     steps = [_step(part) for part in parts]
-    names = _unique_names(parts, [_start(part, at) for part, (at, _) in zip(parts, steps, strict=True)])
+    names = unique_names(parts, [_start(part, at) for part, (at, _) in zip(parts, steps, strict=True)])
     runs = _runs(parts, [at for at, _ in steps])
     files = [_safe(name) for name in names]
     often = Counter(file.lower() for file in files)
@@ -175,11 +175,11 @@ def _runs(parts: Sequence[tuple[str, ...]], at: Sequence[int]) -> list[str | Non
     short = [key[: places[key]] for key in different]
     shown = [key[: places[key] + 1] if short.count(cut) > 1 else cut for key, cut in zip(different, short, strict=True)]
     full = [key if shown.count(cut) > 1 else cut for key, cut in zip(different, shown, strict=True)]
-    names = dict(zip(different, _unique_names(full, [places[key] - 1 for key in different]), strict=True))
+    names = dict(zip(different, unique_names(full, [places[key] - 1 for key in different]), strict=True))
     return [names.get(key) for key in keys]
 
 
-def _unique_names(parts: Sequence[tuple[str, ...]], start: Sequence[int]) -> list[str]:
+def unique_names(parts: Sequence[tuple[str, ...]], start: Sequence[int]) -> list[str]:
     """The last parts of each path, extended by parent folders until all names are unique."""
     at = [max(where, 0) for where in start]
     while True:

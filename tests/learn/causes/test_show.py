@@ -210,7 +210,7 @@ def test_the_command_on_words_in_quotes():
     [
         ([], "give either the text in quotes or --text FILE"),
         ([TEXT, "--target", "13"], "--target must be a position from 0 to 12, got 13"),
-        ([TEXT, "--heads", "a"], "--heads takes numbers such as 2,3,7, got 'a'"),
+        ([TEXT, "--heads", "a"], "--heads takes numbers below 100000 and ranges such as 0-5 or 0,3,7, got 'a'"),
         (["ship " * 300], "the text has 301 tokens, and LanguageModel takes at most 256"),
         ([TEXT, "--target", "0"], "a decoder does not predict the first token"),
     ],
