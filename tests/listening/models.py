@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import keyquery as kq
-from keyquery.listening import attachment, functions
+from keyquery.listening import attachment
 from keyquery.listening.exclusive import _SHARED
 from keyquery.listening.transformers_attention import TABLE, unwrapped, uses_interface
 
@@ -169,7 +169,7 @@ def state(model):
         if uses_interface(module)
     }
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    kept = (len(attachment._ATTACHED), len(attachment._SEEN_BY), len(functions._MODES), len(_SHARED))
+    kept = (len(attachment._ATTACHED), len(attachment._SEEN_BY), len(_SHARED))
     return modules, tables, kept, torch._C._len_torch_function_stack(), tensors
 
 

@@ -98,22 +98,6 @@ def test_a_model_is_given_back_bit_for_bit(adapter, name, gradients):
         assert torch.equal(run(), plain)
 
 
-def test_after_an_error_the_model_can_be_run_again_inside(adapter):
-    model, run = adapter
-    broken, layers = [True], []
-
-    def fail(call):
-        layers.append(call.layer)
-        if broken and call.layer == 1:
-            raise ZeroDivisionError(broken.pop())
-
-    with kq.listen(model, fail):
-        with pytest.raises(ZeroDivisionError):
-            run()
-        run()
-    assert layers == [0, 1, 0, 1]
-
-
 def test_a_listener_inside_of_a_listener_sees_what_the_outer_one_replaced(adapter):
     model, run = adapter
 
@@ -297,25 +281,14 @@ CUDA = pytest.param("cuda", marks=(pytest.mark.gpu, NO_GPU))
 
 @pytest.mark.parametrize("device", ["meta", CUDA])
 def test_a_model_on_two_devices(device):
-    """Every call is on the device of its layer; a tensor of the other device is refused."""
+    """Every call is on the device of its layer."""
     model, x = TwoDevices(device), torch.randn(2, 5, 16)
-    before = state(model) if device == "cuda" else None
     with torch.no_grad(), kq.listen(model) as calls:
         model(x)
     assert [call.query.device.type for call in calls] == ["cpu", device]
     assert [call.positions.device.type for call in calls] == ["cpu", device]
     with torch.no_grad(), kq.listen(model, lambda call: {"query": 2 * call.query}):
         assert model(x).device.type == device
-    with (
-        pytest.raises(
-            ValueError, match=rf"must be torch.float32 on {device}.* as before, got torch.float32 on cpu"
-        ) as error,
-        kq.listen(model, lambda call: {"query": torch.zeros(call.query.shape)}),
-    ):
-        model(x)
-    assert_one_sentence(error)
-    if device == "cuda":
-        assert_as_before(model, before)
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])  # whose backward pass is in another thread

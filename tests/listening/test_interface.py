@@ -1,4 +1,4 @@
-"""Attention through transformers' interface is seen, and replaced, with the implementation that the model has."""
+"""Attention through transformers' interface, and of `kq.Attention`, is seen, and replaced, as the model has it."""
 
 import pytest
 import torch
@@ -14,7 +14,9 @@ from tests.listening.models import (
     assert_as_before,
     assert_one_sentence,
     assert_replaced,
+    formula,
     full_precision,
+    randomised,
     state,
 )
 
@@ -71,7 +73,7 @@ def test_models_go_on_with_what_was_replaced(name, attention, replacement):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask")
-@pytest.mark.parametrize("replacement", REPLACEMENTS)
+@pytest.mark.parametrize("replacement", ["bias", "wider"])
 def test_flex_attention_goes_on_with_what_was_replaced(replacement):
     """A bias must reach every row and head: transformers' own function adds that of one head alone."""
     model = tiny_model("llama", hidden_size=64)
@@ -131,23 +133,6 @@ def test_without_padding_a_fused_causal_model_has_no_mask_and_is_causal():
         torch.testing.assert_close(call.weights(), weights, atol=1e-9, rtol=1e-7)
     assert torch.equal(calls[0].mask[0, 0], torch.ones(6, 6).tril().bool())
     assert plain.shape == (2, 6, 32)
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("replacement", ["query", "wider", "value", "bias", "scores", "output"])
-def test_gradients_flow_through_what_was_replaced(replacement, attention):
-    model = tiny_model("gpt2", n_layer=1).double()  # norms of others are in float32
-    model.set_attn_implementation(attention)
-    x = (0.3 * torch.randn(2, 3, 32, dtype=torch.float64)).requires_grad_()
-
-    def run(x, weight):
-        with kq.listen(model, REPLACEMENTS[replacement]):
-            named, inputs = {"h.0.attn.c_attn.weight": weight}, {"inputs_embeds": x}
-            return torch.func.functional_call(model, named, (), inputs).last_hidden_state
-
-    weight = model.h[0].attn.c_attn.weight
-
-    assert torch.autograd.gradcheck(run, (x, weight), fast_mode=True)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -235,3 +220,34 @@ def test_two_models_of_an_architecture_are_listened_to_apart():
             first(ids)
     assert len(of_first) == 4
     assert ALL_ATTENTION_FUNCTIONS["sdpa"].__name__ == "sdpa_attention_forward"
+
+
+# `kq.Attention`
+
+LAYERS = {
+    "plain": ({}, {}),
+    "grouped, causal": ({"kv_heads": 2}, {"is_causal": True}),
+    "rotated": ({"rope": kq.Rope(4)}, {"positions": torch.tensor([3, 0, 1, 7, 2])}),
+    "padded": ({"kv_heads": 1}, {"mask": torch.tensor([[True] * 5, [False, False, True, True, True]])}),
+    "padded, causal": ({}, {"mask": torch.tensor([[True] * 5, [True, True, True, False, False]]), "is_causal": True}),
+    "pairs": ({}, {"mask": torch.ones(5, 5).triu(-1).bool()[None].expand(2, 5, 5)}),
+    "kernel": ({"kernel": "rbf"}, {"is_causal": True}),
+}
+
+
+@pytest.mark.parametrize("replacement", [None, *REPLACEMENTS])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_ours_go_on_with_what_was_replaced(name, replacement):
+    options, arguments = LAYERS[name]
+    layer = randomised(kq.Attention(16, 4, **options))
+    x = torch.randn(2, 5, 16).double()
+    if replacement is not None:
+        assert_replaced(replacement, layer, layer, layer.output, lambda: layer(x, **arguments))
+        return
+    with torch.no_grad(), kq.listen(layer) as calls:
+        out = layer(x, **arguments)
+    (call,) = calls
+    assert (call.heads, call.key_heads) == (4, options.get("kv_heads", 4))
+    assert call.is_causal == ("causal" in name or name == "kernel")
+    torch.testing.assert_close(layer.output(formula(call, {}).transpose(1, 2).flatten(2)), out, atol=1e-10, rtol=1e-9)
+    torch.testing.assert_close(call.output(), formula(call, {}), atol=1e-10, rtol=1e-9)

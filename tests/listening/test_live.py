@@ -81,16 +81,6 @@ def test_weights_are_those_of_the_module_and_follow_training(name):
     assert heads[0].weights.query.shape[:2] == ((4, 1) if name == "fused" else (2, 2))
 
 
-@pytest.mark.parametrize("name", ["halves", "interleaved", "partial", "long"])
-def test_rotations_are_found(name):
-    model, batch = stack(name, depth=1)
-    rope = live_heads(model, batch)[0].rope
-    expected = ROPES[name]
-    assert (rope.dims, rope.interleaved) == (expected.dims, expected.interleaved)
-    x = torch.randn(6, dtype=torch.float64)
-    assert torch.allclose(rope.rotate(x, 8), expected.rotate(x, 8), atol=1e-5)
-
-
 def test_models_that_are_known_need_no_batch_and_others_ask_for_one():
     assert len(live_heads(nn.TransformerEncoderLayer(8, 2))) == 1
     model, batch = stack("raw")

@@ -95,14 +95,6 @@ def test_the_shift_of_slots_is_known():
     assert right.tokens.shift is None
 
 
-@pytest.mark.parametrize("kind", [torch.bool, torch.long, torch.float32])
-def test_masks_of_any_type(kind):
-    call = calls_of(tiny_model("llama"), input_ids=ids(4, 6), attention_mask=MASK.to(kind))[0]
-    assert_real(call)
-    whole = calls_of(tiny_model("llama"), input_ids=ids(4, 6), attention_mask=torch.ones(4, 6).to(kind))[0]
-    assert whole.real is None
-
-
 def test_names_of_masks():
     infinite = torch.zeros(4, 6).masked_fill(~REAL, -torch.inf)
     masks = masks_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from keyquery.intervene.sites import Rewrite, Site, find_sites
 from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import alone
-from keyquery.listening.hooks import Batch, on_forward
+from keyquery.listening.hooks import Batch, on_output
 
 
 class Rewriting:
@@ -25,7 +26,7 @@ class Rewriting:
         self.attached = ExitStack()
         with ExitStack() as changes:
             add_listener(model, self.rewritten, changes)
-            on_forward(model, changes, after=self.check_called)
+            on_output(model, self.check_called, changes)
             self.attached = changes.pop_all()
 
     def rewritten(self, call: Call) -> Mapping[str, Tensor] | None:
@@ -37,7 +38,7 @@ class Rewriting:
             raise ValueError(f"{site.name} is called with keys other than its queries: only self-attention is changed")
         return site.rewritten(call)
 
-    def check_called(self) -> None:
+    def check_called(self, *_: Any) -> None:
         """Raise if the attention of a changed module was never called."""
         uncalled = [site.name for site in self.sites.values() if site.rewrites and site.calls == 0]
         if uncalled:

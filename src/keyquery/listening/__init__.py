@@ -3,8 +3,8 @@
 from keyquery.listening.hooks import Batch, batches_of, running
 from keyquery.listening.inputs.batches import text_batches, typical_length
 from keyquery.listening.maps import attention_maps
-from keyquery.listening.parts.moments import Moments, joint_moments
-from keyquery.listening.parts.pairs import queries_and_keys
+from keyquery.listening.parts.means import Moments
+from keyquery.listening.parts.pairs import joint_moments, queries_and_keys
 
 __all__ = [
     "Batch",

@@ -14,15 +14,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from keyquery.layers import Attention
 from keyquery.listening.call import Call
-from keyquery.listening.tokens import Run, in_backward
-from keyquery.listening.transformers_attention import uses_interface
+from keyquery.listening.tokens import Arguments, Run, in_backward
 
 OnCall = Callable[[Call], Mapping[str, Tensor] | None]
 OnError = Callable[[Exception], None]
 # Arguments of an attention module that hold another sequence, and names of modules that attend to one.
 OTHERS = ("encoder_hidden_states", "key_value_states", "cross_attention_states", "context", "memory")
+# What a call that one listener changed is shown with to the next model that it is part of.
+KEPT = ("query", "key", "value", "given_scores", "attn_mask", "causal", "position_bias")
 CROSS = ("cross", "encoder_attn", "encdec", "encoder_decoder", "multihead_attn")
 
 
@@ -58,21 +58,19 @@ class Attachment:
 
     def attach(self) -> None:
         """Attach adapters to all attention modules; if one fails, nothing stays attached."""
-        from keyquery.listening import functions, interface, layers  # these import this module
+        from keyquery.listening import functions, interface  # these import this module
 
         with ExitStack() as changes:
             modules = dict(self.model.named_modules())
             self.run.attach(modules, changes)
-            covered = False
-            for name, module in modules.items():
-                adapter: Any = layers if isinstance(module, Attention) else interface
-                if adapter is interface and not uses_interface(module):
-                    continue
-                covered = True
+            seen = {name: module for name, module in modules.items() if interface.asks(module)}
+            for name, module in seen.items():
                 self.run.watch(module, changes)
-                adapter.attach(module, changes)
-                _add(module, self, name, changes)
-            functions.attach(self, modules, covered, changes)
+                interface.attach(module, changes)
+                entry = self, name
+                _SEEN_BY.setdefault(module, []).append(entry)
+                changes.callback(_drop, module, entry)
+            functions.attach(self, modules, seen, changes)
             self.changes = changes.pop_all()
 
     def show(self, module: nn.Module, name: str, facts: Callable[[], Facts | None]) -> tuple[Any, dict[str, Tensor]]:
@@ -125,17 +123,14 @@ class Attachment:
     def call(self, module: nn.Module, name: str, facts: Facts) -> Call:
         """The call of a module, with its number and its tokens."""
         layer = self.layers.setdefault(name, len(self.layers))
-        cross = self._is_cross(module, name) if facts.cross is None else facts.cross
+        given = self.run.arguments.get(module, Arguments())
+        cross = facts.cross
+        if cross is None:
+            named = any(word in part for part in name.lower().split(".") for word in CROSS)
+            cross = named or any(other in given.tensors for other in OTHERS)
         tokens = self.run.tokens(module, name, facts.query, facts.key, cross, facts.real)
         fields = {field: value for field, value in vars(facts).items() if field not in ("real", "cross")}
-        cache = self.run.cache(module)
-        return Call(module, name, layer, tokens=tokens, is_cross=cross, cache=cache, **fields)
-
-    def _is_cross(self, module: nn.Module, name: str) -> bool:
-        given = self.run.arguments.get(module)
-        if given is not None and any(other in given.tensors for other in OTHERS):
-            return True
-        return any(word in part for part in name.lower().split(".") for word in CROSS)
+        return Call(module, name, layer, tokens=tokens, is_cross=cross, cache=given.cache, **fields)
 
 
 _ATTACHED: WeakKeyDictionary[nn.Module, Attachment] = WeakKeyDictionary()  # by model
@@ -172,12 +167,6 @@ def _remove(model: nn.Module, attachment: Attachment, listener: OnCall, on_error
         attachment.changes.close()
 
 
-def _add(module: nn.Module, attachment: Attachment, name: str, changes: ExitStack) -> None:
-    entry = (attachment, name)
-    _SEEN_BY.setdefault(module, []).append(entry)
-    changes.callback(_drop, module, entry)
-
-
 def _drop(module: nn.Module, entry: tuple[Attachment, str]) -> None:
     entries = _SEEN_BY[module]
     entries.remove(entry)
@@ -196,7 +185,9 @@ def emit(module: nn.Module, facts: Callable[[], Facts]) -> Iterator[tuple[Any, d
         first = call if first is None else first
         if new:
             merged |= new
-            facts = partial(_with, facts, call, new)
+            changed = call.replaced(new)
+            fields: dict[str, Any] = {name: getattr(changed, name) for name in KEPT}
+            facts = partial(replace, facts(), **fields)
     for attachment, _ in entries:
         attachment.inside += 1
     try:
@@ -204,12 +195,6 @@ def emit(module: nn.Module, facts: Callable[[], Facts]) -> Iterator[tuple[Any, d
     finally:
         for attachment, _ in entries:
             attachment.inside -= 1
-
-
-def _with(facts: Callable[[], Facts], call: Call, new: dict[str, Tensor]) -> Facts:
-    call = call.replaced(new)
-    names = ("query", "key", "value", "given_scores", "attn_mask", "causal", "position_bias")
-    return replace(facts(), **{name: getattr(call, name) for name in names})
 
 
 def no_attention(model: nn.Module) -> ValueError:

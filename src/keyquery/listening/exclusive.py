@@ -64,6 +64,11 @@ def _sharing(parts: set[Any]) -> list[Changes]:
         return [changes for changes in _OPEN if not changes.parts.isdisjoint(parts)]
 
 
+def in_use(model: nn.Module) -> bool:
+    """Whether another thread has exclusive use of a model."""
+    return any(changes.is_foreign for changes in _sharing({model}))
+
+
 def left_open(model: nn.Module) -> list[Changes]:
     """Changes to a model, or to one that shares modules with it, oldest first; not those that another thread ends."""
     return [changes for changes in _sharing(set(model.modules())) if not changes.is_foreign]
@@ -96,17 +101,6 @@ def temporarily(model: nn.Module, *changes: Change) -> Iterator[None]:
 def alone(source: Any) -> AbstractContextManager[None]:
     """Context with exclusive use of a live model; an empty one for anything else."""
     return temporarily(source) if isinstance(source, nn.Module) else nullcontext()
-
-
-def put_back(model: nn.Module) -> AbstractContextManager[None]:
-    """Context that restores the attention implementations named in a model's configs."""
-
-    def note(stack: ExitStack) -> None:
-        for config in configs_of(model):
-            name = "_attn_implementation_internal"
-            stack.callback(setattr, config, name, getattr(config, name))
-
-    return temporarily(model, note)
 
 
 def hold(key: Hashable, begin: Callable[[], Callable[[], Any]], changes: ExitStack) -> None:

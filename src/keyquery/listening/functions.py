@@ -6,22 +6,29 @@ weights are then multiplied with values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import partial, update_wrapper
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from keyquery.layers import Attention
 from keyquery.listening.attachment import Attachment, Facts
 from keyquery.listening.call import Call
-from keyquery.listening.exclusive import hold
-from keyquery.listening.products import Contraction, Products, Scaled, Softmax, bound, tensors, unscaled
-from keyquery.listening.tokens import Bound, in_backward
-from keyquery.listening.transformers_attention import uses_interface
+from keyquery.listening.hooks import around_calls
+from keyquery.listening.products import (
+    Contraction,
+    Products,
+    Softmax,
+    bound,
+    contraction,
+    equation_of,
+    tensors,
+    unscaled,
+)
+from keyquery.listening.tokens import in_backward
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 PACKED = (  # arguments of multi_head_attention_forward
@@ -29,6 +36,7 @@ PACKED = (  # arguments of multi_head_attention_forward
     *("add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias", "training", "key_padding_mask"),
     *("need_weights", "attn_mask"),
 )
+Lead = Callable[[torch.Size], tuple[int, int]]  # batch and heads of leading sizes
 
 
 def looks_like_attention(module: nn.Module) -> bool:
@@ -37,65 +45,27 @@ def looks_like_attention(module: nn.Module) -> bool:
     return "attention" in called or "attn" in called
 
 
-def attach(attachment: Attachment, modules: dict[str, nn.Module], covered: bool, changes: ExitStack) -> None:
-    """Watch the torch functions of a model, unless other adapters see all of its attention."""
-    if covered and not _uncovered(modules):
+def attach(attachment: Attachment, modules: dict[str, nn.Module], seen: Iterable[str], changes: ExitStack) -> None:
+    """Watch the torch functions of a model, unless all of its attention is among what is `seen` without."""
+    names = [f"{name}." for name in seen]
+    unseen = (
+        name
+        for name, module in modules.items()
+        if looks_like_attention(module) and next(module.parameters(), None) is not None
+        if not any(other.startswith(f"{name}.") or f"{name}.".startswith(other) for other in names)
+    )
+    if names and next(unseen, None) is None:
         return
-    model, mode = attachment.model, Functions(attachment, modules)
+    mode = Functions(attachment, modules)
     mode.follow([(name, module) for name, module in modules.items() if not _is_leaf(module)], changes)
     for module in modules.values():
-        if module is model or hasattr(type(module), "main_input_name"):
-            hold(("forward", id(module)), partial(_wrap, module), changes)
-            _MODES.setdefault(id(module), []).append(mode)
-            changes.callback(_MODES[id(module)].remove, mode)
+        if module is attachment.model or hasattr(type(module), "main_input_name"):
+            around_calls(module, mode.around, changes)
 
 
 def _is_leaf(module: nn.Module) -> bool:
     """Whether a module is one of torch's own that holds no other."""
     return type(module).__module__.startswith("torch.nn.modules") and next(module.children(), None) is None
-
-
-_MODES: dict[int, list[Functions]] = {}  # modes to enter while a model's forward runs
-
-
-def _wrap(module: nn.Module) -> Any:
-    """Let a model's forward run under its modes; a `with` block ends them also after an interrupt."""
-    forward = module.forward
-    before = vars(module).get("forward")
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            for mode in _MODES.get(id(module), ()):
-                if not mode.on:
-                    stack.enter_context(mode.running())
-            out = forward(*args, **kwargs)
-            for mode in _MODES.get(id(module), ()):
-                if mode.attachment.model is module:
-                    mode.finish("")  # while its forward is running
-            return out
-
-    wrapper = Bound(run)
-    update_wrapper(wrapper, forward)  # transformers reads the signature of a forward
-    vars(module)["forward"] = wrapper
-
-    def back() -> None:
-        _MODES.pop(id(module), None)
-        vars(module).pop("forward", None)
-        if before is not None:
-            vars(module)["forward"] = before
-
-    return back
-
-
-def _uncovered(modules: dict[str, nn.Module]) -> bool:
-    """Whether a model has attention that neither transformers' interface nor `kq.Attention` computes."""
-    names = [name for name, module in modules.items() if isinstance(module, Attention) or uses_interface(module)]
-    for name, module in modules.items():
-        if name not in names and looks_like_attention(module) and next(module.parameters(), None) is not None:
-            around = any(f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}.") for other in names)
-            if not around:
-                return True
-    return False
 
 
 class Functions(Products):
@@ -104,9 +74,14 @@ class Functions(Products):
     def __init__(self, attachment: Attachment, modules: dict[str, nn.Module]) -> None:
         super().__init__()
         self.attachment, self.modules = attachment, modules
-        self.pending: list[Softmax] = []
+        self.pending: list[Softmax] = []  # whose product with values was not seen yet
         self.on = False
         self.again = ExitStack()  # in which it is on while a module is computed again, in a backward pass
+
+    def around(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the model, or one inside of it, with the mode on."""
+        with ExitStack() if self.on else self.running():
+            return call(*args, **kwargs)
 
     def running(self) -> ExitStack:
         """Context in which the mode is on."""
@@ -130,64 +105,51 @@ class Functions(Products):
             elif looks_like_attention(module):
                 raise RuntimeError(f"{name} was called outside of the model's forward: call the model itself")
         super().enter(name, module, args, kwargs)
-        self.attachment.run._note(module, args, kwargs)
+        self.attachment.run.note(module, args, kwargs)
         if looks_like_attention(module):
             self.attachment.ran.add(name)
 
     def leave(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
-        """A module returns."""
+        """A module returns: softmaxes of which no product with values was seen are shown without them."""
         super().leave(name, module, args, out)
-        self.finish(name)
-        if not self.attachment.run.frames:
-            self.attachment.run.arguments.pop(self.modules[name], None)
-            if not self.stack:
-                self.again.close()
-
-    def finish(self, name: str) -> None:
-        """Show softmaxes of a module of which no product with values was seen, without them."""
         for event in [event for event in self.pending if event.owner == name]:
             self.pending.remove(event)
-            if event.used and not event.seen:
-                new = self._show(event.owner, partial(self._facts, event, None))[1]
-                if new:
-                    raise RuntimeError(f"{name or 'the model'} changes its attention after the softmax: not supported")
+            if event.used and not event.seen and self._show(name, partial(self._facts, event, None))[1]:
+                raise RuntimeError(f"{name or 'the model'} changes its attention after the softmax: not supported")
+        if not self.attachment.run.frames:
+            self.attachment.run.arguments.pop(module, None)
+            if not self.stack:
+                self.again.close()
 
     def softmax(self, event: Softmax) -> None:
         """Wait for the product with values."""
         self.pending.append(event)
 
     def fused(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        """Torch's own attention."""
-        return self._packed(func, args, kwargs) if name.startswith("multi") else self._sdpa(func, args, kwargs)
-
-    def _sdpa(self, func: Any, args: Any, kwargs: Any) -> Any:
-        given = bound(NAMES, args, kwargs)
-        call, new = self._show(self.owner(), partial(fused_facts, given, self._lead))
+        """Torch's own attention; nn.MultiheadAttention projects, attends and projects in one function."""
+        packed = name.startswith("multi")
+        given = bound(PACKED if packed else NAMES, args, kwargs)
+        facts = partial(packed_facts, given) if packed else partial(fused_facts, given, self._lead)
+        call, new = self._show(self.owner(), facts)
         if not new:
             return self._inside(func, *args, **kwargs)
+        if packed:
+            return self._inside(_packed_output, call, new, given)
         out = self._inside(call.attend, new, given.get("dropout_p", 0.0))
         return out.reshape(*given["query"].shape[:-1], out.shape[-1])
 
-    def _packed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """nn.MultiheadAttention, which projects, attends and projects in one function."""
-        given = bound(PACKED, args, kwargs)
-        call, new = self._show(self.owner(), partial(packed_facts, given, self.modules[self.owner()]))
-        if not new:
-            return self._inside(func, *args, **kwargs)
-        return self._inside(_packed_output, call, new, given)
-
     def valued(self, event: Softmax, func: Any, args: Any, kwargs: Any) -> Any:
         """Show the call whose weights meet their values here, and go on with what it was replaced by."""
-        self.pending = [other for other in self.pending if other is not event]
-        name = getattr(func, "__name__", "")
         weights, value = list(tensors(args))[-2:]
-        equation = next((part for part in args if isinstance(part, str)), None)
-        order = None if equation is None else Contraction.of(equation, weights.ndim, value.ndim)
-        known = (equation is None or order is not None) and name in ("matmul", "__matmul__", "bmm", "einsum")
+        equation = equation_of(args)
+        order = None if equation is None else contraction(equation, weights.ndim)
+        known = (equation is None or order is not None) and getattr(func, "__name__", "") in (
+            *("matmul", "__matmul__", "bmm", "einsum"),
+        )
         if not known or not self._inside(_is_whole, event, weights, order):
             event.seen = False
-            self.pending.append(event)
             return self._inside(func, *args, **kwargs)
+        self.pending = [other for other in self.pending if other is not event]
         standard = value if order is None else value.permute(order.right).mT
         call, new = self._show(event.owner, partial(self._facts, event, standard))
         if not new:
@@ -195,26 +157,26 @@ class Functions(Products):
         out = self._inside(call.attend, new, event.dropout)
         if order is None:
             return out.reshape(*weights.shape[:-1], out.shape[-1])
-        return order.result(out.reshape(*weights.permute(order.left).shape[:-1], out.shape[-1]))
+        return out.reshape(*weights.permute(order.left).shape[:-1], out.shape[-1]).permute(order.out)
 
-    def _facts(self, event: Softmax, value: Tensor | None) -> Facts | None:
+    def _facts(self, event: Softmax, value: Tensor | None) -> Facts:
         lead = self._lead(event.scores.shape[:-2])
         scores = event.scores.reshape(*lead, *event.scores.shape[-2:])
-        scaled = next((product for product in event.products if _sides(event, product, lead) is not None), None)
         n, m = scores.shape[-2:]
-        query, key = scores.new_zeros(*lead, n, 0), scores.new_zeros(*lead, m, 0)
-        if scaled is not None:
-            query, key = _sides(event, scaled, lead)  # type: ignore[misc]
-            if query.shape[-2] != n or key.shape[-2] != m:
-                query, key, scaled = scores.new_zeros(*lead, n, 0), scores.new_zeros(*lead, m, 0), None
         values = None if value is None else _split(value, lead)
-        return Facts(query, key, values, None if scaled is None else scaled.factor, given_scores=scores)
+        for sides, factor in event.products:
+            query, key = (None, None) if sides is None else (_split(side, lead) for side in sides)
+            query, key = (key, query) if event.swapped else (query, key)
+            if query is not None and key is not None and (query.shape[-2], key.shape[-2]) == (n, m):
+                return Facts(query, key, values, factor, given_scores=scores)
+        query, key = scores.new_zeros(*lead, n, 0), scores.new_zeros(*lead, m, 0)  # not known
+        return Facts(query, key, values, None, given_scores=scores)
 
-    def _lead(self, shape: Any) -> tuple[int, int]:
+    def _lead(self, shape: torch.Size) -> tuple[int, int]:
         """Leading dimensions as batch and heads; where they are one, by the batch of the module's input."""
         if len(shape) >= 2:
-            return int(torch.Size(shape[:-1]).numel()), int(shape[-1])
-        count = int(shape[0]) if shape else 1
+            return shape[:-1].numel(), shape[-1]
+        count = shape[0] if shape else 1
         given = self.attachment.run.arguments.get(self.modules[self.owner()])
         batch = len(given.first) if given is not None and given.first is not None and given.first.ndim == 3 else 1
         return (batch, count // batch) if count % batch == 0 else (1, count)
@@ -234,25 +196,15 @@ class Functions(Products):
             self.attachment.inside -= 1
 
 
-def _sides(event: Softmax, scaled: Scaled, lead: tuple[int, int]) -> tuple[Tensor, Tensor] | None:
-    """Queries and keys of a product that entered a softmax, with batch and heads in front."""
-    sides = scaled.product.sides
-    if sides is None:
-        return None
-    query, key = (_split(side, lead) for side in (reversed(sides) if event.swapped else sides))
-    return None if query is None or key is None else (query, key)
-
-
 def _is_whole(event: Softmax, weights: Tensor, order: Contraction | None) -> bool:
-    """Whether weights that meet values are all of a softmax, in the order of its scores."""
-    moved = getattr(weights, "_kq_moved", False)
+    """Whether weights that meet values are all of a softmax, in the order of its scores; hidden rows may be 0."""
     weights = weights if order is None else weights.permute(order.left)
     if weights.numel() != event.scores.numel() or weights.shape[-2:] != event.scores.shape[-2:]:
         return False
-    if not moved or event.dropout:
+    if not event.changed or event.dropout:
         return True
     expected = event.scores.softmax(-1).reshape(weights.shape).to(weights.dtype)
-    return torch.allclose(weights, expected, rtol=1e-3, atol=1e-6, equal_nan=True)
+    return torch.allclose(weights.nan_to_num(0.0), expected.nan_to_num(0.0), rtol=1e-3, atol=1e-6)
 
 
 def _split(x: Tensor, lead: tuple[int, int]) -> Tensor | None:
@@ -264,31 +216,23 @@ def _split(x: Tensor, lead: tuple[int, int]) -> Tensor | None:
     return x.unsqueeze(1).expand(-1, lead[1], -1, -1) if x.ndim == 3 and len(x) == lead[0] else None
 
 
-def fused_facts(given: dict[str, Any], lead: Callable[[Any], tuple[int, int]]) -> Facts:
-    """The call inside scaled_dot_product_attention, from its arguments; `lead` is batch and heads of leading sizes."""
+def fused_facts(given: dict[str, Any], lead: Lead) -> Facts:
+    """The call inside scaled_dot_product_attention, from its arguments."""
     (query, of_query), (key, of_key) = unscaled(given["query"]), unscaled(given["key"])
     mask, scale, sizes = given.get("attn_mask"), given.get("scale"), query.shape[:-2]
     if mask is not None and type(mask) is not Tensor and hasattr(mask, "_materialize"):
         mask = mask._materialize(query.device)  # torch's lazy causal masks
+    if mask is not None and not mask.ndim == given["query"].ndim == 4:
+        if mask.ndim <= 2 or len(sizes) == 2:
+            mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
+        else:
+            mask = mask.expand(*sizes, *mask.shape[-2:]).reshape(*lead(sizes), *mask.shape[-2:])
     query, key, value = (x.reshape(*lead(x.shape[:-2]), *x.shape[-2:]) for x in (query, key, given["value"]))
-    return Facts(
-        query,
-        key,
-        value,
-        scale=(query.shape[-1] ** -0.5 if scale is None else float(scale)) * of_query * of_key,
-        attn_mask=mask if mask is None or mask.ndim == given["query"].ndim == 4 else _four(mask, sizes, lead),
-        causal=0 if given.get("is_causal") else None,
-    )
+    scale = (query.shape[-1] ** -0.5 if scale is None else float(scale)) * of_query * of_key
+    return Facts(query, key, value, scale, attn_mask=mask, causal=0 if given.get("is_causal") else None)
 
 
-def _four(mask: Tensor, sizes: torch.Size, lead: Callable[[Any], tuple[int, int]]) -> Tensor:
-    """A mask of scores with other leading sizes than batch and heads."""
-    if mask.ndim <= 2 or len(sizes) == 2:
-        return mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
-    return mask.expand(*sizes, *mask.shape[-2:]).reshape(*lead(sizes), *mask.shape[-2:])
-
-
-def packed_facts(given: dict[str, Any], module: nn.Module | None = None) -> Facts:
+def packed_facts(given: dict[str, Any]) -> Facts:
     """The call inside torch's multi_head_attention_forward, from its arguments; sequences come first in them."""
     inputs, heads = [given[name] for name in ("query", "key", "value")], int(given["num_heads"])
     if given.get("use_separate_proj_weight"):
@@ -316,10 +260,8 @@ def packed_facts(given: dict[str, Any], module: nn.Module | None = None) -> Fact
     if real is not None:
         seen = real[:, None, None]
         shown = seen if shown is None else seen & shown if shown.dtype == torch.bool else shown.where(seen, -torch.inf)
-    cross = inputs[0] is not inputs[1] and not (
-        inputs[0].shape == inputs[1].shape and bool((inputs[0] == inputs[1]).all())
-    )
-    return Facts(query, key, value, query.shape[-1] ** -0.5, shown, real=real, cross=cross)
+    same = inputs[0] is inputs[1] or torch.equal(*inputs[:2])
+    return Facts(query, key, value, query.shape[-1] ** -0.5, shown, real=real, cross=not same)
 
 
 def _packed_output(call: Call, new: dict[str, Tensor], given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:

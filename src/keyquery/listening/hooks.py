@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints import Layer
 from keyquery.checkpoints.sources import bare
-from keyquery.listening.exclusive import Change, hold, temporarily
+from keyquery.listening.exclusive import hold, temporarily
 from keyquery.listening.tokens import Bound, context_of
 from keyquery.listening.tokens import has_two_sides as has_two_sides
 from keyquery.support.printable import first_line
@@ -26,25 +26,24 @@ def running(model: nn.Module) -> Iterator[Callable[[Batch], Any]]:
     model = bare(model)
 
     def run(batch: Batch) -> Any:
-        device = next((weight.device for weight in model.parameters()), None)
+        device = device_of(model)
         batch = {name: tensor.to(device) if isinstance(tensor, Tensor) else tensor for name, tensor in batch.items()}
         try:
             return model(**batch)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(_refusal(model, batch, error)) from error
+            shapes = ", ".join(
+                f"{name} {tuple(value.shape)}" for name, value in batch.items() if torch.is_tensor(value)
+            )
+            context = context_of(model)
+            ids = (
+                x.shape[1] for x in batch.values() if torch.is_tensor(x) and x.ndim == 2 and not x.is_floating_point()
+            )
+            long = context is not None and next(ids, 0) > context
+            hint = f"; its context is {context} tokens: use a smaller length" if long else ""
+            raise ValueError(f"{type(model).__name__} does not run on {shapes}: {first_line(error)}{hint}") from error
 
     with evaluating(model):
         yield run
-
-
-def _refusal(model: nn.Module, batch: Batch, error: Exception) -> str:
-    """Why a model does not run on a batch."""
-    shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in batch.items() if isinstance(value, Tensor))
-    context = context_of(model)
-    ids = next((t for t in batch.values() if isinstance(t, Tensor) and t.ndim == 2 and not t.is_floating_point()), None)
-    long = context is not None and ids is not None and ids.shape[-1] > context
-    hint = f"; its context is {context} tokens: use a smaller length" if long else ""
-    return f"{type(model).__name__} does not run on {shapes}: {first_line(error)}{hint}"
 
 
 @contextmanager
@@ -53,37 +52,47 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     Other threads are refused.
     """
-    with temporarily(model, _evaluation(model)), torch.no_grad():
-        yield
 
-
-def _evaluation(model: nn.Module) -> Change:
     def change(stack: ExitStack) -> None:
         for module in model.modules():
             stack.callback(setattr, module, "training", module.training)
         model.eval()
         slow_path(stack)
 
-    return change
+    with temporarily(model, change), torch.no_grad():
+        yield
 
 
 def slow_path(changes: ExitStack) -> None:
     """Disable torch's fused encoder path (global), which bypasses inner modules."""
-    hold("fast path", _slow, changes)
 
+    def begin() -> Callable[[], None]:
+        before = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        return partial(torch.backends.mha.set_fastpath_enabled, before)
 
-def _slow() -> Callable[[], None]:
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    return partial(torch.backends.mha.set_fastpath_enabled, before)
+    hold("fast path", begin, changes)
 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Context in eval mode without gradients that restores modes, random states and buffers."""
+
+    def keep(stack: ExitStack) -> None:
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    stack.callback(put, module, name, buffer, buffer.clone(), buffer._version)
+
+    def put(module: nn.Module, name: str, buffer: Tensor, copy: Tensor, version: int) -> None:
+        module._buffers[name] = buffer
+        if buffer._version != version:
+            with torch.no_grad():
+                buffer.copy_(copy)
+
     device = device_of(model)
     with (
-        temporarily(model, partial(_keep_buffers, model)),
+        temporarily(model, keep),
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         evaluating(model),
         torch.autocast(device.type, enabled=False),
@@ -91,23 +100,14 @@ def untouched(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _keep_buffers(model: nn.Module, stack: ExitStack) -> None:
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                stack.callback(_put_buffer, module, name, buffer, buffer.clone(), buffer._version)
-
-
-def _put_buffer(module: nn.Module, name: str, buffer: Tensor, copy: Tensor, version: int) -> None:
-    module._buffers[name] = buffer
-    if buffer._version != version:
-        with torch.no_grad():
-            buffer.copy_(copy)
-
-
 def device_of(model: nn.Module) -> torch.device:
     """The device of a model."""
     return next((weight.device for weight in model.parameters()), torch.device("cpu"))
+
+
+def module_of(layer: Layer) -> str:
+    """The attention module of a layer; the nope and rope parts of MLA share one."""
+    return layer.name.removesuffix(" (nope)").removesuffix(" (rope)")
 
 
 def entry(layer: Layer, side: str = "query") -> str:
@@ -126,15 +126,6 @@ def batches_of(data: Iterable[Batch]) -> Iterator[Batch]:
         if not isinstance(batch, Mapping):
             raise TypeError(f"data must contain mappings of tensors, got {type(batch).__name__}")
         yield batch
-
-
-def on_forward(model: nn.Module, changes: ExitStack, after: Callable[[], None]) -> None:
-    """Call a function after every forward of a model that did not fail."""
-
-    def ended(module: nn.Module, args: Any, out: Any) -> None:
-        after()
-
-    changes.callback(model.register_forward_hook(Bound(ended)).remove)
 
 
 def on_input(module: nn.Module, note: Callable[..., None], changes: ExitStack) -> None:
@@ -162,11 +153,19 @@ def around_calls(model: nn.Module, around: Callable[..., Any], changes: ExitStac
 
     The forward has not begun then, unlike in a hook: listeners can still be added, and a `with` block spans it.
     """
-    surrounded = vars(model).get(CALL)
-    if not isinstance(surrounded, Surrounded):
-        surrounded = vars(model)[CALL] = Surrounded(model._call_impl, surrounded)
+    before = vars(model).get(CALL)
+    surrounded = before if isinstance(before, Surrounded) else Surrounded(model._call_impl, before)
+    vars(model)[CALL] = surrounded
     surrounded.functions.append(around)
-    changes.callback(_leave, model, surrounded, around)
+
+    def leave() -> None:
+        surrounded.functions.remove(around)
+        if not surrounded.functions and vars(model).get(CALL) is surrounded:  # else the model was compiled meanwhile
+            del vars(model)[CALL]
+            if surrounded.compiled is not None:
+                vars(model)[CALL] = surrounded.compiled
+
+    changes.callback(leave)
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -184,28 +183,22 @@ def is_compiled(model: nn.Module) -> bool:
 CALL = "_compiled_call_impl"  # what torch calls in place of a module's `_call_impl`; model.compile() sets it, too
 
 
-def _leave(model: nn.Module, surrounded: Surrounded, around: Callable[..., Any]) -> None:
-    surrounded.functions.remove(around)
-    if not surrounded.functions and vars(model).get(CALL) is surrounded:  # else the model was compiled meanwhile
-        del vars(model)[CALL]
-        if surrounded.compiled is not None:
-            vars(model)[CALL] = surrounded.compiled
-
-
 class Surrounded:
     """Stands in for a model's call, with functions around it. A copy of the model, or a pickled one, is without it."""
 
     def __init__(self, call: Callable[..., Any], compiled: Callable[..., Any] | None) -> None:
         self.compiled, self.call = compiled, call if compiled is None else compiled
-        self.functions: list[Callable[..., Any]] = []
+        self.functions: list[Callable[..., Any]] = []  # the outermost first
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; in a graph that torch compiles of it, without the functions."""
-        call = self.call
-        if not torch.compiler.is_compiling():
-            for function in self.functions:
-                call = partial(function, call)
-        return call(*args, **kwargs)
+        return self.call(*args, **kwargs) if torch.compiler.is_compiling() else self._within(0, *args, **kwargs)
+
+    def _within(self, depth: int, *args: Any, **kwargs: Any) -> Any:
+        """Call the next function, which one around it may just have added, or the model."""
+        if depth == len(self.functions):
+            return self.call(*args, **kwargs)
+        return self.functions[depth](partial(self._within, depth + 1), *args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> None:
         return None

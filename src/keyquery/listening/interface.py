@@ -1,4 +1,4 @@
-"""Attention through transformers' interface: the table in which modules look up their attention function is wrapped.
+"""Attention that asks for a function: of transformers, in whose interface it is looked up, and of `kq.Attention`.
 
 The model keeps its implementation while nothing is replaced. Replaced tensors, which may be of another width, enter
 torch's fused attention; eager attention, and what has sinks or soft caps, is computed from its parts.
@@ -15,18 +15,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from keyquery.layers import Attention
 from keyquery.listening.attachment import Facts, emit
+from keyquery.listening.call import Call
 from keyquery.listening.exclusive import hold
 from keyquery.listening.tokens import Bound
-from keyquery.listening.transformers_attention import TABLE, unwrapped
+from keyquery.listening.transformers_attention import TABLE, unwrapped, uses_interface
 from keyquery.support.extras import optional
 
 
+def asks(module: nn.Module) -> bool:
+    """Whether a module asks for the function that attends."""
+    return isinstance(module, Attention) or uses_interface(module)
+
+
 def attach(module: nn.Module, changes: ExitStack) -> None:
-    """Make a module's lookup of its attention function return ours, which calls the original."""
+    """Let a module get a function of ours, which calls the original; models may share modules, and architectures."""
+    if isinstance(module, Attention):
+        hold(("layer", id(module)), partial(_set, module), changes)
+        return
     names = unwrapped(module).__globals__
     names = names if TABLE in names else vars(optional("transformers.modeling_utils", "its attention"))
-    hold(("interface", id(names)), partial(_replace, names), changes)  # models may share an architecture
+    hold(("interface", id(names)), partial(_replace, names), changes)
 
 
 def _replace(names: dict[str, Any]) -> Callable[[], None]:
@@ -137,3 +147,53 @@ def _dense(mask: Any, module: nn.Module, query: Tensor, key: Tensor) -> Tensor |
         return create_mask(mask.mask_mod, *shape, device=query.device)
     warnings.warn(f"{type(module).__name__} has a mask of {type(mask).__name__}, which is not read", stacklevel=2)
     return None
+
+
+def _set(module: Any) -> Any:
+    vars(module)["attend_by"] = Bound(partial(_attend_layer, module))
+    return partial(vars(module).pop, "attend_by", None)
+
+
+def _attend_layer(
+    module: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    real: Tensor | None,
+    visible: Tensor | None,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor | None]:
+    with emit(module, partial(_layer_facts, module, query, key, value, real, visible, is_causal)) as (call, new):
+        if not new:
+            return module.attend(query, key, value, real, visible, is_causal)
+        return _shown(call, call.attend(new, module.dropout if module.training else 0.0), real)
+
+
+def _shown(call: Call, out: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Outputs with 0 for queries that see no key, and which queries see any."""
+    if call.mask is None and real is None:
+        return out, None
+    shown = torch.ones(len(out), 1, *call.query.shape[-2:-1], call.key.shape[-2], dtype=torch.bool, device=out.device)
+    shown = shown if call.mask is None else shown & call.mask
+    seen = (shown if real is None else shown & real[:, None, None]).any(-1, keepdim=True)
+    return out.where(seen, 0.0), seen
+
+
+def _layer_facts(
+    module: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    real: Tensor | None,
+    visible: Tensor | None,
+    is_causal: bool,
+) -> Facts:
+    if module.kernel == "rbf":  # −‖k‖²/2 as a further key dimension, with 1 in the query
+        query = torch.cat((query, torch.ones_like(query[..., :1])), -1)
+        key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
+    mask = visible
+    if real is not None:  # NaN in padding must not reach the output
+        key, value = (x.where(real[:, None, :, None], 0.0) for x in (key, value))
+        mask = real[:, None, None] if visible is None else visible & real[:, None, None]
+    offset = key.shape[-2] - query.shape[-2] if is_causal else None
+    return Facts(query, key, value, module.scale, mask, offset, real=real, cross=False)

@@ -8,9 +8,8 @@ verified on all tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,9 +25,9 @@ from keyquery.checkpoints.layouts import Values
 from keyquery.checkpoints.sources import Live, bare
 from keyquery.forms import Rope
 from keyquery.forms.rope import fitted_ropes
-from keyquery.listening.attachment import add_listener, no_attention, warn_unseen
 from keyquery.listening.call import Call
-from keyquery.listening.hooks import Batch, running
+from keyquery.listening.hooks import Batch
+from keyquery.listening.maps import run_with
 from keyquery.reading import digests
 from keyquery.support.printable import first_line
 
@@ -64,14 +63,22 @@ class ParameterView:
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """A linear map of a model: x·weightᵀ + bias."""
+    """A linear map of a model, x·weightᵀ + bias, or the rows (heads, r) of it that make queries, keys or values."""
 
-    weight: ParameterView
-    bias: ParameterView | None
+    weights: ParameterView
+    biases: ParameterView | None
+    rows: Any = ...
+
+    def weight(self) -> Tensor:
+        """The weights as they are now."""
+        return self.weights.now()[self.rows]
+
+    def bias(self) -> Tensor | None:
+        """The biases as they are now."""
+        return None if self.biases is None else self.biases.now()[self.rows]
 
 
-@dataclass(frozen=True, eq=False)
-class Application:
+class Application(NamedTuple):
     """A linear map that a model applied, and to what."""
 
     map: LinearMap
@@ -79,111 +86,48 @@ class Application:
     out: Float[Tensor, "*tokens out"]
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The rows of a linear map that make the queries, keys or values of all heads."""
+class Observed(NamedTuple):
+    """What one attention call showed of its layer: facts of a `Layer`, and its linear maps."""
 
-    map: LinearMap
-    rows: Int[Tensor, "heads r"]
-
-    def weight(self) -> Float[Tensor, "heads r d"]:
-        """The weights as they are now."""
-        return self.map.weight.now()[self.rows]
-
-    def bias(self) -> Float[Tensor, "heads r"] | None:
-        """The biases as they are now."""
-        return None if self.map.bias is None else self.map.bias.now()[self.rows]
-
-
-@dataclass(frozen=True, eq=False)
-class LayerFacts:
-    """What one attention call showed of its layer."""
-
-    name: str
-    cross: bool
-    causal: bool
-    scale: float
-    query: Rows
-    key: Rows
-    value: Rows | None
+    facts: dict[str, Any]
+    query: LinearMap
+    key: LinearMap
+    value: LinearMap | None
     output: LinearMap | None
-    rope: Rope | None
-    softcap: float | None
-    modules: dict[str, str]
-    notes: tuple[str, ...]
 
 
 class LinearMaps(TorchFunctionMode):
-    """Records the linear maps that a model applies, since the last attention call and since the one before."""
+    """Records the linear maps that a model applies."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.before: list[Application] = []
-        self.after: list[Application] = []
-        self._last: tuple[Tensor, Application] | None = None  # with its output, to which a bias may be added
+        self.applied: list[Application] = []
+        self._last: Tensor | None = None  # output of the last one, to which a bias may be added
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         out = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
         if name == "linear":
-            bias = args[2] if len(args) > 2 else kwargs.get("bias")
-            self._add(args[1], bias, args[0], out)
+            self._add(args[1], args[2] if len(args) > 2 else kwargs.get("bias"), args[0], out)
         elif name == "addmm" and args[2].ndim == 2:
             self._add(args[2].mT, args[0], args[1], out)
         elif name in ("matmul", "__matmul__") and args[1].ndim == 2:
             self._add(args[1].mT, None, args[0], out)
-        elif name in ("add", "__add__"):
-            self._add_bias(args[0], args[1], out)
+        elif name in ("add", "__add__") and args[0] is self._last and isinstance(args[1], nn.Parameter):
+            before = self.applied[-1]
+            self.applied.append(
+                Application(replace(before.map, biases=ParameterView.of(args[1])), before.x, out.detach())
+            )
         return out
-
-    def _add_bias(self, x: Any, bias: Any, out: Tensor) -> None:
-        """A bias that is added on its own."""
-        if self._last is not None and x is self._last[0] and isinstance(bias, nn.Parameter) and bias.ndim == 1:
-            before = self._last[1]
-            biased = LinearMap(before.map.weight, ParameterView.of(bias))
-            self._append(Application(biased, before.x, out.detach()), out)
 
     def _add(self, weight: Tensor, bias: Tensor | None, x: Tensor, out: Tensor) -> None:
         weights, biases = ParameterView.of(weight), None if bias is None else ParameterView.of(bias)
         if weights is not None and (bias is None or biases is not None):
-            self._append(Application(LinearMap(weights, biases), x.detach(), out.detach()), out)
-
-    def _append(self, application: Application, out: Tensor) -> None:
-        self.before.append(application)
-        self.after.append(application)
-        self._last = out, application
+            self.applied.append(Application(LinearMap(weights, biases), x.detach(), out.detach()))
+            self._last = out
 
 
-@dataclass(eq=False)
-class Observation:
-    """An attention call, the linear maps before it, and those after it up to the next."""
-
-    call: Call
-    before: list[Application]
-    after: list[Application] = field(default_factory=list)
-
-
-def observe(model: nn.Module, batch: Batch) -> list[Observation]:
-    """Run a batch; the attention calls of a model with the linear maps around them."""
-    seen: list[Observation] = []
-    maps = LinearMaps()
-
-    def note(call: Call) -> None:
-        seen.append(Observation(call, maps.before))
-        maps.before = []
-        maps.after = seen[-1].after
-
-    with running(model) as run, ExitStack() as changes, maps:
-        attachment = add_listener(model, note, changes)
-        run(batch)
-    if not seen:
-        raise no_attention(model)
-    warn_unseen(attachment)
-    return seen
-
-
-_OBSERVED: WeakKeyDictionary[nn.Module, tuple[dict[str, int], list[LayerFacts]]] = WeakKeyDictionary()
+_OBSERVED: WeakKeyDictionary[nn.Module, tuple[dict[str, int], list[Observed]]] = WeakKeyDictionary()
 
 
 def live_heads(model: nn.Module, batch: Batch | None = None) -> Heads:
@@ -194,58 +138,65 @@ def live_heads(model: nn.Module, batch: Batch | None = None) -> Heads:
         heads[0]  # layers are read when they are asked for
         return heads
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        known, facts = _OBSERVED.get(model, ({}, []))
-        if facts and known == _identities(model):
-            return ObservedHeads(model, facts)
+        # What was observed holds for these parameters. It keeps them, so that no other gets their id.
+        identities = {name: id(parameter) for name, parameter in model.named_parameters()}
+        known, layers = _OBSERVED.get(model, ({}, []))
+        if layers and known == identities:
+            return ObservedHeads(model, layers)
         if any(weight.is_meta or not bool(weight.isfinite().all()) for weight in model.parameters()):
             raise
         if batch is None:
             raise ValueError(f"{first_line(error)}; with data, its heads are found by running it") from error
-        facts = _observed_layers(model, batch)
-    _OBSERVED[model] = _identities(model), facts
-    return ObservedHeads(model, facts)
+        layers = _observed(model, batch)
+    _OBSERVED[model] = identities, layers
+    return ObservedHeads(model, layers)
 
 
-def _identities(model: nn.Module) -> dict[str, int]:
-    """The parameters of a model: what was observed holds for these. It keeps them, so that no other gets their id."""
-    return {name: id(parameter) for name, parameter in model.named_parameters()}
-
-
-def _observed_layers(model: nn.Module, batch: Batch) -> list[LayerFacts]:
+def _observed(model: nn.Module, batch: Batch) -> list[Observed]:
     """The layers of a model by its attention calls; raises in one sentence if projections are not found."""
     owners = {id(parameter): name.rpartition(".")[0] for name, parameter in model.named_parameters()}
-    layers: dict[str, LayerFacts] = {}
-    for observation in observe(model, batch):
-        if observation.call.name not in layers:
-            layers[observation.call.name] = _layer(observation, owners)
+    calls: list[tuple[Call, int]] = []
+    with LinearMaps() as maps:
+        run_with(model, batch, lambda call, _: calls.append((call, len(maps.applied))))
+    ends = [0, *(count for _, count in calls), len(maps.applied)]
+    layers: dict[str, Observed] = {}
+    for number, (call, count) in enumerate(calls):
+        if call.name not in layers:
+            before, after = maps.applied[ends[number] : count], maps.applied[count : ends[number + 2]]
+            layers[call.name] = _layer(call, before, after, owners)
     return list(layers.values())
 
 
-def _layer(observation: Observation, owners: dict[int, str]) -> LayerFacts:
-    call, maps = observation.call, observation.before
+def _layer(call: Call, before: list[Application], after: list[Application], owners: dict[int, str]) -> Observed:
     label = call.name or "attention"
     if call.scale is None or call.query.shape[-1] == 0:
         raise ValueError(f"{label}: its scores are no product of queries and keys times a number")
-    query, rope = _matched(call.query, call.positions, maps, f"queries of {label}")
-    key, rope = _matched(call.key, call.key_positions, maps, f"keys of {label}", rope)
-    pairs = (("query", query), ("key", key))
-    roles = {role: owners.get(id(rows.map.weight.parameter), call.name) for role, rows in pairs}
-    itself = call.name in roles.values()
+    query, rope = _matched(call.query, call.positions, before, f"queries of {label}")
+    key, rope = _matched(call.key, call.key_positions, before, f"keys of {label}", rope)
+    roles = {role: owners.get(id(rows.weights.parameter), call.name) for role, rows in (("query", query), ("key", key))}
     notes = ("a bias of positions is added to its scores, and not read",) if call.bias is not None else ()
-    return LayerFacts(
-        name=label,
-        cross=call.is_cross,
-        causal=call.is_causal,
-        scale=call.scale,
-        query=query,
-        key=key,
-        value=None if call.value is None else _looked_up(call.value, _all_tokens(call.value), maps)[0],
-        output=_output(call, observation.after),
-        rope=rope,
-        softcap=call.softcap,
-        modules={"module": call.name} if itself else roles,
-        notes=notes,
+    facts = {
+        "name": label,
+        "kind": "cross" if call.is_cross else "self",
+        "causal": call.is_causal,
+        "scale": call.scale,
+        "rope": rope,
+        "position": "unread" if notes else "none",
+        "modules": {"module": call.name} if call.name in roles.values() else roles,
+        "notes": notes,
+        "softcap": call.softcap,
+    }
+    if call.value is None:
+        return Observed(facts, query, key, None, None)
+    merged = _tokens(call.output()).flatten(1)
+    outputs = (
+        application.map
+        for application in after
+        for x in _aligned(application.x, call.query)
+        if x.shape == merged.shape and _error(x.double(), merged) <= TOLERANCE
     )
+    value, _ = _looked_up(call.value, _all_tokens(call.value), before)
+    return Observed(facts, query, key, value, next(outputs, None))
 
 
 def _matched(
@@ -254,7 +205,7 @@ def _matched(
     maps: Sequence[Application],
     what: str,
     *ropes: Rope | None,
-) -> tuple[Rows, Rope | None]:
+) -> tuple[LinearMap, Rope | None]:
     """The rows that make queries or keys, and how these are rotated; the latter as in `ropes`, if given."""
     target = _tokens(heads)
     turns = positions.expand(len(heads), -1).flatten()
@@ -300,7 +251,7 @@ def _aligned(out: Tensor, heads: Float[Tensor, "batch heads n r"]) -> list[Float
 
 def _looked_up(
     heads: Tensor, tokens: Int[Tensor, " some"], maps: Sequence[Application]
-) -> tuple[Rows, Float[Tensor, "tokens out"]] | tuple[None, None]:
+) -> tuple[LinearMap, Float[Tensor, "tokens out"]] | tuple[None, None]:
     """The rows of a map whose outputs on some tokens are those of the heads, and all its outputs; the latest map."""
     target = _tokens(heads)[tokens]
     flat = target.flatten(1)
@@ -314,7 +265,8 @@ def _looked_up(
             errors = torch.stack([(columns[:, rows] - flat).abs().amax(0) for rows in pair])
             smallest, best = errors.min(0)
             if float(smallest.max()) <= TOLERANCE * max(float(flat.abs().max()), 1e-30):
-                return Rows(application.map, pair.gather(0, best[None])[0].reshape(target.shape[1:])), out
+                rows = pair.gather(0, best[None])[0].reshape(target.shape[1:])
+                return replace(application.map, rows=rows), out
     return None, None
 
 
@@ -322,22 +274,10 @@ def _error(actual: Tensor, target: Tensor) -> float:
     return float((actual - target).abs().max() / target.abs().max().clamp(min=1e-30))
 
 
-def _output(call: Call, maps: Sequence[Application]) -> LinearMap | None:
-    """The linear map that takes the merged output of all heads."""
-    if call.value is None:
-        return None
-    merged = _tokens(call.output()).flatten(1)
-    for application in maps:
-        for x in _aligned(application.x, call.query):
-            if x.shape == merged.shape and _error(x.double(), merged) <= TOLERANCE:
-                return application.map
-    return None
-
-
 class ObservedHeads(Heads):
     """The attention layers of a live model that were found by running it; weights are read as they are now."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[LayerFacts]) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[Observed]) -> None:
         self.source, self.family, self._layers = Live(model), FAMILY, list(layers)
 
     def __len__(self) -> int:
@@ -350,59 +290,36 @@ class ObservedHeads(Heads):
     def recorded(self, into: dict[str, str] | None = None) -> dict[str, str]:
         """Digests of the weights of all layers."""
         tensors = {f"{layer.name}.{role}": weight for layer in self for role, weight in vars(layer.weights).items()}
-        found = {} if into is None else into
-        found |= digests({name: weight for name, weight in tensors.items() if weight is not None})
-        return found
+        recorded = {} if into is None else into
+        recorded |= digests({name: weight for name, weight in tensors.items() if weight is not None})
+        return recorded
 
     def _named(self) -> list[tuple[str, str]]:
-        return [(facts.name, "cross" if facts.cross else "self") for facts in self._layers]
+        return [(layer.facts["name"], layer.facts["kind"]) for layer in self._layers]
 
     def _read(self, index: int) -> Layer:
-        facts = self._layers[index]
-        return Layer(
-            index=index,
-            label=self.labels()[index],
-            name=facts.name,
-            kind="cross" if facts.cross else "self",
-            causal=facts.causal,
-            weights=_projections(facts.query, facts.key),
-            scale=facts.scale,
-            rope=facts.rope,
-            position="unread" if facts.notes else "none",
-            modules=facts.modules,
-            notes=facts.notes,
-            softcap=facts.softcap,
-        )
+        layer = self._layers[index]
+        weights = _projections(layer.query, layer.key)
+        return Layer(index=index, label=self.labels()[index], weights=weights, **layer.facts)
 
     def values(self, index: int) -> Values:
         """Value and output weights of a layer."""
-        facts = self._layers[index]
-        if facts.value is None or facts.output is None:
-            raise ValueError(f"{facts.name}: no linear maps of its parameters make its values and take its output")
-        paired = _projections(facts.query, facts.key)
-        groups, shared = paired.query.shape[:2]
-        value, bias = facts.value.weight(), facts.value.bias()
+        layer = self._layers[index]
+        if layer.value is None or layer.output is None:
+            raise ValueError(f"{layer.facts['name']}: no linear maps of its parameters make its values and its output")
+        groups, shared = _projections(layer.query, layer.key).query.shape[:2]
+        value, bias, output = layer.value.weight(), layer.value.bias(), layer.output.weight()
         step = len(value) // groups
-        weight, shift = facts.output.weight.now(), facts.output.bias
-        output = weight.mT.reshape(groups, shared, -1, len(weight))
-        biases = (None if bias is None else bias[::step, None], None if shift is None else shift.now())
-        return Values(value[::step, None], output, *biases)
+        biases = None if bias is None else bias[::step, None], layer.output.bias()
+        return Values(value[::step, None], output.mT.reshape(groups, shared, -1, len(output)), *biases)
 
 
-def _projections(query: Rows, key: Rows) -> Projections:
+def _projections(query: LinearMap, key: LinearMap) -> Projections:
     """Weights by key head: heads whose keys are the same rows share one."""
-    heads, rows = len(query.rows), key.rows
-    shared = heads // len(rows)
+    rows = key.rows
     repeats = [n for n in range(len(rows), 0, -1) if len(rows) % n == 0]
     repeat = next(n for n in repeats if bool((rows.reshape(-1, n, rows.shape[-1]) == rows[::n, None]).all()))
-    groups = len(rows) // repeat
-
-    def by_group(x: Tensor | None, queries: bool) -> Tensor | None:
-        if x is None:
-            return None
-        return x.unflatten(0, (groups, shared * repeat)) if queries else x[::repeat].unsqueeze(1)
-
-    weight, other = by_group(query.weight(), True), by_group(key.weight(), False)
-    assert weight is not None
-    assert other is not None
-    return Projections(weight, other, by_group(query.bias(), True), by_group(key.bias(), False))
+    groups, bias = len(rows) // repeat, query.bias()
+    key = replace(key, rows=rows[::repeat, None])
+    bias = None if bias is None else bias.unflatten(0, (groups, -1))
+    return Projections(query.weight().unflatten(0, (groups, -1)), key.weight(), bias, key.bias())

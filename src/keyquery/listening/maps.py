@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,14 +16,13 @@ from keyquery.checkpoints.sources import bare
 from keyquery.listening.attachment import add_listener, no_attention, warn_unseen
 from keyquery.listening.call import Call
 from keyquery.listening.hooks import Batch, running
-from keyquery.listening.tokens import has_two_sides
+from keyquery.listening.tokens import context_of, has_two_sides
 
 ROW_SUM_TOLERANCE = 1e-4  # the machine epsilon in half precision
 TOWERS = "has separate text and image towers without attention between them"
 
 
-@dataclass(frozen=True)
-class SelfAttention:
+class SelfAttention(NamedTuple):
     """A call of a run in which a sequence attends to itself: its number among all calls, its module, its tokens."""
 
     number: int
@@ -62,22 +61,14 @@ def run_with(model: nn.Module, batch: Batch, on_call: Callable[[Call, int], None
         on_call(call, count)
         count += 1
 
-    with listening(model, note) as run:
-        out = run(batch)
-    if not count:
-        raise no_attention(bare(model))
-    return calls, out
-
-
-@contextmanager
-def listening(model: nn.Module, on_call: Callable[[Call], None]) -> Iterator[Callable[[Batch], Any]]:
-    """Context whose function runs a batch, in eval mode without gradients, and shows each attention call."""
     model = bare(model)
     with running(model) as run, ExitStack() as changes:
-        attachment = add_listener(model, on_call, changes)
-        yield run
-    if attachment.layers:
-        warn_unseen(attachment)
+        attachment = add_listener(model, note, changes)
+        out = run(batch)
+    if not count:
+        raise no_attention(model)
+    warn_unseen(attachment)
+    return calls, out
 
 
 def maps_by_head(call: Call) -> Iterator[tuple[int, Float[Tensor, "batch 1 n m"]]]:
@@ -117,7 +108,8 @@ def layers_of(
 
     Towers of a vision-language model run before the layers over all tokens.
     """
-    if sum(value is not None for name, value in _fields(out) if name.endswith("_model_output")) > 1:
+    outputs = out.items() if hasattr(out, "items") else ()
+    if sum(value is not None for name, value in outputs if name.endswith("_model_output")) > 1:
         raise ValueError(f"{type(model).__name__} {TOWERS}")
     if has_two_sides(bare(model)):
         calls = [call for call in calls if "decoder" not in call.name.split(".")]
@@ -136,10 +128,6 @@ def stack_of(name: str) -> str:
     """The stack of layers that a module belongs to: its name up to the first number, if it has one."""
     number = re.search(r"\d", name)
     return name[: number.start()] if number else ""
-
-
-def _fields(out: Any) -> list[tuple[str, Any]]:
-    return list(out.items()) if hasattr(out, "items") else []
 
 
 def check_rows(maps: Float[Tensor, "heads n n"], rows: Bool[Tensor, "heads n"] | None = None) -> None:
@@ -162,15 +150,8 @@ def check_rows(maps: Float[Tensor, "heads n n"], rows: Bool[Tensor, "heads n"] |
 
 def check_length(model: nn.Module, tokens: int) -> None:
     """Raise if a text is longer than the model's context."""
-    places = (getattr(config_of(model), name, None) for name in ("max_position_embeddings", "n_positions", "length"))
-    most = next((count for count in places if isinstance(count, int) and count > 0), None)
-    if most is not None and tokens > most:
+    longest = context_of(model)
+    if longest is not None and tokens > longest:
         raise ValueError(
-            f"the text has {tokens} tokens, and {type(model).__name__} takes at most {most}: use a shorter one"
+            f"the text has {tokens} tokens, and {type(model).__name__} takes at most {longest}: use a shorter one"
         )
-
-
-def config_of(model: nn.Module) -> Any:
-    """The config of a model; of a multimodal one, that of its text model."""
-    config: Any = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyquery.listening.attachment import Facts
 from keyquery.listening.call import Call, Tokens
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.functions import NAMES, PACKED, fused_facts, packed_facts
 from keyquery.listening.hooks import slow_path
-from keyquery.listening.products import Product, Products, Scaled, Softmax, bound, tensors
+from keyquery.listening.products import Products, Scaled, Softmax, bound, origin, tensors
 
 
 @dataclass(eq=False)
@@ -34,9 +33,7 @@ class ModuleCall:
 
 
 class Capture(Products):
-    """All softmaxes of one run, with copies of their products, and what entered every module that has parameters."""
-
-    keep = True
+    """All softmaxes of one run, and what entered every module that has parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,11 +42,6 @@ class Capture(Products):
         self.inputs: Mapping[str, Any] = {}
         self.ran: set[str] = set()  # names of all modules that ran
         self.time = 0
-
-    def tick(self) -> int:
-        """The next point in time."""
-        self.time += 1
-        return self.time
 
     def before(self, module: str, time: int) -> ModuleCall | None:
         """The last call of a module before a time."""
@@ -68,7 +60,8 @@ class Capture(Products):
             inputs = [value.detach().clone() for value in args if _is_dense(value)]
             if isinstance(module, (nn.Conv1d, nn.Conv2d)):  # its channels come first
                 inputs = [value.flatten(2).mT for value in inputs]
-            self.calls.setdefault(name, []).append(ModuleCall(self.tick(), inputs, named))
+            self.time += 1
+            self.calls.setdefault(name, []).append(ModuleCall(self.time, inputs, named))
 
     def leave(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
         """A module returns."""
@@ -78,26 +71,27 @@ class Capture(Products):
             self.calls[name][-1].out = first.detach().clone()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "relu" and (products := getattr(args[0], "_kq_products", ())):
+        if getattr(func, "__name__", "") == "relu" and (products := origin(args[0]).products):
             self.softmax(Softmax(self.owner(), args[0], products, used=True))  # scores of an indexer
         return super().__torch_function__(func, types, args, kwargs)
 
     def softmax(self, event: Softmax) -> None:
         """Keep a softmax, with its scores as they are now."""
-        event.scores, event.time = event.scores.detach().clone(), self.tick()
+        self.time += 1
+        event.scores, event.time = event.scores.detach().clone(), self.time
         self.events.append(event)
 
     def fused(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Torch's own attention, with the scores inside."""
-        if name == "multi_head_attention_forward":
-            facts = packed_facts(bound(PACKED, args, kwargs))
-            plain, masked = _scores(facts)
-        else:
-            given = bound(NAMES, args, kwargs)
-            facts = fused_facts(given, _lead)
-            plain, masked = (scores.reshape(*given["query"].shape[:-1], -1) for scores in _scores(facts))
-        product = Scaled(Product(name, (facts.query, facts.key), kept=plain))
-        self.softmax(Softmax(self.owner(), masked, (product,), used=True))
+        packed = name.startswith("multi")
+        given = bound(PACKED if packed else NAMES, args, kwargs)
+        facts = packed_facts(given) if packed else fused_facts(given, _lead)
+        nowhere = torch.zeros(1, 0, dtype=torch.long)
+        call = Call(nn.Identity(), "", 0, facts.query, facts.key, None, facts.scale, Tokens(nowhere, nowhere))
+        scores = replace(call, attn_mask=facts.attn_mask, causal=facts.causal).scores()
+        scores = scores if packed else scores.reshape(*given["query"].shape[:-1], -1)
+        product = Scaled((facts.query, call.keys()), facts.scale)
+        self.softmax(Softmax(self.owner(), scores, (product,), used=True))
         return func(*args, **kwargs)
 
 
@@ -110,14 +104,6 @@ def captured(model: nn.Module) -> Iterator[Capture]:
     with temporarily(model, slow_path, partial(capture.follow, modules)), torch.no_grad(), capture:
         yield capture
     capture.events = [event for event in capture.events if event.used]  # some models compute one for nothing
-
-
-def _scores(facts: Facts) -> tuple[Tensor, Tensor]:
-    """The scores of a call without and with its mask."""
-    nowhere = torch.zeros(1, 0, dtype=torch.long)
-    query, key, scale = facts.query, facts.key, facts.scale
-    call = Call(nn.Identity(), "", 0, query, key, None, scale, Tokens(nowhere, nowhere), facts.attn_mask, facts.causal)
-    return replace(call, attn_mask=None, causal=None).scores(), call.scores()
 
 
 def _lead(sizes: torch.Size) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,26 +19,18 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from keyquery.layers import Attention, Cache
 from keyquery.listening.call import Tokens
-from keyquery.listening.inputs.positions import (
-    counted,
-    fitting,
-    from_first,
-    in_one_row,
-    key_positions,
-    so_far,
-    with_free_slots,
-)
+from keyquery.listening.exclusive import in_use
+from keyquery.listening.inputs.positions import cross_tokens, fitting, self_tokens, so_far
 
 # Names of token masks: 1 (or True) for non-padding in REAL; True (or −∞) for padding in HIDDEN, as in torch.
 REAL = ("attention_mask", "decoder_attention_mask", "padding_mask")
 HIDDEN = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
 POSITION_EMBEDDING = re.compile(r"wpe|places|pos\w*|emb\w*_pos\w*")
-COMPARED = 8  # entries of a position embedding by which its rows are told apart
 FORWARDS = 16  # that may wait for their backward pass, where activations are computed again
 
 
@@ -68,11 +60,18 @@ def mask_for(
     return None
 
 
+def config_of(model: nn.Module) -> Any:
+    """The config of a model; of a multimodal one, that of its text model."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def context_of(model: nn.Module) -> int | None:
     """The longest sequence that a model takes, by its config or its learned positions; None if neither says so."""
-    configured = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if isinstance(configured, int):
-        return configured
+    for name in ("max_position_embeddings", "n_positions", "length"):
+        configured = getattr(config_of(model), name, None)
+        if isinstance(configured, int) and configured > 0:
+            return configured
     tables = (
         module.num_embeddings
         for name, module in model.named_modules()
@@ -87,22 +86,13 @@ def has_two_sides(model: nn.Module) -> bool:
     return isinstance(model, nn.Transformer) if configured is None else bool(configured)
 
 
-@dataclass(eq=False)
-class Frame:
-    """A model whose forward is running: its masks and the positions it was given."""
-
-    module: nn.Module
-    masks: dict[str, Tensor]
-    position_ids: Tensor | None
-
-
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """What an attention module was called with, as far as its call depends on it."""
+    """What a module was called with, as far as attention in it depends on it."""
 
     position_ids: Tensor | None = None
-    cache: Any = None
     masks: Mapping[str, Tensor] = field(default_factory=dict)
+    cache: Any = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict)  # arguments by name
     first: Tensor | None = None  # its first floating-point argument
     second: Tensor | None = None  # the next one of as many dimensions: the other sequence, in cross-attention
@@ -113,14 +103,15 @@ class Run:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.paired = model, has_two_sides(model)
-        self.frames: list[Frame] = []
+        self.frames: list[tuple[nn.Module, Arguments]] = []  # of the model, and of models in it, that run
         self.count = 0  # forwards so far
         self.thread: int | None = None
         self.embedded: Tensor | None = None  # ids given to a position embedding: positions are absolute
         self.rotary: Tensor | None = None  # ids given to a rotary embedding
         self.arguments: dict[nn.Module, Arguments] = {}
         self._tokens: dict[Any, tuple[Tokens, Any]] = {}  # with what they come from, whose ids stay valid so
-        self._waiting: deque[dict[str, list[Tokens]]] = deque([{}], FORWARDS)  # by module, of forwards with gradients
+        # Of forwards with gradients, by module: activations may be computed again in their backward pass.
+        self._waiting: defaultdict[str, deque[Tokens]] = defaultdict(partial(deque, maxlen=FORWARDS))
         self._computed_again = False
         self._paused = False
 
@@ -135,15 +126,12 @@ class Run:
                 changes.callback(module.register_forward_hook(after, always_call=True).remove)
             elif "RotaryEmbedding" in type(module).__name__:
                 self._hook(module, self._rotate, changes)
-            elif isinstance(module, nn.Embedding) and POSITION_EMBEDDING.fullmatch(name.rpartition(".")[2]):
-                if type(module).forward is nn.Embedding.forward:
-                    self._hook(module, self._embed, changes)
-                else:
-                    changes.callback(module.register_forward_hook(Bound(self._look_up)).remove)
+            elif type(module).forward is nn.Embedding.forward and POSITION_EMBEDDING.fullmatch(name.rpartition(".")[2]):
+                self._hook(module, self._embed, changes)
 
     def watch(self, module: nn.Module, changes: ExitStack) -> None:
         """Keep what an attention module is called with."""
-        self._hook(module, self._note, changes)
+        self._hook(module, self.note, changes)
 
     def _hook(self, module: nn.Module, note: Any, changes: ExitStack) -> None:
         hook = module.register_forward_pre_hook(Bound(note), with_kwargs=True, prepend=True)
@@ -152,13 +140,15 @@ class Run:
     def _begin(self, signature: inspect.Signature, decodes: bool, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._paused and module is self.model and self.thread == get_ident():
             raise RuntimeError("the model is run by a function that listens to it: run it outside of that function")
-        if self.frames and self.thread != get_ident():
+        if (self.frames and self.thread != get_ident()) or in_use(self.model):
             raise RuntimeError("the model is running in another thread: run one after the other")
         if not self.frames and module is not self.model and in_backward():
             return
         if not self.frames or module is self.model:
             self.count += 1
-            self._wait()
+            if self._computed_again or not torch.is_grad_enabled():
+                self._waiting.clear()
+            self._computed_again = False
         if module is self.model:  # an interrupt may have left frames, and a model does not call itself
             noted = {module: self.arguments[module]} if module in self.arguments else {}  # just now, if it attends
             self.clear()
@@ -169,10 +159,8 @@ class Run:
         except TypeError:  # the call itself raises a better error
             arguments = dict(kwargs)
         arguments = {**arguments, **arguments.get("kwargs", {})}
-        if decodes:  # the masks of a decoder by itself are called otherwise
-            names = {"decoder_attention_mask": "attention_mask", "attention_mask": "encoder_attention_mask"}
-            arguments |= {name: arguments.get(other) for name, other in names.items()}
-        self.frames.append(Frame(module, masks_of(arguments), arguments.get("position_ids")))
+        masks = {} if decodes else masks_of(arguments)  # a decoder calls its masks as the encoder does
+        self.frames.append((module, Arguments(arguments.get("position_ids"), masks)))
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
@@ -183,16 +171,9 @@ class Run:
         finally:
             self._paused = before
 
-    def _wait(self) -> None:
-        """Keep the tokens of a forward that begins until its backward pass."""
-        if self._computed_again or not torch.is_grad_enabled():
-            self._waiting.clear()
-        self._waiting.append({})
-        self._computed_again = False
-
     def _end(self, module: nn.Module, *_: Any) -> None:
-        if self.thread == get_ident() and any(frame.module is module for frame in self.frames):
-            while self.frames.pop().module is not module:
+        if self.thread == get_ident() and any(running is module for running, _ in self.frames):
+            while self.frames.pop()[0] is not module:
                 pass
             if not self.frames:
                 self.clear()
@@ -215,14 +196,10 @@ class Run:
         if isinstance(ids, Tensor) and not ids.is_floating_point():
             self.embedded = ids.clamp(min=offset) - offset
 
-    def _look_up(self, module: Any, args: Any, out: Any) -> None:
-        """Rows that a position embedding returned, where it computes their numbers itself (OPT, BART)."""
-        if isinstance(out, Tensor) and out.ndim in (2, 3) and out.shape[-1] == module.weight.shape[-1]:
-            rows = out.detach()[..., None, :COMPARED] == module.weight.detach()[:, :COMPARED].to(out.dtype)
-            offset = getattr(module, "offset", 0)
-            self.embedded = rows.all(-1).to(torch.uint8).argmax(-1).clamp(min=offset) - offset
-
-    def _note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Keep what an attention module is called with."""
+        if self.frames and self.thread != get_ident():
+            return
         if isinstance(module, Attention):
             kwargs = signature_of(type(module).forward).bind_partial(module, *args, **kwargs).arguments
             args = ()
@@ -234,16 +211,12 @@ class Run:
         first = next(floats, None)
         self.arguments[module] = Arguments(
             tensors.get("positions", tensors.get("position_ids")),
-            getattr(cache, "past", cache),  # a swapped layer wraps the model's cache at each call
             masks_of(kwargs),
+            getattr(cache, "past", cache),  # a swapped layer wraps the model's cache at each call
             tensors,
             first,
             None if first is None else next((v for v in floats if v.ndim == first.ndim), None),
         )
-
-    def cache(self, module: nn.Module) -> Any:
-        """The cache that an attention module was called with."""
-        return self.arguments[module].cache if module in self.arguments else None
 
     def tokens(
         self, module: nn.Module, name: str, query: Tensor, key: Tensor, cross: bool, real: Tensor | None = None
@@ -261,18 +234,27 @@ class Run:
             real = self._mask((batch, m), "" if cross else name, given, cached)
         queries = self._mask((batch, n), name, given) if cross else None
         total = m if cross else so_far(given.cache, n, m, real)
-        sources = (given.position_ids, self.embedded, self.rotary, real, queries)
-        facts = (batch, n, m, total, cross, query.device, *map(id, sources))
+        absolute = fitting(self.embedded, batch, n)
+        candidates = (given.position_ids, self.rotary, *(frame.position_ids for _, frame in reversed(self.frames)))
+        relative = (ids for given_ids in candidates if (ids := fitting(given_ids, batch, n)) is not None)
+        ids = next(relative, None) if absolute is None else absolute
+        facts = (batch, n, m, total, cross, query.device, *map(id, (*candidates, self.embedded, real, queries)))
         if facts not in self._tokens:
-            tokens = self._cross(n, m, queries, real, query.device) if cross else None
-            self._tokens[facts] = (tokens or self._self(batch, n, m, total, given, real, query.device), sources)
-        self._waiting[-1].setdefault(name, []).append(self._tokens[facts][0])
-        return self._tokens[facts][0]
+            tokens = (
+                cross_tokens(queries, real, n, m, query.device)
+                if cross
+                else self_tokens(ids, absolute is not None, real, n, m, total, query)
+            )
+            self._tokens[facts] = tokens, (candidates, self.embedded, real, queries)
+        waiting, tokens = self._waiting[name], self._tokens[facts][0]
+        if not waiting or waiting[-1] is not tokens:
+            waiting.append(tokens)
+        return tokens
 
     def _again(self, name: str, batch: int, n: int, m: int) -> Tokens:
         """The tokens of a call that is computed again in the backward pass."""
         self._computed_again = True
-        known = [tokens for forward in self._waiting for tokens in forward.get(name, ()) if tokens.fit(batch, n, m)]
+        known = [tokens for tokens in self._waiting[name] if tokens.fit(batch, n, m)]
         if not known:
             raise RuntimeError(
                 f"{name or 'the model'} was called outside of the model's forward: call the model itself"
@@ -284,33 +266,9 @@ class Run:
             )
         return known[0]
 
-    def _cross(self, n: int, m: int, queries: Tensor | None, real: Tensor | None, device: torch.device) -> Tokens:
-        queries, real = (None if mask is None else mask.to(device) for mask in (queries, real))
-        return Tokens(counted(queries, n, n, device), counted(real, m, m, device), queries, real)
-
-    def _self(
-        self, batch: int, n: int, m: int, total: int, given: Arguments, real: Tensor | None, device: torch.device
-    ) -> Tokens:
-        """Tokens of self-attention over m keys, of `total` tokens so far: a cache may drop old ones, or have room."""
-        real = None if real is None or bool(real[:, :total].all()) else real[:, :total].to(device)
-        positions, shift = self._positions(batch, n, total, given, real, device)
-        keys = positions if n == total else key_positions(positions, n, total, real)
-        queries = None if real is None or n > total else real[:, total - n :]
-        if n == total and shift is None:
-            positions = keys = in_one_row(positions, queries)
-        if total == m:  # the same tensor at every call, so that what is computed from it can be reused
-            return Tokens(positions, keys, queries, real, shift)
-        if total < m:
-            real = keys.new_ones(batch, total, dtype=torch.bool) if real is None else real
-            keys = torch.cat((keys, torch.arange(1, m - total + 1, device=device) + keys[:, -1:]), 1)
-        keep = slice(max(total - m, 0), None)
-        return Tokens(
-            positions, keys[:, keep], queries, None if real is None else with_free_slots(real[:, keep], m), shift
-        )
-
     def _mask(self, shape: tuple[int, int], name: str, given: Arguments, cached: bool = False) -> Tensor | None:
         """The mask of tokens of a shape, or with `cached` of any length, if there is one."""
-        known = (given.masks, *(frame.masks for frame in reversed(self.frames)))
+        known = (given.masks, *(frame.masks for _, frame in reversed(self.frames)))
         for exact in (True, False) if cached else (True,):
             for masks in known:
                 for length in [shape[1]] if exact else [mask.shape[1] for mask in masks.values()]:
@@ -318,20 +276,6 @@ class Run:
                     if mask is not None:
                         return mask
         return None
-
-    def _positions(
-        self, batch: int, n: int, m: int, given: Arguments, real: Tensor | None, device: torch.device
-    ) -> tuple[Shaped[Tensor, "#batch n"], Int[Tensor, "batch 1"] | None]:
-        """Positions of the queries, and what padding added to them."""
-        absolute = fitting(self.embedded, batch, n)
-        if absolute is not None:
-            return absolute.to(device), None
-        candidates = (given.position_ids, self.rotary, *(frame.position_ids for frame in reversed(self.frames)))
-        ids = next((ids for given_ids in candidates if (ids := fitting(given_ids, batch, n)) is not None), None)
-        if ids is None:
-            return counted(real, n, m, device), None
-        ids = ids.to(device)
-        return (ids, None) if real is None else from_first(ids, real, n, m)
 
 
 signature_of = lru_cache(maxsize=64)(inspect.signature)  # of a class's forward: slow

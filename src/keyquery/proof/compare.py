@@ -260,7 +260,8 @@ def content(event: Softmax, name: str, ours: Tensor, layer: Layer, positions: Te
     bad = float("inf")
     best = Match(event.owner, name, bad, bad, f"scores {tuple(event.scores.shape)}, read {tuple(ours.shape)}")
     rotary = layer.position.startswith("rotary")
-    products = [event.scores] if rotary or not event.kept else event.kept
+    unscaled = [] if rotary else event.unscaled()
+    products = unscaled or [event.scores]
     pairs = [zip(arrangements(theirs, ours), arrangements(event.scores, ours), strict=False) for theirs in products]
     for arranged, whole in chain.from_iterable(pairs):
         if rotary:

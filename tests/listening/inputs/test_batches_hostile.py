@@ -47,39 +47,6 @@ READERS = {
 }
 
 
-ALLOWED = ["below.gz", "wide.gz", "colons.gz", "two.gz"]  # to those who only count words or find lines
-FLOODS = [*ALLOWED, "blanks.gz", "newlines.gz", "letters.gz", "commas.gz", "blanks.xz"]
-
-
-@pytest.fixture(scope="module")
-def bombs(tmp_path_factory):
-    """Packed floods: much in little."""
-    folder, floods = tmp_path_factory.mktemp("bombs"), {}
-    for name, unit in (("blanks", b" "), ("newlines", b"\n"), ("letters", b"ab\n"), ("commas", b",")):
-        floods[f"{name}.gz"] = gzip.compress(unit * (500 * 2**20 // len(unit)))
-    floods["below.gz"] = gzip.compress(b"\n" * (15 * 2**20))
-    floods["wide.gz"] = gzip.compress(b"," * (2**24 + 9))
-    floods["colons.gz"] = gzip.compress(b"@data\n" + b":" * (15 * 2**20) + b"\n")
-    floods["two.gz"] = gzip.compress(b"text\n" + b"\t\n" * (7 * 2**20))
-    for name, data in floods.items():
-        (folder / name).write_bytes(data)
-    packer = lzma.LZMACompressor(preset=0)
-    with open(folder / "blanks.xz", "wb") as file:
-        for _ in range(100):
-            file.write(packer.compress(b" " * 2**20 * 10))
-        file.write(packer.flush())
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("name", FLOODS)
-def test_every_reader_refuses_a_flood(name, reader, bombs):
-    if (name in ALLOWED and reader in ("corpus", "tally", "lines")) or (name, reader) == ("colons.gz", "table"):
-        return
-    assert_refused(lambda: READERS[reader](bombs / name), "", seconds=20, memory=2048, growth=400)
-
-
 @pytest.mark.parametrize("reader", ["lines", "corpus", "tally", "column"])
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
 def test_blanks_in_a_small_file_are_refused(pack, reader, tmp_path):
@@ -95,22 +62,9 @@ def test_blanks_and_one_long_word_are_counted_in_little_memory(tmp_path):
     assert_read(lambda: tally(tmp_path / "a.txt"), growth=100)
 
 
-def test_pieces_of_words_are_counted_as_one(tmp_path):
-    text = " ".join(random.Random(0).choices(["one", "two", "x" * 50_000, "\n"], k=200))
-    whole, cut = Tally(window=2), Tally(window=2)
-    (tmp_path / "a.txt").write_text(text)
-    whole.take(whole._ids(text))
-    read_into(cut, tmp_path / "a.txt", lambda items, what, total: items)
-    assert (sorted(whole.words), whole.tokens) == (sorted(cut.words), cut.tokens)
-
-
 def test_a_table_of_a_million_columns_is_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"1," * 2_000_000)
     assert_refused(lambda: load_table(tmp_path / "a.csv"), "line 1: 2000001 columns; the limit is 100000", growth=256)
-    (tmp_path / "a.csv").write_bytes(b"1," * 5_000_000)
-    assert_refused(
-        lambda: load_table(tmp_path / "a.csv"), "a line longer than the limit of 4194304 characters", growth=256
-    )
 
 
 # What never ends
@@ -170,10 +124,6 @@ def test_a_word_beyond_reason_is_refused(tokenizer):
     assert_refused(lambda: tokenizer.encode("a" * 2_000_000), "holds a word of 2000000 characters", growth=64)
 
 
-def test_many_signs_are_found_in_little_memory(tokenizer):
-    assert_refused(lambda: tokenizer.encode("!" * 20_000_000), "holds a word of 20000000 characters", growth=200)
-
-
 def pieces_one_by_one(order, word):
     """The same by the plain rule: join the pair that was learned first, the leftmost of them, and begin again."""
     pieces = list(word)
@@ -212,8 +162,6 @@ def test_a_line_without_end_is_tokenised_in_parts(tokenizer, tmp_path):
         ('{"kind": "reading", "schema": 1, "provenance": ' + "[" * 50 + "[[]]," * 2_400_000, "lists and objects"),
         ('{"a": ' + "[" * 101 + "]" * 101 + "}", "nested more than 100 deep"),
         ('{"a": "' + '\\"' * 6_000_000, ""),
-        ('{"a": ' + '"' * 6_000_000, ""),
-        ('{"a": ' + "1" * 6_000_000 + "}", ""),
     ],
 )
 def test_json_is_counted_before_it_is_built(text, words, reader, tmp_path):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import keyquery as kq
 from keyquery.listening.parts.means import PositionMeans
@@ -51,20 +50,6 @@ def test_scores_are_those_of_the_model(name):
         own = pairs[layer.index]
         scores = (own.query @ own.key.mT).masked_fill(~own.real_key[:, None, None], -torch.inf)
         torch.testing.assert_close(scores.softmax(-1), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_torchs_own_decoder_layers_are_heard():
-    torch.manual_seed(0)
-    model = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=False), 1).eval()
-    heads, pairs = kq.read(model), []
-    x, y = torch.randn(4, 3, 16), torch.randn(7, 3, 16)  # (tokens, batch, width)
-    with watch_pairs(model, heads, lambda layer, pair: pairs.append(pair), cross=True) as run:
-        run({"tgt": x, "memory": y})
-    pairs = pairs[1:]
-    assert pairs[0].query.shape == (3, 2, 4, 8)
-    assert pairs[0].key.shape == (3, 2, 7, 8)
-    expected = (y.transpose(0, 1) @ model.layers[0].multihead_attn.in_proj_weight[16:32].T).reshape(3, 7, 2, 8)
-    torch.testing.assert_close(pairs[0].key, expected.transpose(1, 2), rtol=1e-4, atol=1e-5)
 
 
 def brute_force(pairs, mean_query, mean_key):

@@ -156,14 +156,6 @@ def test_packed_sequences_see_their_own_alone():
     assert torch.equal(call.positions, at)
 
 
-def test_a_prefix_sees_both_ways_where_the_mask_says_so():
-    model = tiny_model("llama")
-    mask = torch.ones(1, 1, 6, 6).bool().tril()
-    mask[..., :3, :3] = True
-    call = observed(model, {"input_ids": torch.randint(3, 60, (1, 6)), "attention_mask": mask})[0]
-    assert torch.equal(call.visible, mask)
-
-
 def test_masks_of_torch_and_of_keyquery():
     torch.manual_seed(0)
     causal = ~torch.ones(5, 5).bool().tril()

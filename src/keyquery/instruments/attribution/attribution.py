@@ -186,7 +186,7 @@ def attribute(
     heads = live_heads(model, prepared.batches[0])
     target = Target.of(heads, head)
     batch = sequence_of(prepared.batches, sequence)
-    with recording(model, heads, target.layers, patterns=True) as run:
+    with recording(model, heads, target.layers) as run:
         record = run(batch)
     scores = target.scores(record, heads, features)
     pair = _pair(scores, target, query, key)

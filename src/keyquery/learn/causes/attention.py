@@ -17,8 +17,8 @@ from keyquery.listening import attention_maps
 from keyquery.listening.inputs.data import as_arguments
 from keyquery.listening.inputs.load import load_model
 from keyquery.listening.inputs.word_pieces import Words, words_of
-from keyquery.listening.maps import check_length, check_rows, config_of
-from keyquery.listening.tokens import has_two_sides
+from keyquery.listening.maps import check_length, check_rows
+from keyquery.listening.tokens import config_of, has_two_sides
 from keyquery.support.checks import check_count, check_float
 
 WIDTHS = ("hidden_size", "width", "n_embd", "d_model", "dim")  # names of the hidden size in configs

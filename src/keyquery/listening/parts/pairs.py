@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from keyquery.checkpoints.sources import bare
 from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
-from keyquery.listening.hooks import Batch, entry, on_forward, on_input, running
+from keyquery.listening.hooks import Batch, entry, module_of, on_input, on_output, running
+from keyquery.listening.parts.means import Moments
 
 SPARSE = 4  # positions beyond so many lengths are too sparse for means by position
 
@@ -60,44 +62,60 @@ def watch_pairs(
             on_pairs(layer, _cross_pairs(layer, inputs["query"], inputs["key"], call))
 
     layers = [layer for layer in heads if layer.on_data or (layer.kind == "cross" and cross)]
-    with watch_layers(model, layers, note) as run:
-        yield run
-
-
-@contextmanager
-def watch_layers(model: nn.Module, layers: Sequence[Layer], on_layer: OnLayer) -> Iterator[Callable[[Batch], Any]]:
-    """Context whose function runs a batch; `on_layer` gets what entered each layer, with its call if torch shows it."""
-    model = bare(model)
-    watcher = _Watcher(layers, dict(model.named_modules()), on_layer)
-    with temporarily(model, partial(watcher.attach, model)), running(model) as run:
+    with _watch_layers(model, layers, note) as run:
         yield run
 
 
 def queries_and_keys(model: nn.Module, batch: Batch, heads: Heads) -> dict[int, tuple[Tensor, Tensor]]:
     """Queries and keys (heads, tokens, r) before RoPE, unscaled, of all self-attention layers by index; no padding."""
     parts: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    layers = [layer for layer in heads if layer.on_data]
+    _project(model, [batch], layers, lambda layer, query, key: parts.setdefault(layer.index, []).append((query, key)))
+    sides = {index: zip(*pairs, strict=True) for index, pairs in sorted(parts.items())}
+    return {index: (torch.cat(queries, 1), torch.cat(keys, 1)) for index, (queries, keys) in sides.items()}
+
+
+def joint_moments(model: nn.Module, batches: Iterable[Batch], heads: Heads) -> dict[int, Moments]:
+    """Moments of [q; k] of every head, (heads, 2r), by the index of each self-attention layer, over all tokens.
+
+    Statistics of scores depend on these only, such as QΣKᵀ, without the d×d covariance Σ.
+    """
+    layers = [layer for layer in heads if layer.on_data and layer.by_offset]
+    moments = {layer.index: Moments() for layer in layers}
+
+    def add(layer: Layer, query: Tensor, key: Tensor) -> None:
+        moments[layer.index].update(torch.cat((query, key), -1))
+
+    _project(model, batches, layers, add)
+    return moments
+
+
+def _project(
+    model: nn.Module, batches: Iterable[Batch], layers: list[Layer], add: Callable[[Layer, Tensor, Tensor], None]
+) -> None:
+    """Run batches; `add` gets queries and keys (heads, tokens, r) of self-attention, unscaled and without padding."""
+    called = set()
 
     def note(layer: Layer, inputs: Inputs, call: Call | None) -> None:
-        parts.setdefault(layer.index, []).append(projected(layer, inputs["query"], call))
+        query, key = layer.project(inputs["query"])
+        real = real_tokens(inputs["query"], None if call is None else call.real)
+        called.add(layer.index)
+        query, key = (x.flatten(1, 2).transpose(0, 1)[:, real] for x in (query, key.expand_as(query)))
+        add(layer, query, key)
 
-    layers = [layer for layer in heads if layer.on_data]
-    with watch_layers(model, layers, note) as run:
-        run(batch)
-    require_called(layers, parts)
-    return {index: (torch.cat(queries, 1), torch.cat(keys, 1)) for index, (queries, keys) in _by_side(parts)}
-
-
-def _by_side(parts: Mapping[int, Sequence[tuple[Tensor, Tensor]]]) -> Iterator[tuple[int, Any]]:
-    for index, pairs in sorted(parts.items()):
-        yield index, zip(*pairs, strict=True)
+    with _watch_layers(model, layers, note) as run:
+        for batch in batches:
+            run(batch)
+    require_called(layers, called)
 
 
-def projected(layer: Layer, tokens: Float[Tensor, "batch n d"], call: Call | None) -> tuple[Tensor, Tensor]:
-    """Queries and keys (heads, tokens, r) of a self-attention layer, for the tokens that are no padding."""
-    query, key = layer.project(tokens)
-    real = real_tokens(tokens, None if call is None else call.real)
-    query, key = (x.flatten(1, 2).transpose(0, 1)[:, real] for x in (query, key.expand_as(query)))
-    return query, key
+@contextmanager
+def _watch_layers(model: nn.Module, layers: Sequence[Layer], on_layer: OnLayer) -> Iterator[Callable[[Batch], Any]]:
+    """Context whose function runs a batch; `on_layer` gets what entered each layer, with its call if torch shows it."""
+    model = bare(model)
+    watcher = _Watcher(layers, dict(model.named_modules()), on_layer)
+    with temporarily(model, partial(watcher.attach, model)), running(model) as run:
+        yield run
 
 
 def real_tokens(tokens: Float[Tensor, "batch n d"], mask: Tensor | None) -> Bool[Tensor, "batch n"]:
@@ -122,6 +140,7 @@ class _Watcher:
         self._names = {layer.index: module_name(layer, modules) for layer in layers}
         self._inputs: dict[int, dict[str, Tensor]] = {}  # by layer and side, until its call
         self._by_call: dict[str, list[Layer]] = {}
+        self._thread = get_ident()
 
     def attach(self, model: nn.Module, changes: ExitStack) -> None:
         """Hooks on the projections, and a listener to calls."""
@@ -130,9 +149,11 @@ class _Watcher:
             for side in ("query",) if layer.kind == "self" or names["query"] == names["key"] else names:
                 on_input(self._modules[names[side]], partial(self._enter, layer, side), changes)
         add_listener(model, self._call, changes)
-        on_forward(model, changes, self._end)
+        on_output(model, self._end, changes)
 
     def _enter(self, layer: Layer, side: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if get_ident() != self._thread:  # a forward that had begun before; it is refused at its next call
+            return
         inputs = self._inputs.setdefault(layer.index, {})
         if layer.kind == "cross" and isinstance(module, nn.MultiheadAttention):
             given = inspect.signature(nn.MultiheadAttention.forward).bind(module, *args, **kwargs).arguments
@@ -151,16 +172,15 @@ class _Watcher:
 
     def _of_module(self, name: str) -> list[Layer]:
         """The layers of a module: of its name, or else one that holds it or is held by it."""
-        exact = [layer for layer in self._layers if self._names[layer.index] == name]
-        around = [
+        names = {layer.index: f"{self._names[layer.index]}." for layer in self._layers}
+        exact = [layer for layer in self._layers if names[layer.index] == f"{name}."]
+        return exact or [
             layer
             for layer in self._layers
-            if f"{self._names[layer.index]}.".startswith(f"{name}.")
-            or f"{name}.".startswith(f"{self._names[layer.index]}.")
+            if names[layer.index].startswith(f"{name}.") or f"{name}.".startswith(names[layer.index])
         ]
-        return exact or around
 
-    def _end(self) -> None:
+    def _end(self, *_: Any) -> None:
         """Layers whose call torch does not show: which pairs they score is known from their facts alone."""
         for layer in self._layers:
             inputs = self._inputs.pop(layer.index, None)
@@ -169,8 +189,8 @@ class _Watcher:
 
 
 def module_name(layer: Layer, modules: Mapping[str, nn.Module]) -> str:
-    """The attention module of a layer; the nope and rope parts of MLA share one."""
-    name = layer.name.removesuffix(" (nope)").removesuffix(" (rope)")
+    """The attention module of a layer, which may be the model itself."""
+    name = module_of(layer)
     return "" if name == "attention" and name not in modules else name
 
 
@@ -215,12 +235,10 @@ def _scaled(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _from_call(call: Call) -> Bool[Tensor, "#batch any n n"]:
-    n, mask = call.query.shape[-2], call.mask
-    if mask is None:
-        return torch.ones(1, 1, n, n, dtype=torch.bool, device=call.query.device)
-    mask = mask.expand(-1, -1, n, n)
-    alike = mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
-    return mask[:, :1] if alike else mask
+    if call.mask is None:
+        return torch.ones(1, 1, *call.query.shape[-2:-1] * 2, dtype=torch.bool, device=call.query.device)
+    alike = call.mask.shape[1] == 1 or bool((call.mask == call.mask[:, :1]).all())
+    return call.mask[:, :1] if alike else call.mask
 
 
 def _from_facts(layer: Layer, n: int, device: torch.device) -> Bool[Tensor, "1 1 n n"]:

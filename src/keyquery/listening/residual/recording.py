@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.listening.exclusive import put_back
+from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import Batch, entry
 from keyquery.listening.parts.pairs import ScoredPairs, watch_pairs
 from keyquery.listening.residual.terms import BIAS, carried, parts
@@ -50,14 +50,21 @@ class Recording:
 
 @contextmanager
 def recording(
-    model: nn.Module, heads: Heads, layers: Sequence[Layer] | None = None, patterns: bool = False
+    model: nn.Module, heads: Heads, layers: Sequence[Layer] | None = None
 ) -> Iterator[Callable[[Batch], Recording]]:
-    """Context whose function runs a batch and records `layers`; with `patterns` also attention weights and values."""
+    """Context whose function runs a batch and records `layers`."""
     every = list(heads)
     pairs: dict[int, ScoredPairs] = {}
 
-    def hear(layer: Layer, scored: ScoredPairs) -> None:
+    def note(layer: Layer, scored: ScoredPairs) -> None:
         pairs[layer.index] = scored
+
+    def let_follow(changes: ExitStack) -> None:
+        for config in configs_of(model):
+            name = "_attn_implementation_internal"
+            changes.callback(setattr, config, name, getattr(config, name))
+            if getattr(config, name) not in VISIBLE:
+                setattr(config, name, VISIBLE[0])
 
     def run(batch: Batch) -> Recording:
         pairs.clear()
@@ -66,15 +73,12 @@ def recording(
         return Recording(dict(trace.entered), dict(trace.attended), dict(pairs))
 
     trace: Trace
-    with put_back(model):
-        for config in configs_of(model):
-            if config._attn_implementation_internal not in VISIBLE:
-                config._attn_implementation_internal = VISIBLE[0]
-        with (
-            watch_pairs(model, every if layers is None else layers, hear) as inner,
-            traced(model, every, patterns) as trace,
-        ):
-            yield run
+    with (
+        temporarily(model, let_follow),
+        watch_pairs(model, every if layers is None else layers, note) as inner,
+        traced(model, every) as trace,
+    ):
+        yield run
 
 
 def _uncached(model: nn.Module) -> dict[str, Any]:

@@ -7,10 +7,10 @@ after attention, multipliers. Attention and MLPs end an expression: what they ad
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from threading import get_ident
 from typing import Any
 
@@ -23,16 +23,17 @@ from keyquery.checkpoints.heads import EMBEDDINGS
 from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
-from keyquery.listening.hooks import entry
-from keyquery.listening.products import ModuleMode
-from keyquery.listening.residual import operations as ops
-from keyquery.listening.residual.terms import BIAS, HeadWrites, Term, Write, added
+from keyquery.listening.hooks import entry, module_of
+from keyquery.listening.products import DIVIDE, MULTIPLY, VIEWS, ModuleMode
+from keyquery.listening.residual.terms import BIAS, HeadWrites, Mapped, Sum, Term, Write, added
 
 INPUT = "input embedding"
-FUSED = "scaled_dot_product_attention"
-# What a tensor of a run carries: its expression, the module that it left, and whether it is attention weights, or their
-# product with values, of which layer.
-TERM, MODULE, WEIGHTS, CONTEXT = "_kq_term", "_kq_module", "_kq_weights", "_kq_context"
+ADD = {"add", "__add__", "__radd__", "__iadd__", "add_"}
+SUBTRACT = {"sub", "__sub__", "__isub__", "sub_"}
+PRODUCTS = {"matmul", "__matmul__", "bmm"}
+LINEAR = {"dropout", "neg", "__neg__", "mean", "sum", "where", "masked_fill", "repeat", "repeat_interleave", "pad"}
+LINEAR |= VIEWS  # linear in the first argument, with all others fixed
+TERM, MODULE = "_kq_term", "_kq_module"  # what a tensor carries: its expression, and the module that it left
 
 
 @dataclass(eq=False)
@@ -67,7 +68,7 @@ class Trace(ModuleMode):
         own = [layer for layer in layers if layer.kind == "self"]
         self._watched = {entry(layer) for layer in own}
         self._depth = _block_depth(sorted({module_of(layer) for layer in own}))
-        self._blocks = {self._block(module_of(layer)) or "": stem_of(layer) for layer in own}
+        self._blocks = {block_of(module_of(layer), self._depth) or "": stem_of(layer) for layer in own}
         self._thread = get_ident()
         self.clear()
 
@@ -78,6 +79,7 @@ class Trace(ModuleMode):
         self.entered: dict[str, Entered] = {}
         self._writers: dict[str, str] = {}
         self._inputs: dict[str, Term | None] = {}
+        self._attends: tuple[str, int] | None = None  # label and heads of attention that is not projected yet
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
@@ -90,44 +92,60 @@ class Trace(ModuleMode):
 
     def _follow(self, name: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if name == "embedding":
-            tag(out, TERM, Write(self._source(out), out.detach().clone()))
+            setattr(out, TERM, Write(self._source(out), out.detach().clone()))
             return
-        self._attend(name, args, kwargs, out)
+        if name == "multi_head_attention_forward":  # which projects its output itself
+            self._attends = None
         first = next((value for value in args if isinstance(value, Tensor)), None)
         if isinstance(out, Tensor) and out is not first:
             term = self._term(name, func, args, kwargs, out)
             if term is not None or hasattr(out, TERM):
-                tag(out, TERM, term)
-        elif isinstance(out, (tuple, list)) and name in ops.LINEAR and first is not None:
-            whole: Any = term_of(first)
-            for index, each in enumerate(out if whole is not None else ()):
-                tag(each, TERM, ops.mapped(whole, first, partial(_nth, func, args[1:], kwargs, index)))
+                setattr(out, TERM, term)
+        elif name in ("chunk", "split") and first is not None and term_of(first) is not None:
+            for index, part in enumerate(out):
+                map_of_part = _mapped(first, lambda x, index=index: func(x, *args[1:], **kwargs)[index])
+                setattr(part, TERM, map_of_part)
 
     def _term(self, name: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> Term | None:
         """The expression of a result; None where it is not linear in any write."""
-        if (heads := self._head_writes(name, args, kwargs, out)) is not None:
-            return heads
         a: Any = args[0] if args else None
         b: Any = args[1] if len(args) > 1 else kwargs.get("other")
-        left: Any = term_of(a)
-        right: Any = term_of(b)
-        if name == "addmm" and right is not None and self._projects():
-            return ops.projected(right, b, args[2].mT, a, out)
-        if left is None and (right is None or name not in ops.ADD | ops.SUBTRACT | ops.MULTIPLY):
-            return None
-        if name in ops.ADD | ops.SUBTRACT and "alpha" not in kwargs:
-            return self._sum(a, b, name in ops.SUBTRACT, out)
-        if name in ops.MULTIPLY | ops.DIVIDE and (left is None or right is None):
-            own, like, factor = (right, b, a) if left is None else (left, a, b)
-            return ops.scaled(own, like, factor, name in ops.DIVIDE)
-        if name in ("layer_norm", "rms_norm"):
-            return ops.normed(left, a, out, name == "layer_norm", *args[1:], **kwargs)
-        if name == "linear" and self._projects():
+        if name in ("linear", "addmm", *PRODUCTS):
             bias = args[2] if len(args) > 2 else kwargs.get("bias")
-            return ops.projected(left, a, args[1], bias, out)
-        if name in ops.PRODUCTS and isinstance(b, Tensor) and b.ndim == 2 and right is None and self._projects():
-            return ops.projected(left, a, b.mT, None, out)
-        return ops.mapped(left, a, lambda x: func(x, *args[1:], **kwargs)) if name in ops.LINEAR else None
+            x, weight, bias = (b, args[2], a) if name == "addmm" else (a, b, bias)
+            if weight.ndim != 2 or term_of(weight) is not None:
+                return None
+            return self._projected(x, weight if name == "linear" else weight.mT, bias, out)
+        left, right = term_of(a), term_of(b)
+        if left is None and (right is None or name not in ADD | SUBTRACT | MULTIPLY):
+            return None
+        if name in ADD | SUBTRACT and "alpha" not in kwargs:
+            return self._sum(a, b, name in SUBTRACT, out)
+        if name in MULTIPLY | DIVIDE and (left is None or right is None):
+            like, factor = (b, a) if left is None else (a, b)
+            factor = factor.detach() if isinstance(factor, Tensor) else factor
+            return _mapped(like, (lambda x: x / factor) if name in DIVIDE else (lambda x: x * factor))
+        if name in ("layer_norm", "rms_norm"):
+            return _normed(a, out, name == "layer_norm", *args[1:], **kwargs)
+        return _mapped(a, lambda x: func(x, *args[1:], **kwargs)) if name in LINEAR else None
+
+    def _projected(self, x: Any, weight: Tensor, bias: Tensor | None, out: Tensor) -> Term | None:
+        """The expression of x Wᵀ + b: of heads where it is the first projection after attention.
+
+        Otherwise it keeps expressions in attention, for values, and outside of blocks.
+        """
+        term: Term
+        if term_of(x) is not None:
+            if self._inside() is None and block_of(self.stack[-1], self._depth) is not None:
+                return None
+            term = _mapped(x, lambda x: x @ weight.detach().mT)
+        else:
+            label, heads = self._attends or ("", 1)
+            self._attends = None
+            if not label or weight.shape[-1] % heads:
+                return None
+            term = HeadWrites(label, x.detach(), weight.detach(), heads)
+        return term if bias is None else added([term, Write(BIAS, bias.detach())], out.shape)
 
     def _sum(self, a: Any, b: Any, minus: bool, out: Tensor) -> Term | None:
         terms = []
@@ -141,49 +159,16 @@ class Trace(ModuleMode):
                 term = Write(BIAS if constant else self._source(value), tensor)
             terms.append(term)
         if minus:
-            terms[1] = ops.mapped(terms[1], b if isinstance(b, Tensor) else out, torch.neg)
+            like = b if isinstance(b, Tensor) else out
+            terms[1] = Mapped(terms[1], torch.neg, like.shape, like.dtype)
         return added(terms, out.shape)
 
-    def _projects(self) -> bool:
-        """Whether a matrix product here keeps expressions: in attention, for values, and outside of blocks."""
-        return self._inside() is not None or self._block(self.stack[-1]) is None
-
-    def _head_writes(self, name: str, args: Any, kwargs: Any, out: Tensor) -> Term | None:
-        """The writes of an attention layer, where its output projection is applied."""
-        x: Any = args[1] if name == "addmm" else args[0] if args else None
-        label = getattr(x, CONTEXT, None)
-        if label is None or name not in ("linear", "addmm", *ops.PRODUCTS):
-            return None
-        if name == "linear":
-            weight, bias = args[1], args[2] if len(args) > 2 else kwargs.get("bias")
-        else:
-            weight, bias = (args[2].mT, args[0]) if name == "addmm" else (args[1].mT, None)
-        heads = dict(self._attention.values())[label]
-        if weight.ndim != 2 or weight.shape[-1] % heads:
-            return None
-        writes: Term = HeadWrites(label, x.detach(), weight.detach(), heads)
-        return writes if bias is None else added([writes, Write(BIAS, bias.detach())], out.shape)
-
-    def _attend(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
-        """Mark attention weights, and products of them with values, up to the output projection."""
-        first = next((value for value in args if isinstance(value, Tensor)), None)
-        if not isinstance(out, Tensor):
-            return
-        inside = self._inside()
-        if inside is not None and "softmax" in name:
-            tag(out, WEIGHTS, True)
-        elif inside is not None and (name == FUSED or (name in ops.PRODUCTS and hasattr(first, WEIGHTS))):
-            tag(out, CONTEXT, self._attention[inside][0])
-        elif first is not None and _keeps_heads(name, first, out):
-            for mark in (WEIGHTS, CONTEXT):
-                if hasattr(first, mark):
-                    tag(out, mark, getattr(first, mark))
-
     def attend(self, call: Call) -> None:
-        """An attention call, for those who ask for weights and values."""
+        """An attention call, whose output is projected next."""
         inside = self._inside()
         if inside is not None and call.value is not None:
-            self.attended[self._attention[inside][0]] = Attended(call, term_of(call.value))
+            self._attends = self._attention[inside]
+            self.attended[self._attends[0]] = Attended(call, term_of(call.value))
 
     def _inside(self) -> str | None:
         """The attention module that is running."""
@@ -195,16 +180,13 @@ class Trace(ModuleMode):
         attention = next((name for name in self._attention if f"{module}.".startswith(f"{name}.")), None)
         if attention is not None:
             return f"attention {self._attention[attention][0]}"
-        block = self._block(module)
+        block = block_of(module, self._depth)
         if block is None:
             return _embedding_name(module)
         component = module.removeprefix(f"{block}.").split(".")[0]
         if block in self._blocks and self._writers.setdefault(block, component) == component:
             return f"mlp {self._blocks[block]}"
         return f"{component} {self._blocks.get(block, block)}"
-
-    def _block(self, module: str) -> str | None:
-        return block_of(module, self._depth)
 
     def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module is called."""
@@ -218,11 +200,13 @@ class Trace(ModuleMode):
         if name in self._blocks:
             stack = re.sub(r"\d+", "", name)
             if term_of(x) is None and not any(re.sub(r"\d+", "", block) == stack for block in self._inputs):
-                tag(x, TERM, Write(INPUT, x.detach().clone()))
+                setattr(x, TERM, Write(INPUT, x.detach().clone()))
             self._inputs[name] = term_of(x)
         if name in self._watched:
             calls = self.entered[name].calls + 1 if name in self.entered else 1
-            self.entered[name] = Entered(x.detach(), term_of(x), self._inputs.get(self._block(name) or ""), calls)
+            self.entered[name] = Entered(
+                x.detach(), term_of(x), self._inputs.get(block_of(name, self._depth) or ""), calls
+            )
 
     def leave(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
         """A module returns."""
@@ -231,17 +215,16 @@ class Trace(ModuleMode):
         super().leave(name, module, args, out)
         for value in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(value, Tensor):
-                tag(value, MODULE, name)
+                setattr(value, MODULE, name)
 
 
 @contextmanager
-def traced(model: nn.Module, layers: Sequence[Layer], patterns: bool = False) -> Iterator[Trace]:
+def traced(model: nn.Module, layers: Sequence[Layer]) -> Iterator[Trace]:
     """Context in which what a model computes is followed; run the model inside, and `clear` between batches."""
     trace = Trace(layers)
 
     def listening(stack: ExitStack) -> None:
-        if patterns:
-            add_listener(model, trace.attend, stack)
+        add_listener(model, trace.attend, stack)
         plain = (nn.Softmax, nn.Identity)
         trace.follow([(name, module) for name, module in model.named_modules() if not isinstance(module, plain)], stack)
 
@@ -254,14 +237,28 @@ def term_of(value: Any) -> Term | None:
     return getattr(value, TERM, None) if isinstance(value, Tensor) else None
 
 
-def tag(tensor: Tensor, name: str, value: Any) -> None:
-    """Let a tensor carry something; the tensors of a run are dropped with it."""
-    setattr(tensor, name, value)
+def _mapped(x: Tensor, function: Any) -> Mapped:
+    """A linear function of a tensor that has a term."""
+    return Mapped(getattr(x, TERM), function, x.shape, x.dtype)
 
 
-def module_of(layer: Layer) -> str:
-    """The attention module of a layer; the nope and rope parts of MLA share one."""
-    return layer.name.removesuffix(" (nope)").removesuffix(" (rope)")
+def _normed(
+    x: Tensor,
+    out: Tensor,
+    centred: bool,
+    shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float | None = None,
+) -> Term:
+    """LayerNorm, or RMSNorm if not `centred`, with its statistics held at those of x; its shift is a bias."""
+    wide = x.detach().float() if x.dtype != torch.float64 else x.detach()
+    wide = wide - wide.mean(-1, keepdim=True) if centred else wide
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    gain = (wide.square().mean(-1, keepdim=True) + eps).rsqrt().to(x.dtype)
+    gain = gain if weight is None else gain * weight.detach()
+    image = _mapped(x, lambda t: (t - t.mean(-1, keepdim=True) if centred else t) * gain)
+    return image if bias is None else Sum((image, Write(BIAS, bias.detach())), out.shape)
 
 
 def stem_of(layer: Layer) -> str:
@@ -293,16 +290,11 @@ def _before(args: Any) -> Any:
     if not isinstance(changed, Tensor) or not changed.is_floating_point():
         return args
     copy = changed.detach().clone()
-    for name in (TERM, MODULE, WEIGHTS, CONTEXT):
+    for name in (TERM, MODULE):
         if hasattr(changed, name):
-            tag(copy, name, getattr(changed, name))
-    tag(changed, TERM, None)
+            setattr(copy, name, getattr(changed, name))
+    setattr(changed, TERM, None)
     return (copy, *args[1:])
-
-
-def _keeps_heads(name: str, first: Tensor, out: Tensor) -> bool:
-    """Whether a function leaves attention weights, or products of them with values, sorted by heads."""
-    return name == "__getitem__" or (out.numel() == first.numel() and name not in ("linear", "addmm", *ops.PRODUCTS))
 
 
 def _embedding_name(module: str) -> str:
@@ -312,7 +304,3 @@ def _embedding_name(module: str) -> str:
     if "type" in last:
         return "token type embedding"
     return "position embedding" if any(word in last for word in ("pos", "wpe", "places")) else INPUT
-
-
-def _nth(func: Any, rest: Any, kwargs: Mapping[str, Any], index: int, x: Tensor) -> Any:
-    return func(x, *rest, **kwargs)[index]
