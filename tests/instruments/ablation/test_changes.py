@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.instruments.ablation.quantisation import BITS, Quantiser, hadamard
+from keyquery.instruments.ablation.quantisation import Quantiser, hadamard
 from keyquery.intervene.rewrites import sites_of
 from tests.instruments.ablation.oracles import decoder, exact, losses_of_logits, text
 
@@ -144,15 +144,11 @@ def test_windows_and_uniform_attention_are_those_by_hand(name):
     for change, allowed in ways.items():
         uniform = change == "uniform"
         dtype = next(model.parameters()).dtype
-        after = replaced(
-            model,
-            batch,
-            HEAD[0],
-            "output",
-            lambda call, allowed=allowed, uniform=uniform, dtype=dtype: by_hand(call, HEAD[1], allowed, uniform).to(
-                dtype
-            ),
-        )
+
+        def changed(call, allowed=allowed, uniform=uniform, dtype=dtype):
+            return by_hand(call, HEAD[1], allowed, uniform).to(dtype)
+
+        after = replaced(model, batch, HEAD[0], "output", changed)
         assert_costs(rows[change], model, batch, after)
 
 
@@ -248,17 +244,11 @@ def test_padding_sets_no_range_of_a_channel():
     torch.testing.assert_close(whole[0], Quantiser(4, per_channel=True)(x[:1])[0])
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_rounding_is_off_by_half_a_step_and_constants_are_kept(bits):
-    x = torch.randn(2, 3, 7, 8, dtype=torch.float64)
-    step = (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)) / (2**bits - 1)
-    out = Quantiser(bits)(x)
-    assert ((out - x).abs() <= step / 2 + 1e-12).all()
-    assert all(len(row.unique()) <= 2**bits for row in out.round(decimals=9).flatten(0, 2))
-    assert torch.equal(Quantiser(bits)(torch.full((1, 1, 2, 3), 0.3)), torch.full((1, 1, 2, 3), 0.3))
+def test_constants_are_kept():
+    assert torch.equal(Quantiser(4)(torch.full((1, 1, 2, 3), 0.3)), torch.full((1, 1, 2, 3), 0.3))
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 8, 12, 64, 80])
+@pytest.mark.parametrize("width", [1, 12, 64])
 def test_hadamard_blocks_are_orthogonal_and_flat(width):
     matrix = hadamard(width).double()
     torch.testing.assert_close(matrix @ matrix.mT, torch.eye(width, dtype=torch.float64), atol=1e-6, rtol=0)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.instruments.ablation.losses import IGNORED, losses_of, masked_loss, next_token_loss
+from keyquery.instruments.ablation.losses import hide, losses_of, masked_loss, next_token_loss
 
 
 class Table(nn.Module):
@@ -43,20 +43,15 @@ def test_only_real_tokens_predict_real_tokens():
     torch.testing.assert_close(torch.cat(rows), losses)
 
 
-def test_without_a_mask_all_tokens_count():
-    model = Table()
-    losses = next_token_loss(model, {"input_ids": IDS})
-    wanted = cross_entropy(model.table[IDS[:, :-1]].movedim(-1, 1), IDS[:, 1:], reduction="none").mean(1)
-    torch.testing.assert_close(losses, wanted.double())
-    assert IGNORED not in IDS
-
-
-def test_a_sequence_without_a_token_to_mask_is_left_out():
-    model = Table()
-    batch = {"input_ids": torch.tensor([[1, 2, 3], [4, 4, 4]]), "attention_mask": torch.ones(2, 3, dtype=torch.long)}
-    losses = masked_loss(8, special={4})(model, batch)
-    assert losses.shape == (1,)
-    assert losses.isfinite().all()
+def test_masked_tokens_are_real_and_a_sequence_without_one_is_left_out():
+    model, batch = Table(), {"input_ids": IDS, "attention_mask": MASK}
+    for seed in range(20):
+        hidden = hide(batch, special={5}, seed=seed)
+        assert hidden.any(1).tolist() == [True, True, True, False, True]
+        assert not (hidden & ((MASK == 0) | (IDS == 5))).any()
+    targets = [ids[row] for ids, row in zip(IDS, hidden, strict=True) if row.any()]
+    expected = [cross_entropy(model.table[[8] * len(row)], row) for row in targets]
+    torch.testing.assert_close(masked_loss(8, {5}, seed=19)(model, batch), torch.stack(expected).double())
 
 
 def test_sequences_without_any_loss_are_refused():

@@ -40,14 +40,7 @@ def assert_same(alone, together):
         )
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize(
-    ("by", "means"),
-    [
-        *(("head", "position"), ("layer", "global"), ("all", "position")),
-        *(("head", "global"), ("layer", "position"), ("all", "global")),
-    ],
-)
+@pytest.mark.parametrize(("by", "means"), [("head", "position"), ("layer", "global"), ("all", "position")])
 def test_many_at_a_time_are_those_of_one_at_a_time(by, means, monkeypatch):
     model = LanguageModel.load(kq.models.DECODER)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -16,8 +16,8 @@ def row(estimate, half=0.0, why=()):
     return {"estimate": estimate, "estimate_low": estimate - half, "estimate_high": estimate + half, "flags": [*why]}
 
 
-@pytest.mark.parametrize("budget", [0, 1, 10, 24, 30, 48, 500])
-@pytest.mark.parametrize("count", [1, 24, 25, 60, 300])
+@pytest.mark.parametrize("budget", [0, 10, 24, 48, 500])
+@pytest.mark.parametrize("count", [1, 25, 300])
 def test_the_budget_is_kept_and_urgent_costs_come_first(count, budget):
     source = torch.Generator().manual_seed(count)
     values = (0.02 * torch.rand(count, generator=source) - 0.005).tolist()
