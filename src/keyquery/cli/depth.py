@@ -17,10 +17,6 @@ from keyquery.learn.depth.depth import depth as advise
     width=option(int | None, "Model width; with --layers, a shape to assess."),
     layers=option(int | None, "Number of layers; given alone, the law's width for this depth."),
     vocabulary=option(int | None, "Vocabulary size; a small one limits the width. Default: no limit."),
-    heads=option(
-        int | None, "Number of heads, for bounds on the separation rank. Default: width/64.", name="--num-heads"
-    ),
-    head_dim=option(int | None, "Head width; the model width is a multiple. Default: the best fit."),
 )
 def depth(output: Output, **options: Any) -> None:
     """How deep should a Transformer be? Apply a published law to a budget or a shape.

@@ -13,14 +13,13 @@ from torch import nn
 
 from keyquery.checkpoints import read
 from keyquery.learn.depth.law import FITTED, SIGMAS, Law, count
-from keyquery.learn.depth.separation import log_rank_of_two, separation_bounds
+from keyquery.learn.depth.separation import log_rank_of_two
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count, check_number
 
 VERDICTS = ("depth-efficient", "balanced", "depth-inefficient")
 WIDEST = 10**7  # beyond any model; ranks are summed over the width
 HEADS = ((512, (64, 128, 96, 80)), (128, (32, 16, 24)), (1, (8,)))  # head sizes from a width on, the most common first
-USUAL = 64
 TOLERANCE = 0.1  # of the law's depth, within which a shape is balanced if the law has no errors: a convention
 ALIKE = 1.25  # factor by which block parameters may differ from 12·L·d²
 CONTRARY = (
@@ -38,7 +37,7 @@ class Depth(Reading, kind="depth"):
         "interval": "95 %, along the budget, from standard errors of the law assumed independent; none without them",
         "saves": "at most: parameters of the shape minus those of the largest shape on the law within it",
         "threshold": "log₃ of the width, layers of a linear-attention network",
-        "separation": "log₃ of the separation rank; low and high are bounds quoted from memory",
+        "separation": "log₃ of the separation rank: its bound for two tokens",
     }
 
     params: float
@@ -79,8 +78,6 @@ def depth(
     *,
     model: str | Path | nn.Module | None = None,
     vocabulary: int | None = None,
-    heads: int | None = None,
-    head_dim: int | None = None,
     law: Law | None = None,
 ) -> Depth:
     """Depth and width of a Transformer for a parameter budget, by the law of Levine et al. (2020).
@@ -99,10 +96,6 @@ def depth(
     vocabulary
         Vocabulary size. If smaller than the width, it bounds the rank of the embeddings: the law's width is then
         min(d, rank), and the rest of the budget goes into depth. Default: no bound, or that of the model.
-    heads
-        Number of heads, for the bounds of the separation rank. Default: the model's, else width / 64.
-    head_dim
-        Head size for `.usable`. Default: the common size that fits best.
     law
         Coefficients of the law, for instance of your own fit. Default: `Law()`.
 
@@ -133,7 +126,7 @@ def depth(
     --------
     separation_rank : The quantity behind the law, computed for small networks.
     """
-    arguments = _check(params, width, layers, model, vocabulary, heads, head_dim)
+    arguments = _check(params, width, layers, model, vocabulary)
     arguments, notes = (arguments, []) if model is None else _shape_of(model)
     ranks = [rank for rank in (vocabulary, arguments.pop("rank", None)) if rank is not None]
     fitted_law = replace(law or Law(), rank=min(ranks, default=None))
@@ -143,41 +136,33 @@ def depth(
     goal = min(_width(budget, whole), fitted_law.rank or math.inf)  # rounding the depth changes the width
     wide = width if shape is None and width else round(goal)
     ends = _ends(budget, fitted_law)
+    interval = {"layers": ends, "width": [_width(budget, end) for end in reversed(ends)]}
     measured_shape = shape or {"layers": whole, "width": wide}
-    law_facts = {"law": asdict(fitted_law), "fitted": FITTED}
     return Depth(
         params=budget,
         layers=whole,
         width=wide,
         exact=exact,
-        interval=_interval(budget, ends) if _has_errors(fitted_law) else None,
-        usable=_usable(goal, whole, head_dim, fitted_law.rank),
+        interval=interval if fitted_law.has_errors else None,
+        usable=_usable(goal, whole, fitted_law.rank),
         threshold=math.log(measured_shape["width"], 3),
-        separation=_separation(measured_shape["layers"], measured_shape["width"], heads or measured_shape.get("heads")),
+        separation={"two_tokens": log_rank_of_two(measured_shape["layers"], measured_shape["width"])},
         shape=shape,
         **(_judged(shape, ends, fitted_law) if shape else {}),
         embedding_rank=fitted_law.rank,
         notes=[*_notes(exact, shape, fitted_law), *notes],
-        provenance=provenance(**law_facts),
+        provenance=provenance(law=asdict(fitted_law), fitted=FITTED),
     )
-
-
-def _has_errors(law: Law) -> bool:
-    return law.a_error is not None and law.b_error is not None
 
 
 def _ends(params: float, law: Law) -> list[float]:
     """The depths between which a shape is balanced: 95 % of the law's, or a tenth around its depth."""
-    if _has_errors(law):
+    if law.has_errors:
         return sorted(law.layers(params, sigmas) for sigmas in (-SIGMAS, SIGMAS))
     return [law.layers(params) * (1 - TOLERANCE), law.layers(params) * (1 + TOLERANCE)]
 
 
-def _interval(params: float, ends: Sequence[float]) -> dict[str, list[float]]:
-    return {"layers": list(ends), "width": [_width(params, end) for end in reversed(ends)]}
-
-
-def _check(params: Any, width: Any, layers: Any, model: Any, *counts: Any) -> dict[str, Any]:
+def _check(params: Any, width: Any, layers: Any, model: Any, vocabulary: Any) -> dict[str, Any]:
     """Validate the arguments; returns the shape arguments that are set."""
     shape = {name: value for name, value in (("layers", layers), ("width", width)) if value is not None}
     if sum((params is not None, bool(shape), model is not None)) != 1:
@@ -188,10 +173,7 @@ def _check(params: Any, width: Any, layers: Any, model: Any, *counts: Any) -> di
             raise ValueError(f"params must be above 0 and at most 1e18, got {params}")
     for name, value in shape.items():
         check_count(name, value, most=WIDEST)
-    for name, value in zip(("vocabulary", "heads", "head_dim"), counts, strict=True):
-        check_count(name, value, least=2 if name == "vocabulary" else 1, optional=True)
-    if "width" in shape and counts[1] is not None and shape["width"] % counts[1]:
-        raise ValueError(f"heads must divide width: {counts[1]} does not divide {shape['width']}")
+    check_count("vocabulary", vocabulary, least=2, optional=True)
     return shape
 
 
@@ -254,22 +236,14 @@ def _judged(shape: Mapping[str, Any], ends: Sequence[float], law: Law) -> dict[s
     }
 
 
-def _usable(goal: float, layers: int, head_dim: int | None, rank: int | None) -> dict[str, int]:
+def _usable(goal: float, layers: int, rank: int | None) -> dict[str, int]:
     """The width nearest to the goal that is a multiple of a head size; ties go to the most common size."""
-    if head_dim is not None and head_dim > goal:
-        raise ValueError(f"head_dim must be at most the width, {goal:,.0f}, got {head_dim:,}")
-    sizes = next(sizes for least, sizes in HEADS if goal >= least) if head_dim is None else (head_dim,)
+    sizes = next(sizes for least, sizes in HEADS if goal >= least)
     near = [(size * max(number, 1), size) for size in sizes for number in (int(goal // size), int(goal // size) + 1)]
     near = [pair for pair in near if rank is None or pair[0] <= rank] or [(round(goal), round(goal))]
     width, size = min(near, key=lambda pair: abs(math.log(pair[0] / goal)))
     shape = {"layers": layers, "width": width, "heads": width // size, "head_dim": size}
     return {**shape, "params": int(count(layers, width))}
-
-
-def _separation(layers: int, width: int, heads: int | None) -> dict[str, float | None]:
-    number = heads or max(round(width / USUAL), 1)
-    low, high = separation_bounds(layers, width, number) if number < width else (None, None)
-    return {"low": low, "high": high, "two_tokens": log_rank_of_two(layers, width)}
 
 
 def _notes(exact: Sequence[float], shape: Mapping[str, Any] | None, law: Law) -> list[str]:

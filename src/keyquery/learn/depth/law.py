@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 PER_LAYER = 12  # parameters of a layer over d²: 4 of attention, 8 of an MLP four times as wide
@@ -25,6 +24,11 @@ class Law:
     b_error: float | None = None
     rank: int | None = None
 
+    @property
+    def has_errors(self) -> bool:
+        """Whether its standard errors are known."""
+        return self.a_error is not None and self.b_error is not None
+
     def width(self, layers: float, sigmas: float = 0.0) -> float:
         """The width at a depth, plus `sigmas` standard errors."""
         width = math.exp(min(self.a + self.b * layers + sigmas * self._error(layers), 700.0))
@@ -43,8 +47,10 @@ class Law:
 
         ln L + 2(a + b·L) = ln(N/12) has one solution, since its left side increases with L.
         """
+        from scipy.optimize import brentq  # a slow import
+
         goal = math.log(params / PER_LAYER)
-        free = _root(lambda layers: math.log(layers) + 2 * self._exponent(layers, sigmas) - goal)
+        free = brentq(lambda layers: math.log(layers) + 2 * self._exponent(layers, sigmas) - goal, 1e-99, 1e19)
         if self.rank is None or self._exponent(free, sigmas) <= math.log(self.rank):
             return free
         return params / PER_LAYER / self.rank**2
@@ -66,15 +72,3 @@ class Law:
 def count(layers: float, width: float) -> float:
     """N = 12·L·d²."""
     return PER_LAYER * layers * width**2
-
-
-def _root(increasing: Callable[[float], float]) -> float:
-    """Root of an increasing function on the positive numbers, by bisection to machine precision."""
-    low = high = 1.0
-    while increasing(low) > 0:
-        low /= 2
-    while increasing(high) < 0:
-        high *= 2
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (low, middle) if increasing(middle) > 0 else (middle, high)
-    return low

@@ -59,7 +59,8 @@ def separation_rank(layers: int, width: int, heads: int = 1, tokens: int = 2, se
     --------
     depth : The law of depth against width.
     """
-    _check(layers, width, heads)
+    for name, value in (("layers", layers), ("width", width), ("heads", heads)):
+        check_count(name, value)
     if width % heads:
         raise ValueError(f"heads must divide width: {heads} does not divide {width}")
     check_count("tokens", tokens, least=2)
@@ -100,34 +101,6 @@ def log_rank_of_two(layers: int, width: int) -> float:
     # binom(m + n, n) = Π_i (1 + m/i) over i = 1, …, n, the smaller of both.
     below = np.log(np.arange(1, round(math.exp(few)) + 1))
     return float(np.logaddexp(0.0, many - below).sum() / math.log(3))
-
-
-def separation_bounds(layers: int, width: int, heads: int = 1) -> tuple[float, float]:
-    """Lower and upper bounds of log₃ of the separation rank, below and above the threshold L = log₃ d; at least 0.
-
-    They are quoted from memory, not checked against the paper. `rank_of_two` lies between them in every case tried
-    (widths up to 8,192, 1 to 39 layers, up to 16 heads), and equals the upper one for one layer of one head.
-    """
-    _check(layers, width, heads)
-    if heads >= width:
-        raise ValueError(f"heads must be less than width, {width}, for the bounds to hold, got {heads}")
-    d, L, H = width, layers, heads
-    if d > 3**L:
-        low, high = 3.0 ** (L - 2) * (_log3((d - H) / 2) - L + 2), (3**L - 1) / 2 * _log3(d + H)
-    else:
-        low = d * L / 2 - L * (H / 2 + 1) - d * (1 + _log3((d - H) / 2) / 2)
-        high = 2 * d * L + L - 2 * d * _log3(d / (2 * math.sqrt(2) * math.e)) + _log3(d)
-    return max(low, 0.0), high
-
-
-def _log3(number: float) -> float:
-    return math.log(number, 3)
-
-
-def _check(layers: Any, width: Any, heads: Any) -> None:
-    check_count("layers", layers)
-    check_count("width", width)
-    check_count("heads", heads)
 
 
 def _drawn(rng: np.random.Generator, *shape: int) -> Int64[ndarray, "..."]:

@@ -62,7 +62,7 @@ def _budgets(axis: Any, deepest: float, low: float, high: float) -> None:
 
 def _law(axis: Any, law: Law, deepest: float) -> None:
     depths = [deepest * i / 200 for i in range(201)]
-    if law.a_error is not None and law.b_error is not None:
+    if law.has_errors:
         edges = ([law.width(layers, sigmas) for layers in depths] for sigmas in (-SIGMAS, SIGMAS))
         axis.fill_between(depths, *edges, color=LAW, alpha=0.15, linewidth=0, label="95 % band")
     axis.plot(depths, [law.width(layers) for layers in depths], color=LAW, linewidth=0.9, linestyle="--")
@@ -151,14 +151,8 @@ def _words(reading: Depth, equation: str) -> list[str]:
     if reading.reason is not None:
         lines.append(f"{reading.reason}, {equation}.")
         lines += _saved(reading)
-    separation = reading.separation
-    theory = f"Theory: the threshold log₃ d is {reading.threshold:.1f} layers"
-    if separation["low"] is not None:
-        theory += (
-            f"; log₃ of the separation rank is {separation['low']:,.0f} to {separation['high']:,.0f} "
-            "(unverified bounds)"
-        )
-    lines.append(f"{theory}, for two tokens at most {separation['two_tokens']:,.0f}.")
+    rank = f"log₃ of the separation rank of two tokens is at most {reading.separation['two_tokens']:,.0f}"
+    lines.append(f"Theory: the threshold log₃ d is {reading.threshold:.1f} layers; {rank}.")
     lines += [f"Note: {note}." for note in reading.notes]
     lines.append("Parameters: 12·L·d², non-embedding. Balanced: within a tenth of the law's depth, or its interval.")
     return [*lines, f"Contrary evidence: {'; '.join(reading.contrary)}."]
