@@ -111,7 +111,9 @@ class SavedEstimator(Estimator, ABC):
         pick_device(device)
         facts, tensors = read_fitted(path, cls.__name__)
         try:
-            estimator = cls(**{**cls._params_of(facts), "device": device})
+            params = cls._params_of(facts).items()  # those of former versions are left out
+            known = {name: value for name, value in params if name in cls._get_param_names()}
+            estimator = cls(**{**known, "device": device})
             estimator._check()
             estimator.params_, estimator.history_ = facts["params"], list(facts["history"])
             build, depth = estimator._restore(facts, tensors)

@@ -7,10 +7,10 @@ from torch.nn.functional import cross_entropy
 
 import keyquery as kq
 from keyquery.instruments.look.fitted import saved_network
-from keyquery.learn.inputs.captions import FIRST, MASK, PAD, Vocabulary
-from keyquery.learn.layers.vision import VisionEncoder, together
-from keyquery.learn.vision_language.network import Backbone, VisionLanguageNetwork
-from keyquery.learn.vision_language.training import Batch, Pairs, hide_words, losses, others
+from keyquery.learn.inputs.captions import FIRST, MASK, PAD
+from keyquery.learn.layers.vision import VisionEncoder
+from keyquery.learn.vision_language.network import Seen, VisionLanguageNetwork
+from keyquery.learn.vision_language.training import Batch, Pairs, _patches, hide_words, losses, others
 
 COLOURS = {
     "red": (220, 40, 40),
@@ -71,7 +71,7 @@ def accuracy(true, false):
 @pytest.mark.slow  # the example of VisualParser learns, too
 def test_it_learns_which_text_is_of_which_image_and_nothing_when_images_are_shuffled():
     images, said = fields(640, 0)
-    model = small(width=16, depth=1, epochs=14, lr=1e-2, batch_size=64, masking=None).fit(images, texts(said))
+    model = small(width=16, depth=1, epochs=14, lr=1e-2, batch_size=64).fit(images, texts(said))
     images, said = fields(200, 1)
     false = fields(200, 2)[1]
     wrong = [i for i in range(200) if false[i] != said[i]]
@@ -120,11 +120,10 @@ def test_what_is_saved_is_what_is_loaded(fitted, tmp_path):
 
 def test_a_parser_that_is_frozen_does_not_learn():
     images, said = fields(64, 0)
-    model = small(parser_depth=0, frozen=True, masking="random").fit(images, texts(said))
-    start = small(parser_depth=0, frozen=True, masking="random", epochs=1, lr=0.0).fit(images, texts(said))
+    model = small(parser_depth=0, frozen=True).fit(images, texts(said))
+    start = small(parser_depth=0, frozen=True, epochs=1, lr=0.0).fit(images, texts(said))
     assert torch.equal(model.network_.vision.patches.weight, start.network_.vision.patches.weight)
     assert not torch.equal(model.network_.matcher.weight, start.network_.matcher.weight)
-    assert set(small(masking=None).fit(images, texts(said)).history_[0]) == {"epoch", "loss", "words", "match"}
 
 
 def tiny(kind):
@@ -170,10 +169,9 @@ def network(depth=1):
 
 
 def test_patches_are_hidden_together_with_those_that_they_attend_to():
-    attention = torch.rand(5, 7, 7)
-    seeds = torch.tensor([0, 3, 6, 2, 2])
-    found = together(attention, seeds, 3)
-    for row, seed, mask in zip(attention, seeds.tolist(), found, strict=True):
+    attention, seeds = torch.rand(5, 7, 7), [0, 3, 6, 2, 2]
+    found = _patches(Seen(torch.zeros(5, 7, 1), attention), torch.eye(7)[seeds], 3)
+    for row, seed, mask in zip(attention, seeds, found, strict=True):
         near = sorted((j for j in range(7) if j != seed), key=lambda j: -row[seed, j])[:2]
         assert set(mask.nonzero().flatten().tolist()) == {seed, *near}
 
@@ -217,13 +215,13 @@ def test_negatives_are_other_texts_and_half_of_them_have_the_same_words():
 
 
 def test_losses_are_those_of_each_task_alone():
-    model = network()
+    model = network(depth=0)  # without attention: random patches
     ids = torch.tensor([[2, 3, 4, PAD], [5, 6, 7, 8]])
     pairs = Pairs(torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8), ids)
     hidden, other = torch.tensor([[True, False, False, False], [False, False, True, True]]), ids.flip(0)
     dice = torch.tensor([[0.1, 0.9, 0.2, 0.3], [0.8, 0.1, 0.7, 0.2]])
     batch = Batch(torch.tensor([0, 1]), ids, hidden, other, torch.tensor([True, False]), dice)
-    parts = losses(model, pairs, batch, "random", 2)
+    parts = losses(model, pairs, batch, 2)
     features = model.see(pairs.images).features
     words = model.spell(model(features, ids.masked_fill(hidden, MASK)))
     assert torch.allclose(parts["words"], cross_entropy(words[hidden], ids[hidden]), atol=1e-5)
@@ -241,28 +239,7 @@ def test_no_gradient_goes_through_the_features_to_regress():
     ids = torch.tensor([[2, 3, 4, 5]])
     pairs = Pairs(torch.randint(256, (1, 3, 8, 8), dtype=torch.uint8), ids)
     drawn = (torch.tensor([0]), ids, ids == 2, ids, torch.tensor([True]), torch.rand(1, 4))
-    losses(model, pairs, Batch(*drawn), "attention", 4)["features"].backward()  # all are hidden: no other way in
+    losses(model, pairs, Batch(*drawn), 4)["features"].backward()  # all are hidden: no other way in
     assert all(weight.grad is None or not weight.grad.any() for weight in model.vision.parameters())
-    losses(model, pairs, Batch(*drawn), "attention", 2)["features"].backward()
+    losses(model, pairs, Batch(*drawn), 2)["features"].backward()
     assert any(weight.grad.any() for weight in model.vision.parameters())
-
-
-def test_words_are_cut_alike_and_counted():
-    words = Vocabulary.of(["The cat's left of it, the DOG!", "the cat"])
-    assert words.names[0] == "the"
-    assert set(words.names) == {"the", "cat's", "left", "of", "it", ",", "dog", "!", "cat"}
-    assert words.encode("the bird").tolist() == [FIRST, MASK]
-    assert words.batch(["the", "the cat"]).tolist()[0] == [FIRST, PAD]
-
-
-def test_flow_is_read_off_the_joint_encoder(fitted):
-    images, said = fields(2, 1)
-    model = fitted.network_
-    ids = fitted.vocabulary_.batch(texts(said))
-    features = model.see(torch.from_numpy(images).permute(0, 3, 1, 2)).features
-    x, real = model.joined(features, ids)
-    labels = ["special"] + ["image"] * model.vision.tokens + ["text"] * ids.shape[1]
-    found = kq.flow(model.joint, labels, inputs={"x": x, "mask": real})
-    assert np.shape(found.raw) == (2, 2, 2)
-    assert isinstance(model.vision, VisionEncoder)
-    assert not isinstance(model.vision, Backbone)

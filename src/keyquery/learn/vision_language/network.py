@@ -121,7 +121,6 @@ class VisionLanguageNetwork(nn.Module):
         depth: int,
         heads: int,
         kernel: str = "general",
-        dropout: float = 0.0,
         vectors: Float[Tensor, "words dim"] | None = None,
     ) -> None:
         super().__init__()
@@ -136,7 +135,7 @@ class VisionLanguageNetwork(nn.Module):
         nn.init.normal_(self.words.weight, std=width**-0.5)
         for weight in (self.word_places, self.visual_places, self.first, self.hidden):
             nn.init.normal_(weight, std=PLACES)
-        self.joint = Encoder(width, depth, heads, kernel=kernel, dropout=dropout)
+        self.joint = Encoder(width, depth, heads, kernel=kernel)
         self.matcher = nn.Linear(width, 1)
         self.regressor = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, vision.dim))
         self.text = None if vectors is None else nn.Linear(vectors.shape[1], width)
@@ -148,9 +147,10 @@ class VisionLanguageNetwork(nn.Module):
         self.register_buffer("spread", torch.tensor(SPREAD).view(3, 1, 1))
 
     def see(self, images: Num[Tensor, "batch 3 h w"], attention: bool = False) -> Seen:
-        """Patch features of images with values from 0 to 255."""
+        """Patch features of images with values from 0 to 255, and the attention between them if there is any."""
         shown = (images.float() / 255 - self.mean) / self.spread
-        return Seen(*self.vision.with_attention(shown)) if attention else Seen(self.vision(shown))
+        attends = attention and getattr(self.vision, "encoder", True) is not None
+        return Seen(*self.vision.with_attention(shown)) if attends else Seen(self.vision(shown))
 
     def table(self, further: Float[Tensor, "more dim"] | None = None) -> Float[Tensor, "words width"]:
         """Embeddings of all words, and of `further` words by their vectors."""

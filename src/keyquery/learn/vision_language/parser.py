@@ -19,7 +19,7 @@ from keyquery.learn.inputs.captions import Vocabulary, cut, texts_of
 from keyquery.learn.inputs.images import images_of
 from keyquery.learn.layers.vision import VisionEncoder
 from keyquery.learn.vision_language.network import Backbone, VisionLanguageNetwork, backbone_of, built
-from keyquery.learn.vision_language.training import MASKINGS, Pairs, learn, watched
+from keyquery.learn.vision_language.training import Pairs, learn, watched
 from keyquery.learn.vision_language.words import WordEncoder
 from keyquery.listening.inputs.load import load_model
 from keyquery.reading import plain
@@ -47,6 +47,7 @@ class VisualParser(SavedEstimator):
 
         MLM (masked language modelling) + ITM (image-text matching) + MFR (masked feature regression)
 
+    MFR masks a patch and those that it attends to most, 15 % in all; random ones without attention (`parser_depth=0`).
     Negatives of ITM are texts of other images, half random, half with many words in common. Images are an array
     (n, h, w) or (n, h, w, c), uint8 or floats from 0 to 1, or a list of arrays, Pillow images and paths; all are
     resized to `size` pixels. Words that do not occur in the training texts are treated as [MASK], unless there is a
@@ -72,13 +73,6 @@ class VisualParser(SavedEstimator):
         saved model: set it again after `load`. Default: None.
     frozen
         Whether the patch encoder is frozen. Default: True for a backbone, False for the own patch encoder.
-    masking
-        Patches masked in MFR: "attention", a patch and those that it attends to most; "random", the control; None,
-        no MFR loss. Default: "attention".
-    masked
-        Share of patches that is masked. Default: 0.15.
-    dropout
-        Default: 0.
     epochs, batch_size, lr
         Default: 20, 64, 1e-3.
     random_state
@@ -121,9 +115,6 @@ class VisualParser(SavedEstimator):
         backbone: Any = None,
         text_encoder: Any = None,
         frozen: bool | None = None,
-        masking: str | None = "attention",
-        masked: float = 0.15,
-        dropout: float = 0.0,
         epochs: int = 20,
         batch_size: int = 64,
         lr: float = 1e-3,
@@ -133,9 +124,7 @@ class VisualParser(SavedEstimator):
     ) -> None:
         self.size, self.patch, self.width, self.depth, self.heads = size, patch, width, depth, heads
         self.parser_depth, self.kernel, self.backbone, self.frozen = parser_depth, kernel, backbone, frozen
-        self.masking, self.masked, self.dropout = masking, masked, dropout
-        self.text_encoder = text_encoder
-        self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
+        self.text_encoder, self.epochs, self.batch_size, self.lr = text_encoder, epochs, batch_size, lr
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def fit(self, images: Any, texts: Any) -> VisualParser:
@@ -153,10 +142,6 @@ class VisualParser(SavedEstimator):
         VisualParser
             The fitted estimator.
         """
-        return self._learn(images, texts)
-
-    def _learn(self, images: Any, texts: Any, after: Callable[[int, nn.Module], None] | None = None) -> VisualParser:
-        """`fit`, with a callback `after` for every step of the training loop."""
         self._check()
         device, captions = pick_device(self.device), texts_of(texts)
         pixels = images_of(images, self.size)
@@ -173,14 +158,11 @@ class VisualParser(SavedEstimator):
                 history = learn(
                     network,
                     self._pairs(network, pixels.to(device), ids.to(device), progress),
-                    masking=self.masking,
-                    masked=self.masked,
                     size=self.batch_size,
                     epochs=self.epochs,
                     lr=self.lr,
                     seed=seed,
                     progress=progress,
-                    after=after,
                     verbose=self.verbose,
                 )
         if len(history) >= ENOUGH and history[-1]["match"] > NO_BETTER * math.log(2):
@@ -318,19 +300,15 @@ class VisualParser(SavedEstimator):
 
     def _check(self) -> None:
         sizes = ("size", "patch", "width", "depth", "heads", "epochs", "batch_size")
-        check_sizes(self, sizes, lr=math.inf, dropout=1, masked=1)
+        check_sizes(self, sizes, lr=math.inf)
         check_count("parser_depth", self.parser_depth, least=0)
         check_choice("kernel", self.kernel, KERNELS)
-        if self.masking is not None:
-            check_choice("masking", self.masking, MASKINGS)
         if self.frozen not in (None, True, False):
             raise ValueError(f"frozen must be True, False or None, got {self.frozen!r}")
         if self.width % self.heads:
             raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
         if self.backbone is None and self.size % self.patch:
             raise ValueError(f"patch must divide size: {self.patch} does not divide {self.size}")
-        if self.backbone is None and self.parser_depth == 0 and self.masking == "attention":
-            raise ValueError('masking="attention" needs attention maps: set parser_depth above 0, or masking="random"')
 
     def _backbone(self) -> Backbone | None:
         backbone = self.backbone
@@ -341,16 +319,9 @@ class VisualParser(SavedEstimator):
     def _network(
         self, backbone: Backbone | None, words: int, longest: int, vectors: Float[Tensor, "words dim"] | None = None
     ) -> VisionLanguageNetwork:
-        vision: Any = backbone
-        if vision is None:
-            vision = (
-                VisionEncoder(self.size, self.patch, self.width, self.parser_depth, self.heads, dropout=self.dropout)
-                if self.parser_depth
-                else VisionEncoder(self.size, self.patch, self.width, 0, self.heads)
-            )
-        return VisionLanguageNetwork(
-            vision, words, longest, self.width, self.depth, self.heads, self.kernel, self.dropout, vectors
-        )
+        sizes = (self.size, self.patch, self.width, self.parser_depth, self.heads)
+        vision: Any = VisionEncoder(*sizes) if backbone is None else backbone
+        return VisionLanguageNetwork(vision, words, longest, self.width, self.depth, self.heads, self.kernel, vectors)
 
     def _pairs(
         self, network: VisionLanguageNetwork, pixels: UInt8[Tensor, "n 3 h w"], ids: Tensor, progress: Progress
@@ -360,7 +331,7 @@ class VisualParser(SavedEstimator):
         if not self._frozen:
             return Pairs(pixels, ids)
         network.eval()
-        return Pairs(watched(network, pixels, self.masking == "attention", progress), ids)
+        return Pairs(watched(network, pixels, progress), ids)
 
 
 def _name(model: Any) -> str | None:

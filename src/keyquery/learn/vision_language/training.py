@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, layer_norm
 
 from keyquery.learn.fitting import fit_network
 from keyquery.learn.inputs.captions import FIRST, MASK
-from keyquery.learn.layers.vision import together
 from keyquery.learn.series.training import epochs_of
 from keyquery.learn.training import Recipe
 from keyquery.learn.vision_language.network import Seen, VisionLanguageNetwork
 from keyquery.support.progress import Progress, silent
 
-MASKINGS = ("attention", "random")
+MASKED = 0.15  # share of words, and of patches
 NEAR = 0.5  # share of hard negatives: the most similar text of a pool
 POOL = 128  # texts per pool
 
@@ -29,11 +27,11 @@ class Pairs(NamedTuple):
     images: UInt8[Tensor, "n 3 size size"] | Seen
     ids: Int[Tensor, "n longest"]
 
-    def seen(self, network: VisionLanguageNetwork, index: Any, attention: bool) -> Seen:
-        """Patch features of some images."""
+    def seen(self, network: VisionLanguageNetwork, index: Any) -> Seen:
+        """Patch features of some images, and the attention between them."""
         if isinstance(self.images, Seen):
             return self.images.take(index)
-        return network.see(self.images[index], attention)
+        return network.see(self.images[index], attention=True)
 
 
 class Batch(NamedTuple):
@@ -68,59 +66,56 @@ def others(
     return (dice + common * near).masked_fill(~unlike, -1.0).argmax(1), unlike.any(1)
 
 
-def losses(network: Any, pairs: Pairs, batch: Batch, masking: str | None, count: int) -> dict[str, Float[Tensor, ""]]:
-    """Losses of masked words, matching, and with `masking` of `count` masked patches, in nats and squared units.
+def losses(network: Any, pairs: Pairs, batch: Batch, count: int) -> dict[str, Float[Tensor, ""]]:
+    """Losses of masked words, of matching, and of `count` masked patches, in nats and squared units.
 
     A pair passes through the joint encoder unmasked, with a negative text, with masked words, and with masked patches.
     Regression targets are normalised features without gradients.
     """
-    seen = pairs.seen(network, batch.rows, attention=masking == "attention")
+    seen = pairs.seen(network, batch.rows)
     features, words, n = seen.features, batch.ids, len(batch.rows)
-    texts = [words, batch.other, words.masked_fill(batch.hidden_words, MASK)]
+    texts = [words, batch.other, words.masked_fill(batch.hidden_words, MASK), words]
     shown = torch.zeros(n, features.shape[1], dtype=torch.bool, device=words.device)
-    hidden = [shown] * 3
-    if masking is not None:
-        texts.append(words)
-        hidden.append(_patches(seen, batch.dice, masking, count))
+    hidden = [shown, shown, shown, _patches(seen, batch.dice, count)]
     out = network(features.repeat(len(texts), 1, 1), torch.cat(texts), torch.cat(hidden)).split(n)
     own, other, spelled = (network.match(out[0]), network.match(out[1]), network.spell(out[2]))
     odds, truth = torch.cat((own, other[batch.usable])), torch.ones(n + int(batch.usable.sum()), device=words.device)
     truth[n:] = 0
-    parts = {
+    target = layer_norm(features.detach().float(), features.shape[-1:])
+    return {
         "words": cross_entropy(spelled[batch.hidden_words], words[batch.hidden_words]),
         "match": binary_cross_entropy_with_logits(odds, truth),
+        "features": (network.regress(out[3])[hidden[3]] - target[hidden[3]]).square().mean(),
     }
-    if masking is not None:
-        target = layer_norm(features.detach().float(), features.shape[-1:])
-        parts["features"] = (network.regress(out[3])[hidden[3]] - target[hidden[3]]).square().mean()
-    return parts
 
 
-def _patches(seen: Seen, dice: Tensor, masking: str, count: int) -> Bool[Tensor, "batch tokens"]:
-    if masking == "random":
-        return torch.zeros_like(dice, dtype=torch.bool).scatter(1, dice.topk(count, 1).indices, True)
-    assert seen.attention is not None
-    return together(seen.attention, dice.argmax(1), count)
+def _patches(seen: Seen, dice: Tensor, count: int) -> Bool[Tensor, "batch tokens"]:
+    """Patches to mask: the seed, and those that it attends to most; random ones without attention.
+
+    Features of neighbouring patches overlap: a patch that is masked alone could be copied from them.
+    """
+    rows = dice
+    if seen.attention is not None:
+        seeds = dice.argmax(1, keepdim=True)
+        rows = seen.attention[torch.arange(len(dice), device=dice.device), seeds[:, 0]].scatter(1, seeds, torch.inf)
+    return torch.zeros_like(rows, dtype=torch.bool).scatter(1, rows.topk(count, dim=1).indices, True)
 
 
 def learn(
     network: VisionLanguageNetwork,
     pairs: Pairs,
     *,
-    masking: str | None,
-    masked: float,
     size: int,
     epochs: int,
     lr: float,
     seed: int,
     progress: Progress | None = None,
-    after: Callable[[int, nn.Module], None] | None = None,
     verbose: bool = False,
 ) -> list[dict[str, float]]:
-    """Train in place, and return the history, one row per epoch; `after` is that of `train`."""
+    """Train in place, and return the history, one row per epoch."""
     words, device, tokens = len(network.table()), pairs.ids.device, network.vision.tokens
     which, every = epochs_of(lambda index: index, len(pairs.ids), size, seed)
-    count, texts = max(round(masked * tokens), 1), pairs.ids.cpu()
+    count, texts = max(round(MASKED * tokens), 1), pairs.ids.cpu()
     steps: list[dict[str, Tensor]] = []
 
     def draw(step: int, generator: torch.Generator) -> Batch:
@@ -129,16 +124,16 @@ def learn(
         pool = texts[torch.randint(len(texts), (POOL,), generator=generator)]
         other, usable = others(ids, pool, words, generator)
         dice = torch.rand(len(index), tokens, generator=generator)
-        drawn = (index, ids, hide_words(ids, masked, generator), pool[other], usable, dice)
+        drawn = (index, ids, hide_words(ids, MASKED, generator), pool[other], usable, dice)
         return Batch(*(part.to(device) for part in drawn))
 
     def loss(model: Any, batch: Batch) -> Tensor:
-        parts = losses(model, pairs, batch, masking, count)
+        parts = losses(model, pairs, batch, count)
         steps.append({name: part.detach() for name, part in parts.items()})
         return torch.stack(list(parts.values())).sum()
 
     recipe = Recipe(epochs * every, lr=lr, warmup=min(2 * every, epochs * every // 10), seed=seed, check_every=every)
-    log = fit_network(network, draw, loss, recipe, after=after, progress=progress, verbose=verbose)
+    log = fit_network(network, draw, loss, recipe, progress=progress, verbose=verbose)
     rows = []
     for number, row in enumerate(log.rows):
         each = steps[number * every : (number + 1) * every]
@@ -151,11 +146,10 @@ def learn(
 def watched(
     network: VisionLanguageNetwork,
     images: UInt8[Tensor, "n 3 size size"],
-    attention: bool,
     progress: Progress = silent,
 ) -> Seen:
     """Features of all images by a frozen patch encoder, stored in half precision."""
     chunks = images.split(64)
-    outputs = [network.see(chunk, attention) for chunk in progress(chunks, "features of images", len(chunks))]
+    outputs = [network.see(chunk, attention=True) for chunk in progress(chunks, "features of images", len(chunks))]
     maps = [output.attention for output in outputs if output.attention is not None]
     return Seen(torch.cat([output.features.half() for output in outputs]), torch.cat(maps).half() if maps else None)
