@@ -102,11 +102,11 @@ def measure(queries, turns, device):
     lists = search(*asked, TOP)
     agreed = check(model, asked, lists)
     diffusion = kq.DiffusionReranker(TOP, device=device)
-    graph = diffusion.graph(asked.database)
+    graph = diffusion._graph(asked.database)
     works = {
         "re-ranking": lambda some, of: model._scores(some, of),
         "the same in plain torch, one query at a time": lambda some, of: plain(model.network_, some, of),
-        "diffusion on 10,000 items, its graph known": lambda some, of: diffusion.by_graph(some, of, graph, TOP),
+        "diffusion on 10,000 items, its graph known": lambda some, of: diffusion._by_graph(some, of, graph, TOP),
     }
     if device == "cuda":
         works["the same in plain torch, blocks in float16"] = lambda some, of: halved(model.network_, some, of)

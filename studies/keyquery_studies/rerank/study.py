@@ -167,13 +167,15 @@ class RerankTrial:
 
 def _timed(model: Any, asked: Asked, lists: Tensor, top: int) -> dict[str, Any]:
     """Lists in their new order, the milliseconds that took a query, and the seconds that a database's graph takes."""
-    seconds, graph = _clocked(lambda: model.graph(asked.database), asked) if hasattr(model, "graph") else (None, None)
+    seconds, graph = _clocked(lambda: model._graph(asked.database), asked) if hasattr(model, "_graph") else (None, None)
 
     def scored() -> tuple[Tensor, Tensor]:
         if isinstance(model, AlphaQueryExpansion) and top == lists.shape[1]:
             return model._reranked(asked, top, None)  # a search, which is faster than lists of everything
         scores = (
-            model._scores(asked, lists[:, :top]) if graph is None else model.by_graph(asked, lists[:, :top], graph, top)
+            model._scores(asked, lists[:, :top])
+            if graph is None
+            else model._by_graph(asked, lists[:, :top], graph, top)
         )
         return by_score(lists, scores)
 

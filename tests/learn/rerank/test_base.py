@@ -261,8 +261,8 @@ def test_a_fitted_database_is_kept(groups, kind):
 def test_the_graph_of_a_fitted_database_is_computed_once(groups, monkeypatch):
     queries, database, _ = groups
     model = kq.KReciprocalReranker(device="cpu").fit(database)
-    graph, computed = model.graph, []
-    monkeypatch.setattr(model, "graph", lambda *data: computed.append(1) or graph(*data))
+    graph, computed = model._graph, []
+    monkeypatch.setattr(model, "_graph", lambda *data: computed.append(1) or graph(*data))
     before = model.rerank(queries, database)[1]
     assert torch.equal(model.rerank(queries)[1], before)
     assert not computed

@@ -80,7 +80,7 @@ class DiffusionReranker(GraphReranker):
         super()._check()
         check_sizes(self, ("neighbours", "seeds", "rounds"), alpha=1, gamma=float("inf"))
 
-    def graph(self, database: Float[Tensor, "n dim"]) -> Tensor:
+    def _graph(self, database: Float[Tensor, "n dim"]) -> Tensor:
         """The sparse matrix S (n, n) of a database of unit vectors (n, dim); it is the same for all queries."""
         count = len(database)
         near = nearest(database, min(self.neighbours + 1, count), self.verbose)[:, 1:]
@@ -94,25 +94,8 @@ class DiffusionReranker(GraphReranker):
         indices = torch.stack((item, column))
         return torch.sparse_coo_tensor(indices, values, (count, count), check_invariants=False).coalesce()
 
-    def by_graph(self, asked: Asked, lists: Int64[Tensor, "q m"], graph: Tensor, top: int) -> Float[Tensor, "q top"]:
-        """Scores of the first `top` candidates, given the matrix S; the first `seeds` of the lists are where it begins.
-
-        Parameters
-        ----------
-        asked
-            The queries.
-        lists
-            Indices of their nearest items (q, m).
-        graph
-            S of the database, as made by `graph`.
-        top
-            How many to score.
-
-        Returns
-        -------
-        Tensor
-            Scores (q, top).
-        """
+    def _by_graph(self, asked: Asked, lists: Int64[Tensor, "q m"], graph: Tensor, top: int) -> Float[Tensor, "q top"]:
+        """Scores of the first `top` candidates, given S; it begins at the first `seeds` of the lists."""
         first, scores = lists[:, : self.seeds], []
         batches = torch.arange(len(lists), device=lists.device).split(max(NUMBERS // len(asked.database), 1))
         with bars(self.verbose) as progress:

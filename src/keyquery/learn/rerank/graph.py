@@ -30,28 +30,28 @@ class GraphReranker(ListReranker):
         self.graph_: tuple[Tensor, list[Any], Any] | None = None
         if features is not None:
             vectors = vectors_of("features", features, pick_device(self.device))
-            self.graph_ = vectors, self._graph_params(), self.graph(vectors)
+            self.graph_ = vectors, self._graph_params(), self._graph(vectors)
         return self
 
     @abstractmethod
-    def graph(self, database: Float[Tensor, "n dim"]) -> Any:
+    def _graph(self, database: Float[Tensor, "n dim"]) -> Any:
         """The graph of a database of unit vectors; it is independent of the queries."""
 
     @abstractmethod
-    def by_graph(self, asked: Asked, lists: Int64[Tensor, "q m"], graph: Any, top: int) -> Float[Tensor, "q top"]:
+    def _by_graph(self, asked: Asked, lists: Int64[Tensor, "q m"], graph: Any, top: int) -> Float[Tensor, "q top"]:
         """Scores of the first `top` candidates of lists, given the graph of the database."""
 
     def _graph_params(self) -> list[Any]:
         return [getattr(self, name) for name in self._of_graph]
 
-    def _graph(self, database: Float[Tensor, "n dim"]) -> Any:
+    def _kept_graph(self, database: Float[Tensor, "n dim"]) -> Any:
         kept = getattr(self, "graph_", None)
         if kept is not None:
             vectors, params, graph = kept
             same = vectors.device == database.device and params == self._graph_params()
             if same and torch.equal(vectors, database):
                 return graph
-        return self.graph(database)
+        return self._graph(database)
 
     def _reranked(self, asked: Asked, top: int, index: Any) -> tuple[Int64[Tensor, "q top"], Float[Tensor, "q top"]]:
         longest = max(top, min(getattr(self, self._of_query), len(asked.database)))  # also beyond the candidates
@@ -61,10 +61,10 @@ class GraphReranker(ListReranker):
     def _ordered(
         self, asked: Asked, lists: Int64[Tensor, "q m"], top: int
     ) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
-        return by_score(lists, self.by_graph(asked, lists, self._graph(asked.database), top))
+        return by_score(lists, self._by_graph(asked, lists, self._kept_graph(asked.database), top))
 
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        return self.by_graph(asked, lists, self._graph(asked.database), lists.shape[1])
+        return self._by_graph(asked, lists, self._kept_graph(asked.database), lists.shape[1])
 
 
 def nearest(database: Float[Tensor, "n dim"], count: int, verbose: bool = False) -> Int64[Tensor, "n count"]:

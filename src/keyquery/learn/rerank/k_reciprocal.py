@@ -97,7 +97,7 @@ class KReciprocalReranker(GraphReranker):
         if self.smoothing > self.neighbours:
             raise ValueError(f"smoothing must be at most neighbours, {self.neighbours}, got {self.smoothing}")
 
-    def graph(self, database: Float[Tensor, "n dim"]) -> Graph:
+    def _graph(self, database: Float[Tensor, "n dim"]) -> Graph:
         """Neighbour graph of a database of unit vectors (n, dim); it is independent of the queries."""
         k = min(self.neighbours, len(database))
         near = nearest(database, k, self.verbose)
@@ -106,25 +106,8 @@ class KReciprocalReranker(GraphReranker):
         least = (database * database[near[:, -1]]).sum(1)
         return Graph(near, least, half, raw, _mean(raw, near[:, : self.smoothing]))
 
-    def by_graph(self, asked: Asked, lists: Int64[Tensor, "q m"], graph: Graph, top: int) -> Float[Tensor, "q top"]:
-        """Scores of the first `top` candidates, given the graph; the first k of the lists are the query's neighbours.
-
-        Parameters
-        ----------
-        asked
-            The queries.
-        lists
-            Indices of their nearest items (q, m).
-        graph
-            Of the database, as made by `graph`.
-        top
-            How many to score.
-
-        Returns
-        -------
-        Tensor
-            Scores (q, top).
-        """
+    def _by_graph(self, asked: Asked, lists: Int64[Tensor, "q m"], graph: Graph, top: int) -> Float[Tensor, "q top"]:
+        """Scores of the first `top`, given the graph; the query's neighbours are the first k of the lists."""
         near, lists = lists[:, : self.neighbours], lists[:, :top]
         smoothing = min(self.smoothing, near.shape[1])
         similar = dots(asked, near, torch.arange(len(near), device=near.device))
