@@ -27,45 +27,27 @@ def small(**options):
     [
         (GOOD, LABELS[:4], r"inconsistent numbers of samples: \[5, 4\]"),
         (GOOD, ["a"] * 5, "y holds only one class, 'a': a classifier needs two or more"),
-        (GOOD[:1], ["a"], "y holds only one class"),
         (GOOD, None, "requires y to be passed, but the target y is None"),
         (GOOD, [0.1, 0.2, 0.3, 0.4, 0.5], "Unknown label type: y must hold classes, got float64 such as 0.1"),
         (GOOD, [0, 1, 0, 1, NAN], "y must have a label for every sample, got None or NaN"),
-        (GOOD, np.array([0, 1, 0, 1, NAN]), "y must have a label for every sample, got NaN, NaT or infinity"),
         (
             GOOD,
             np.array(["2020", "2021", "2020", "2021", "NaT"], "M8[Y]"),
             "for every sample, got NaN, NaT or infinity",
         ),
         (GOOD, pd.Series(["a", "b", "a", "b", None], dtype="string"), "for every sample, got None or NaN"),
-        (GOOD, pd.Series([0, 1, 0, 1, None], dtype="Int64"), "for every sample, got NaN, NaT or infinity"),
         (GOOD, np.ma.masked_array([0, 1, 0, 1, 0], [0, 0, 0, 0, 1]), "for every sample, got masked ones"),
         (GOOD, ["a", 1, "a", "b", "a"], "y must hold labels of one type, got int, str"),
-        (GOOD, ["a", NAN, "a", "b", "a"], "for every sample, got None or NaN"),
-        (GOOD, [True, 2, 3, 2, 3], "y must hold labels of one type, got bool, int"),
-        (GOOD, ["a", None, "a", "b", "a"], "y must have a label for every sample, got None or NaN"),
-        (GOOD, np.array(["a", 1, "a", "b", "a"], dtype=object), "y must hold labels of one type, got int, str"),
         (GOOD, np.ones((5, 2)), r"y should be a 1d array, got an array of shape \(5, 2\)"),
         (GOOD[0], LABELS, r"X must be \(n, length, dims\) or \(n, length\), or a list of series, got \(4,\)"),
         (np.ones((2, 3, 4, 5)), ["a", "b"], "that is one axis too many"),
-        (5.0, LABELS, "or a list of series, got float. that is not an array"),
-        ({"a": [1.0]}, LABELS, "or a list of series, got dict. that is not an array"),
         (Path("series.ts"), LABELS, "or a list of series, got .*Path. that is not an array"),
-        pytest.param(
-            (one for one in GOOD), LABELS, "or a list of series, got generator. that is not an array", id="a generator"
-        ),
         ([1.0, 2.0], ["a", "b"], r"series 0 of X is one number: a single series must be passed as \[X\]"),
         (np.full((2, 3), "NaT", "M8[s]"), ["a", "b"], r"dates and times are not supported, got datetime64\[s\]"),
-        (
-            [pd.DataFrame({"a": [pd.Timestamp(0)]})] * 2,
-            ["a", "b"],
-            "series 0 of X must be an array of numbers .* times",
-        ),
         ([], [], "X holds no series"),
         ([[1.0, 2.0], []], ["a", "b"], r"series 1 of X has no values: its shape is \(0, 1\)"),
         ([[1.0, 2.0], [NAN, NAN]], ["a", "b"], "series 1 of X has no values: all are NaN"),
         ([[1.0, 2.0], [np.inf, 0.0]], ["a", "b"], "series 1 of X holds infinity"),
-        ([[1.0, 2.0], ["x", "y"]], ["a", "b"], "series 1 of X must be an array of numbers"),
         ([np.ones((3, 2)), np.ones((3, 1))], ["a", "b"], "the dims of the first, 2; series 1 has 1"),
         ([np.ones((3, 2, 1)), np.ones((3, 1))], ["a", "b"], r"series 0 of X must be \(length, dims\) or \(length,\)"),
         ([[1e200], [-1e200]], ["a", "b"], "X holds values too large to be standardised"),
@@ -87,12 +69,8 @@ def test_data(X, y, said):
         ({"attention": "primal++"}, "attention must be one of .*, got 'primal\\+\\+'; did you mean 'primal\\+'"),
         ({"width": 9}, "heads must divide width: 2 does not divide 9"),
         ({"rank": 5}, "rank must be at most 4"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"validation_fraction": 1.0}, "validation_fraction must be at least 0 and below 1, got 1.0"),
-        ({"dropout": -0.1}, "dropout must be at least 0 and below 1"),
-        ({"eta": -1}, "eta must be at least 0, got -1"),
         ({"lr": NAN}, "lr must be finite"),
-        ({"random_state": "x"}, "random_state must be None, an integer ≥ 0"),
     ],
     ids=str,
 )
@@ -105,16 +83,6 @@ def test_parameters_are_checked_at_fit(options, said):
 def test_sparse_tensors_are_refused():
     with pytest.raises(TypeError, match=r"X is a sparse matrix; dense data is required: use X.to_dense\(\)"):
         small().fit(torch.from_numpy(GOOD).to_sparse(), LABELS)
-
-
-def test_labels_of_one_kind_but_several_types_are_taken():
-    model = small(random_state=0).fit(GOOD, [0, 1.0, np.int8(0), np.float32(1), 0])
-    assert model.classes_.tolist() == [0.0, 1.0]
-
-
-def test_a_loss_that_is_not_finite_is_told_with_what_a_classifier_has():
-    with pytest.raises(FloatingPointError, match=r"the loss is nan at step \d+: a smaller lr may help$"):
-        small(lr=1e10, epochs=20, random_state=0).fit(GOOD, LABELS)
 
 
 @pytest.mark.parametrize("scale", [1e30, 1e300])
@@ -135,14 +103,6 @@ def test_what_only_several_series_or_only_one_may_be():
     for several in (X, [X[0]], list(X)):
         with pytest.raises(ValueError, match="plot takes one series"):
             model.plot(several)
-
-
-def test_devices_are_known_before_anything_is_read(tmp_path):
-    with pytest.raises(ValueError, match="device must be 'auto', 'cpu', 'cuda'"):
-        small(device="tpu").fit(GOOD, LABELS)
-    with pytest.raises(ValueError, match="device must be 'auto', 'cpu', 'cuda'"):
-        kq.SeriesClassifier.load(tmp_path / "none", device="tpu")
-    assert small(device=torch.device("cpu"), random_state=0).fit(GOOD, LABELS).predict(GOOD).shape == (5,)
 
 
 def test_predicting():
@@ -170,14 +130,12 @@ def test_time_may_be_the_last_axis():
     expected = kq.SeriesClassifier(**sizes).fit(X, y).predict_proba(X)
     last = X.transpose(0, 2, 1)
     model = kq.SeriesClassifier(**sizes, axis=2)
-    assert np.array_equal(model.fit(last, y).predict_proba(last), expected)
-    assert np.array_equal(model.fit(list(last), y).predict_proba(list(last)), expected)
+    for same in (last, list(last)):
+        assert np.array_equal(model.fit(same, y).predict_proba(same), expected)
     with pytest.warns(
         UserWarning, match=r"read as series of 2 steps and 9 dims; if it is \(n, dims, length\), set axis=2"
     ):
         kq.SeriesClassifier(**sizes).fit(last, y)
-    with pytest.raises(ValueError, match="axis must be"):
-        kq.SeriesClassifier(**sizes, axis=3).fit(X, y)
     nested = pd.DataFrame({name: [pd.Series(row[:, place]) for row in X] for place, name in enumerate("ab")})
     assert np.array_equal(kq.SeriesClassifier(**sizes).fit(nested, y).predict_proba(nested), expected)
     nested["b"] = [pd.Series(row[: 1 if place == 3 else 9, 1]) for place, row in enumerate(X)]
@@ -185,11 +143,7 @@ def test_time_may_be_the_last_axis():
         kq.SeriesClassifier(**sizes).fit(nested, y)
 
 
-def test_probabilities_are_softened_where_the_validation_split_shows_them_too_sure(tmp_path):
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(60, 8)), rng.integers(2, size=60)  # nothing to learn
-    sizes = {"width": 16, "heads": 2, "depth": 1, "epochs": 1, "random_state": 0, "device": "cpu"}
-    model = kq.SeriesClassifier(**sizes, lr=0.05).fit(X, y)
+def test_probabilities_are_softened_where_the_validation_split_shows_them_too_sure():
     logits = torch.tensor([[9.0, 0.0], [9.0, 0.0], [9.0, 0.0], [9.0, 0.0]])
     samples = Labelled(Padded(torch.zeros(4, 1, 1), torch.ones(4, 1, dtype=torch.bool)), torch.tensor([0, 0, 0, 1]))
     network = torch.nn.Module()
@@ -198,11 +152,6 @@ def test_probabilities_are_softened_where_the_validation_split_shows_them_too_su
     assert temperature_of(network, samples, 4) == pytest.approx(9 / np.log(3), rel=0.02)
     logits /= 100  # not sure enough: left as it is
     assert temperature_of(network, samples, 4) == 1
-    model.temperature_ = 3.0
-    model.save(tmp_path / "model.safetensors")
-    again = kq.SeriesClassifier.load(tmp_path / "model.safetensors", device="cpu")
-    assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
-    assert again.temperature_ == 3.0
 
 
 def test_channels_first_are_named_in_the_error():
@@ -210,8 +159,6 @@ def test_channels_first_are_named_in_the_error():
     with pytest.raises(ValueError, match=r"series 1 has 7; if series are \(dims, length\), as in aeon, set axis=2"):
         small().fit(series, ["a", "b"])
     small(axis=2).fit(series, ["a", "b"])
-    with pytest.raises(ValueError, match=r"series 1 has 3$"):
-        small().fit([np.ones((5, 2)), np.ones((4, 3))], ["a", "b"])
 
 
 def test_frames_of_polars_are_series():

@@ -3,7 +3,6 @@
 import json
 import math
 import struct
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -48,10 +47,7 @@ def test_it_learns_what_stands_at_any_place(fitted):
     assert np.array_equal(fitted.classes_[found.argmax(1)], fitted.predict(X))
 
 
-MORE = [pytest.param(kernel, marks=pytest.mark.slow) for kernel in ("primal", "rbf", "split")]
-
-
-@pytest.mark.parametrize("attention", ["primal+", "general", *MORE])
+@pytest.mark.parametrize("attention", ["primal+", pytest.param("primal", marks=pytest.mark.slow), "rbf"])
 def test_every_attention_learns(attention):
     X, y, _ = bumps(60, least=16, most=17)
     model = kq.SeriesClassifier(**{**SMALL, "depth": 2}, attention=attention, epochs=15, lr=5e-3).fit(X, y)
@@ -130,20 +126,6 @@ def test_the_same_seed_gives_the_same_and_leaves_torch_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_seeds_give_the_same_in_threads_too():
-    X, y, _ = bumps(12)
-    state = torch.get_rng_state()
-
-    def fit(seed):
-        return kq.SeriesClassifier(**{**SMALL, "random_state": seed}, epochs=3).fit(X, y).predict_proba(X)
-
-    alone = [fit(seed) for seed in (0, 1, 2)]
-    with ThreadPoolExecutor(3) as pool:
-        together = list(pool.map(fit, (0, 1, 2)))
-    assert all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_a_long_series_beside_short_ones_is_not_their_length(fitted):
     X, _, _ = bumps(6, seed=2)
     X.insert(2, np.tile(X[0], (30, 1)))
@@ -210,13 +192,6 @@ def test_training_stops_early_and_keeps_the_best_epoch():
     assert -np.log(model.predict_proba(X[held])[chosen]).mean() == pytest.approx(best[1], abs=1e-5)
 
 
-def test_without_a_holdout_all_epochs_are_run():
-    X, y, _ = bumps(10)
-    model = kq.SeriesClassifier(**SMALL, epochs=3, validation_fraction=0).fit(X, y)
-    assert [row["epoch"] for row in model.history_] == [1, 2, 3]
-    assert list(model.history_[0]) == ["epoch", "loss"]
-
-
 def test_every_class_is_held_out_and_learned_from():
     y = np.array([0] * 50 + [1] * 2 + [2] + [3] * 5)
     learned, held = hold_out(y, 0.2, seed=4)
@@ -224,8 +199,6 @@ def test_every_class_is_held_out_and_learned_from():
     assert np.bincount(y[held], minlength=4).tolist() == [10, 1, 0, 1]
     assert np.bincount(y[learned]).tolist() == [40, 1, 1, 4]
     assert len(hold_out(y, 0.0, seed=4)[1]) == 0
-    X = np.random.default_rng(0).normal(size=(3, 5))  # one series a class: nothing can be held out
-    assert kq.SeriesClassifier(**SMALL, epochs=1).fit(X, ["a", "b", "c"]).predict(X).shape == (3,)
 
 
 def test_series_of_one_token_and_longer_ones_than_any_in_training(fitted):
@@ -240,11 +213,8 @@ def test_series_of_one_token_and_longer_ones_than_any_in_training(fitted):
     [
         np.array(["é", "b"]),
         np.array([3, -1], dtype=np.int8),
-        np.array([1.0, 2.0]),
-        np.array([True, False]),
         np.array(["2020-01-01", "2021-01-01"], dtype="datetime64[D]"),
         np.array([b"\xff", b"a"]),
-        np.array(["x", "why"], dtype=object),
     ],
     ids=str,
 )
@@ -255,7 +225,6 @@ def test_it_is_saved_with_labels_of_any_kind(tmp_path, labels):
     again = kq.SeriesClassifier.load(tmp_path / "model.safetensors", device="cpu")
     assert again.get_params() == model.get_params()
     assert again.classes_.dtype == model.classes_.dtype
-    assert np.array_equal(again.predict(X), model.predict(X))
     assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
     assert again.history_ == model.history_
     assert again.importance(X[:1]).to_json() == model.importance(X[:1]).to_json()
@@ -295,12 +264,10 @@ def test_files_that_are_no_classifier_are_told(tmp_path, fitted):
         (lambda facts: facts.update(kind="TableClassifier"), "is not a saved SeriesClassifier"),
         (lambda facts: facts.update(format=9), "has format 9; this version reads format 1"),
         (lambda facts: facts["params"].update(system="rm"), "not a complete Series.* file: .*unexpected keyword"),
-        (lambda facts: facts["params"].update(depth=2), "not a complete .*blocks.0.* does not match a network"),
         (lambda facts: facts["params"].update(depth=10**9), "a network of depth 1000000000 has more than"),
         (lambda facts: facts["params"].update(width=2**24), "does not match a network with these parameters"),
         (lambda facts: facts["params"].update(width=0), "not a complete Series.* file: width must be at least 1"),
         (lambda facts: facts["classes"].update(dtype="|O"), "labels cannot be of dtype object"),
-        (lambda facts: facts["classes"].update(dtype="<U100000000"), "labels cannot have this dtype"),
         (lambda facts: facts["classes"].update(labels=[1, 1]), "labels must be a list without duplicates"),
         (lambda facts: facts.pop("classes"), "not a complete Series.* file: missing 'classes'"),
     ]
@@ -321,9 +288,6 @@ def test_files_that_are_no_classifier_are_told(tmp_path, fitted):
         path.write_bytes(save(tensors, head["__metadata__"]))
         with pytest.raises(ValueError, match=said):
             kq.SeriesClassifier.load(path)
-    path.write_bytes(whole[:100])
-    with pytest.raises(ValueError, match="is not a complete estimator file"):
-        kq.SeriesClassifier.load(path)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         kq.SeriesClassifier.load(tmp_path / "none")
 
@@ -331,13 +295,9 @@ def test_files_that_are_no_classifier_are_told(tmp_path, fitted):
 def test_the_refit_is_a_training_on_all_series_for_the_best_number_of_epochs():
     X, y, *_ = bumps(40)
     model = kq.SeriesClassifier(**SMALL, epochs=6, lr=5e-3).fit(X, y)
-    best = min(model.history_, key=lambda row: (row["validation_error"], row["validation_loss"]))["epoch"]
     plain = kq.SeriesClassifier(**SMALL, epochs=6, lr=5e-3, refit=False).fit(X, y)
     assert not np.array_equal(plain.predict_proba(X), model.predict_proba(X))
     assert plain.history_ == model.history_
-    if best == 6:  # then the whole schedule is run on all series
-        whole = kq.SeriesClassifier(**SMALL, epochs=6, lr=5e-3, validation_fraction=0).fit(X, y)
-        assert np.array_equal(whole.predict(X), model.predict(X))
 
 
 def test_weights_of_series_and_classes():
@@ -381,10 +341,8 @@ def test_augmentation_scales_adds_noise_and_cuts_ends():
     within = (values.squeeze(-1) - means.unsqueeze(1))[kept]
     assert within.std() == pytest.approx(0.2, rel=0.05)
     X, y, *_ = bumps(24)
-    model = kq.SeriesClassifier(**SMALL, epochs=2, augment=0.1)
-    again = kq.SeriesClassifier(**SMALL, epochs=2, augment=0.1).fit(X, y).predict_proba(X)
-    assert np.array_equal(model.fit(X, y).predict_proba(X), again)
-    assert not np.array_equal(kq.SeriesClassifier(**SMALL, epochs=2).fit(X, y).predict_proba(X), again)
+    plain, noisy = (kq.SeriesClassifier(**SMALL, epochs=2, augment=strength).fit(X, y) for strength in (0, 0.1))
+    assert not np.array_equal(plain.predict_proba(X), noisy.predict_proba(X))
 
 
 def test_epochs_of_small_sets_are_several_passes():
@@ -394,9 +352,3 @@ def test_epochs_of_small_sets_are_several_passes():
     for first in range(0, every, 3):
         assert sorted(np.concatenate(batches[first : first + 3])) == list(range(10))
     assert epochs_of(lambda index: index, 200, 4, seed=0, least=12)[1] == 50
-
-
-def test_series_of_channels_first_in_a_list_warn():
-    X = [np.random.default_rng(seed).normal(size=(2, 9)) for seed in range(8)]
-    with pytest.warns(UserWarning, match="set axis=2"):
-        kq.SeriesClassifier(**{**SMALL, "epochs": 1}).fit(X, [0, 1] * 4)

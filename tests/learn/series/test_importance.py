@@ -31,14 +31,6 @@ def test_of_a_linear_model_it_is_what_a_window_holds():
     assert np.allclose(wide, expected, atol=1e-4)
 
 
-def test_missing_tokens_have_none():
-    values, real = torch.ones(8, 1), torch.ones(8, dtype=torch.bool)
-    real[2], real[6:] = False, False
-    values[~real] = 0
-    relevance, *_ = occlude(linear, Padded(values, real), stretch=1)
-    assert np.allclose(relevance, [0, 1, 0, 3, 4, 5, 0, 0], atol=1e-5)
-
-
 def test_windows_are_left_out_a_few_at_a_time():
     values, real = torch.randn(400, 1).abs(), torch.ones(400, dtype=torch.bool)
     real[100:200] = False
@@ -140,9 +132,3 @@ def test_dims_are_called_by_their_columns_and_those_left_out_are_told():
     legend, title = figure.legends[0].get_window_extent(), figure.axes[0].title.get_window_extent()
     panels = [axis.get_tightbbox() for axis in figure.axes]
     assert not any(legend.overlaps(box) for box in (*panels, title))
-
-
-def test_a_classifier_draws_one_series(trained):
-    X, _, _ = bumps(1, seed=5)
-    figure = trained.plot(X[0], stretch=3)
-    assert "3 steps" in figure.axes[1].get_title("left")

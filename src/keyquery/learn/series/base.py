@@ -87,8 +87,7 @@ class SeriesEstimator(Classifier, SavedEstimator):
         """Occlusion importance: which segments of each series support the predicted class.
 
         A window of `stretch` time steps slides over the series by half its length and is replaced by the mean of the
-        training data. The relevance of a time step is the mean drop of the log-odds log p/(1 − p) of the predicted
-        class over the windows that cover it: positive if it supports the class.
+        training data; relevance is the mean drop of the predicted class's log-odds over the windows that cover a step.
         """
         check_count("stretch", stretch, least=1, optional=True)
         data, rows = self._padded(X), []

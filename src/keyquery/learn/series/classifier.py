@@ -150,7 +150,8 @@ class SeriesClassifier(SeriesEstimator):
         return SeriesNetwork(dims, classes, *shape, self.attention, rank, self.eta, self.dropout, tokens=self.tokens)
 
     def _learn(self, samples: Labelled, classes: int, seed: int) -> None:
-        samples = samples.weighted_as(torch.float32)
+        assert samples.weight is not None
+        samples = samples._replace(weight=samples.weight.float())
         learned, held = hold_out(samples.target.cpu().numpy(), self.validation_fraction, seed)
         with seeded(seed, str(samples.target.device)), bars(self.verbose) as progress:
             network = self._network(samples.data.values.shape[-1], classes).to(samples.target.device)
@@ -189,16 +190,9 @@ class SeriesClassifier(SeriesEstimator):
             report(self.verbose, f"epoch {len(checks)}: validation error {errors:.3f}, loss {loss:.3f}")
             return errors + TIE * loss
 
-        recipe = Recipe(
-            steps=self.epochs * every,
-            lr=self.lr,
-            warmup=min(2 * every, self.epochs * every // 4),
-            clip=4.0,
-            seed=seed,
-            check_every=every,
-            patience=self.patience,
-        )
-        last = every * (self.epochs if epochs is None else epochs)
+        steps, last = self.epochs * every, every * (self.epochs if epochs is None else epochs)
+        options: dict[str, Any] = {"clip": 4.0, "check_every": every, "patience": self.patience}
+        recipe = Recipe(steps, self.lr, warmup=min(2 * every, steps // 4), seed=seed, **options)
         log = fit_network(
             network,
             draw,

@@ -32,13 +32,11 @@ OUTSIDE = torch.finfo(torch.float32).min  # below every value, and finite, so th
 class Convolutions(nn.Module):
     """Features of series (batch, n, dims): convolutions with fixed kernels and random dilations, pooled over time.
 
-    The kernels are those of MiniRocket (Dempster, Schmidt and Webb, KDD 2021): all 84 kernels of six −1 and three 2,
-    dilations 1 to (n − 1)/8 on an exponential scale, thresholds at quantiles of convolutions of random training series,
-    and zero-padding for every second kernel, else only windows that lie inside the series. Half the features are those
-    of first differences, and values above a threshold are pooled to their share and mean, as in MultiRocket (Tan et
-    al., 2022). In place of its longest stretch above a threshold, every second kernel has the largest values sustained
-    for 1, 4, 16 … steps, which hold it for all thresholds at once. A kernel reads a random subset of the dims. A share
-    is that of the series' own time steps, whatever its length.
+    Kernels, dilations, thresholds and zero-padding are those of MiniRocket (Dempster, Schmidt and Webb, KDD 2021). Half
+    the features are those of first differences, and values above a threshold are pooled to their share and mean, as in
+    MultiRocket (Tan et al., 2022). In place of its longest stretch above a threshold, every second kernel has the
+    largest values sustained for 1, 4, 16 … steps, which hold it for all thresholds at once. A kernel reads a random
+    subset of the dims.
     """
 
     def __init__(self, dims: int, plans: Sequence[Sequence[Sequence[int]]], levels: int) -> None:
@@ -186,10 +184,7 @@ def differences(series: Padded) -> Padded:
 def pooled(
     values: Float[Tensor, "kernels n batch"], count: Int[Tensor, " batch"], thresholds: Float[Tensor, "kernels count"]
 ) -> list[Float[Tensor, "kernels batch"]]:
-    """For each threshold, the share of the `count` values of each series that are above it, and the mean of these.
-
-    Values outside a series are `OUTSIDE`. Without values above, the mean is 0.
-    """
+    """For each threshold, the share of the `count` values of each series that are above it, and their mean or 0."""
     features, above = list[Tensor](), torch.empty_like(values)
     share = 1 / count.clamp(min=1).to(values)
     for threshold in thresholds.T[..., None, None]:
@@ -202,10 +197,9 @@ def pooled(
 def sustained(values: Float[Tensor, "kernels n batch"], levels: int) -> list[Float[Tensor, "kernels batch"]]:
     """The largest value that is sustained for 1, 4, 16 … steps: the maximum over windows of their minimum.
 
-    A series is above t for 4 consecutive steps if and only if the second exceeds t. A window longer than the series
-    counts as the next shorter one.
+    A window longer than the series counts as the next shorter one.
     """
-    features, size = [maximum(values)], 1
+    features, size = [values.amax(1)], 1
     for _level in range(1, levels):
         if values.shape[1] <= 3 * size:
             features.append(features[-1])
@@ -213,25 +207,17 @@ def sustained(values: Float[Tensor, "kernels n batch"], levels: int) -> list[Flo
         for step in (size, 2 * size):
             values = torch.minimum(values[:, step:], values[:, :-step])
         size *= 4
-        largest = maximum(values)
+        largest = values.amax(1)
         features.append(torch.where(largest > OUTSIDE, largest, features[-1]))
     return features
-
-
-def maximum(values: Float[Tensor, "kernels n batch"]) -> Float[Tensor, "kernels batch"]:
-    """The maximum over time, by halves: several times as fast as `amax` on a CPU."""
-    while (n := values.shape[1]) > 1:
-        values = torch.maximum(values[:, : (n + 1) // 2], values[:, n // 2 :])
-    return values[:, 0]
 
 
 class Competing(nn.Module):
     """Features of series (batch, n, dims): how often, and how strongly, each kernel wins against those of its group.
 
-    After Hydra (Dempster, Schmidt and Webb, 2023): random normal kernels of nine weights whose sum is 0, in groups of
-    eight, with dilations 1, 2, 4 … At each time step the kernel of the largest convolution scores that value, and the
-    kernel of the smallest one scores 1. Features are the square roots of the mean scores. Half of them are those of
-    first differences. The kernels of a group read the same random subset of the dims.
+    After Hydra (Dempster, Schmidt and Webb, 2023): random kernels in groups of eight that read the same dims. At each
+    time step the kernel of the largest convolution scores that value, and the kernel of the smallest one scores 1.
+    Features are the square roots of the mean scores, half of them those of first differences.
     """
 
     def __init__(self, dims: int, dilations: Sequence[int]) -> None:

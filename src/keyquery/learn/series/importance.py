@@ -53,8 +53,7 @@ def occlude(
 ) -> tuple[list[float], int, int, float]:
     """Relevance of each time step of one series (n, dims), window length, predicted class and its probability.
 
-    Covered values are replaced by the training mean, 0 here; missing time steps have relevance 0.
-    Log-odds, log p/(1 − p), since probabilities saturate near 1.
+    Covered values are replaced by the training mean, 0 here. Log-odds, since probabilities saturate near 1.
     """
     values, real = series
     length = int(real.nonzero().max()) + 1

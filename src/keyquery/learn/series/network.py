@@ -26,9 +26,7 @@ class SeriesNetwork(nn.Module):
 
     Tokens are a convolution of width 3 plus sinusoidal positions, or "multiscale": convolutions of several widths whose
     sum with the positions is averaged over at most 64 segments. An Encoder follows; the means of its outputs over
-    `bins` consecutive segments of each series go through a linear map, like a flatten head for any length
-    (identical to it if `bins` is the length). `primal` are further options of `kq.PrimalAttention`.
-    Padding does not affect the output.
+    `bins` segments of each series go through a linear map, like a flatten head for any length.
     """
 
     def __init__(
@@ -97,8 +95,7 @@ def places(n: int, width: int, device: torch.device | str = "cpu") -> Float[Tens
 def stretches(real: Bool[Tensor, "batch n"], bins: int | Int[Tensor, " batch"]) -> Float[Tensor, "batch bins n"]:
     """Weights of the means over `bins` segments of the real tokens of each series, of nearly equal size, none empty.
 
-    Segment b of L tokens is ⌊bL/bins⌋ to ⌈(b + 1)L/bins⌉; in a short series segments overlap. `bins` may differ by
-    series: the weights of a segment that a series does not have are 0.
+    Segment b of L tokens is ⌊bL/bins⌋ to ⌈(b + 1)L/bins⌉; in a short series segments overlap.
     """
     count, rank = real.sum(1)[:, None, None], (real.cumsum(1) - 1).unsqueeze(1)
     each = torch.as_tensor(bins, device=real.device).expand(len(real))[:, None, None]

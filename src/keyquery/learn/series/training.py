@@ -34,16 +34,9 @@ class Labelled(NamedTuple):
         weight = None if self.weight is None else self.weight[chosen]
         return Labelled(self.data.take(chosen), self.target[chosen], weight)
 
-    def weighted_as(self, dtype: torch.dtype) -> Labelled:
-        """With weights of another precision."""
-        return self._replace(weight=None if self.weight is None else self.weight.to(dtype))
-
 
 def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int, least: int = 1) -> tuple[Draw, int]:
-    """A function that draws batches, shuffled in every pass over the samples, and the number of batches per epoch.
-
-    `take(index)` returns a subset of the `count` samples. An epoch is as many passes as make `least` batches.
-    """
+    """A function that draws batches, shuffled in every pass, and their number per epoch, `least` or more."""
     every = -(-count // size)
 
     def draw(step: int, generator: torch.Generator) -> Any:
@@ -55,21 +48,12 @@ def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int, leas
 
 
 def augmented(samples: Labelled, strength: float, generator: torch.Generator) -> Labelled:
-    """Series whose dims are scaled, to which noise is added, and from whose ends random shares are cut.
-
-    Factors and noise have the standard deviation `strength`, in standard deviations of the training data; the two cuts
-    take up to `strength` of the steps together.
-    """
+    """Series whose dims are scaled, with noise, and without a share of up to `strength` of the steps at the ends."""
     values, real = samples.data
     batch, _n, dims = values.shape
-    factor, noise, cut = (
-        part.to(values)
-        for part in (
-            1 + strength * torch.randn(batch, 1, dims, generator=generator),
-            strength * torch.randn(values.shape, generator=generator),
-            strength * torch.rand(2, batch, 1, generator=generator) / 2,
-        )
-    )
+    factor = (1 + strength * torch.randn(batch, 1, dims, generator=generator)).to(values)
+    noise = (strength * torch.randn(values.shape, generator=generator)).to(values)
+    cut = (strength * torch.rand(2, batch, 1, generator=generator) / 2).to(values)
     rank, length = real.cumsum(1), real.sum(1, keepdim=True)
     kept = real & (rank > (cut[0] * length).floor()) & (rank <= length - (cut[1] * length).floor())
     return samples._replace(data=Padded((values * factor + noise).where(kept.unsqueeze(-1), 0.0), kept))
