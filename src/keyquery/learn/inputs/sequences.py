@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from keyquery.learn.data.series import Series
-from keyquery.learn.inputs.targets import is_missing
+from keyquery.learn.inputs.targets import dense, is_missing
 
 WANTED = "X must be (n, length, dims) or (n, length), or a list of series"
 
@@ -49,24 +49,18 @@ def series_of(X: Any, axis: int = 1) -> list[Float64[np.ndarray, "_ dims"]]:
     """A list of arrays (length, dims) from such a list, an array (n, length, dims) or (n, length), or a Series.
 
     With `axis=2` time is the last axis, (n, dims, length). A data frame may hold one series per cell, dims as columns.
-    Every series has the same dims and at least one value; NaN is a missing value.
     """
     if isinstance(X, Series):
         X, axis = X.values, 1
-    if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout not in (torch.strided, torch.jagged)):
-        dense = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
-        raise TypeError(f"X is a sparse matrix; dense data is required: use {dense}")
-    if type(X).__name__ == "LazyFrame":
-        raise TypeError("X is a lazy frame, whose rows are not known yet: pass X.collect()")
-    if isinstance(X, Tensor) and X.is_nested:
+    X = dense(X)
+    if isinstance(X, Tensor):  # nested
         X = list(X.unbind())
     if not isinstance(X, (list, tuple)):
-        original, X = X, X if isinstance(X, np.ma.MaskedArray) else np.asarray(_tensorless(X))
+        original, X = X, X if isinstance(X, np.ma.MaskedArray) else np.asarray(X)
         if X.ndim == 1 and X.dtype == object:
             return series_of(list(X), axis)
         if X.ndim == 2 and X.dtype == object and all(np.ndim(cell) == 1 for cell in X.flat):
-            X = [_columns(number, cells) for number, cells in enumerate(X)]
-            return series_of(X)
+            return series_of([_columns(number, cells) for number, cells in enumerate(X)])
         if X.ndim not in (2, 3):
             several = "that is one axis too many" if X.ndim else "that is not an array"
             hint = "Reshape your data: pass a single series as X[None]" if X.ndim == 1 else several
@@ -111,16 +105,9 @@ def axes_of(x: Any) -> int:
     return depth + getattr(x, "ndim", 0)
 
 
-def _tensorless(values: Any) -> Any:
-    """A tensor as an array; numpy has no bfloat16."""
-    if not isinstance(values, Tensor):
-        return values
-    return (values.double() if values.is_floating_point() else values).detach().cpu().numpy()
-
-
 def _numbers(data: Any) -> np.ndarray:
     """An array of float64: NaN where a value is masked, None or pandas' NA."""
-    values = data if isinstance(data, np.ma.MaskedArray) else np.asarray(_tensorless(data))
+    values = data if isinstance(data, np.ma.MaskedArray) else np.asarray(dense(data))
     if values.dtype.kind == "c":
         raise ValueError("Complex data not supported")
     if values.dtype.kind in "mM":

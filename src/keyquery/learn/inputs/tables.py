@@ -17,7 +17,7 @@ from torch import Tensor
 from keyquery.learn.data.series import Series
 from keyquery.learn.data.tables import Table
 from keyquery.learn.inputs.sequences import statistics
-from keyquery.learn.inputs.targets import is_missing
+from keyquery.learn.inputs.targets import dense, is_missing
 
 SHOWN = 5  # names that an error lists
 
@@ -78,15 +78,9 @@ def columns_of(X: Any) -> Columns:
     """Columns of a data frame (pandas, polars), a `kq.data.Table` (without its target), an array or a list of rows."""
     if isinstance(X, Table):
         return _of_table(X)
-    if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout is not torch.strided):
-        dense = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
-        raise TypeError(f"X is a sparse matrix; dense data is required: use {dense}")
-    if type(X).__name__ == "LazyFrame":
-        raise TypeError("X is a lazy frame, whose rows are not known yet: pass X.collect()")
+    X = dense(X)
     if hasattr(X, "columns") and hasattr(X, "dtypes"):
         return _of_frame(X)
-    if isinstance(X, Tensor):
-        X = (X.double() if X.is_floating_point() else X).detach().cpu().numpy()
     if isinstance(X, np.ma.MaskedArray):
         X = np.ma.filled(X.astype(object), None)
     if isinstance(X, (list, tuple)):
@@ -105,37 +99,28 @@ def columns_of(X: Any) -> Columns:
 
 
 def _require_some(shape: tuple[int, ...]) -> None:
-    if shape[0] == 0:
-        raise ValueError(f"X has no rows: 0 sample(s) (shape={shape}) while a minimum of 1 is required.")
-    if shape[1] == 0:
-        raise ValueError(f"X has no columns: 0 feature(s) (shape={shape}) while a minimum of 1 is required.")
+    for size, what in zip(shape, ("rows: 0 sample(s)", "columns: 0 feature(s)"), strict=True):
+        if size == 0:
+            raise ValueError(f"X has no {what} (shape={shape}) while a minimum of 1 is required.")
 
 
 def _of_table(table: Table) -> Columns:
     kept = [number for number in range(len(table.columns)) if number != table.target]
     _require_some((len(table), len(kept)))
-    values = [
-        named(table.values[number], table.categories[number])
-        if table.kinds[number] == "categorical"
-        else table.values[number]
-        for number in kept
-    ]
-    return Columns([table.columns[number] for number in kept], values)
+    return Columns([table.columns[number] for number in kept], [_of_column(table, number) for number in kept])
 
 
-def named(codes: Int[np.ndarray, " n"], categories: Sequence[str]) -> Shaped[np.ndarray, " n"]:
-    """Category names of codes, None for −1."""
-    return np.array([*categories, None], dtype=object)[codes]
+def _of_column(table: Table, number: int) -> Shaped[np.ndarray, " n"]:
+    """Numbers, or the names of categories."""
+    values, categories = table.values[number], table.categories[number]
+    return values if table.kinds[number] == "numeric" else np.array([*categories, None], dtype=object)[values]
 
 
 def target_of(X: Any, y: Any) -> Any:
     """y, or if it is None, the labels of a `kq.data.Series` or the target column of a `kq.data.Table`."""
     if y is None and isinstance(X, Series):
         return X.labels
-    if y is not None or not isinstance(X, Table) or X.target is None:
-        return y
-    values = X.values[X.target]
-    return named(values, X.categories[X.target]) if X.kinds[X.target] == "categorical" else values
+    return _of_column(X, X.target) if y is None and isinstance(X, Table) and X.target is not None else y
 
 
 def _of_frame(frame: Any) -> Columns:
@@ -147,20 +132,16 @@ def _of_frame(frame: Any) -> Columns:
     twice = sorted({str(name) for name in labels if labels.count(name) > 1})
     if twice:
         raise ValueError(f"column names of X must be unique, got more than once: {', '.join(twice)}")
-    names = list(map(str, labels))
-    values = []
-    for place, name in enumerate(names):
-        column = frame.iloc[:, place] if hasattr(frame, "iloc") else frame[name]
+    names, values = list(map(str, labels)), []
+    for number, name in enumerate(names):
+        column = frame.iloc[:, number] if hasattr(frame, "iloc") else frame[name]
         if str(column.dtype) == "category":
             values.append(_texts(column.astype(object).to_numpy()))
-        else:
-            values.append(_column(name, column.to_numpy(**_boxed(column))))
+            continue
+        # A column of pandas' own dtypes, such as Int64 or string, keeps its missing values as objects.
+        boxed = {"dtype": object} if hasattr(column, "iloc") and not isinstance(column.dtype, np.dtype) else {}
+        values.append(_column(name, column.to_numpy(**boxed)))
     return Columns(names if all(texts) else None, values)
-
-
-def _boxed(column: Any) -> dict[str, Any]:
-    """Options of `to_numpy`: a column of pandas' own dtypes, such as Int64 or string, keeps its missing values."""
-    return {"dtype": object} if hasattr(column, "iloc") and not isinstance(column.dtype, np.dtype) else {}
 
 
 def _column(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
@@ -176,9 +157,7 @@ def _column(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "
         if all(isinstance(value, (Real, Decimal)) and not isinstance(value, (bool, np.bool_)) for value in present):
             numbers = [np.nan if is_missing_entry(value) else float(value) for value in values]
             return _finite(name, np.array(numbers, dtype=np.float64))
-        if all(isinstance(value, (str, bytes)) for value in present) or all(
-            isinstance(value, (bool, np.bool_)) for value in present
-        ):
+        if any(all(isinstance(value, kinds) for value in present) for kinds in ((str, bytes), (bool, np.bool_))):
             return _texts(values)
         kinds = sorted({type(value).__name__ for value in present})
         raise TypeError(
@@ -198,10 +177,7 @@ def is_missing_entry(value: Any) -> bool:
 
 
 def _texts(values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-    texts = np.empty(len(values), dtype=object)
-    for place, value in enumerate(values):
-        texts[place] = None if is_missing_entry(value) else _text(value)
-    return texts
+    return np.array([None if is_missing_entry(value) else _text(value) for value in values], dtype=object)
 
 
 def _text(value: Any) -> str:
@@ -224,9 +200,8 @@ def check_features(name: str, known: tuple[Any, int], received: tuple[list[str] 
     """
     (old, count), (new, received_count) = known, received
     if old is not None and new is not None and list(old) != new:
-        unseen, lost = [n for n in new if n not in old], [n for n in old if n not in new]
-        message = _listed("Feature names unseen at fit time", unseen)
-        message += _listed("Feature names seen at fit time, yet now missing", lost)
+        message = _listed("Feature names unseen at fit time", {*new} - {*old})
+        message += _listed("Feature names seen at fit time, yet now missing", {*old} - {*new})
         message = message or "Feature names must be in the same order as they were in fit.\n"
         raise ValueError(f"The feature names should match those that were passed during fit.\n{message}")
     if received_count != count:
@@ -237,7 +212,7 @@ def check_features(name: str, known: tuple[Any, int], received: tuple[list[str] 
         warnings.warn((unnamed if new is None else named).format(name), UserWarning, stacklevel=5)
 
 
-def _listed(heading: str, names: list[str]) -> str:
+def _listed(heading: str, names: set[str]) -> str:
     return f"{heading}:\n" + "".join(f"- {name}\n" for name in sorted(names)[:SHOWN]) if names else ""
 
 
@@ -258,19 +233,19 @@ def encode(columns: Columns, fields: Sequence[Field]) -> Rows:
     n, d = len(columns.values[0]), len(fields)
     values, codes = np.zeros((n, d), dtype=np.float32), np.zeros((n, d), dtype=np.int64)
     hidden = np.zeros((n, d), dtype=bool)
-    for place, (field, column) in enumerate(zip(fields, columns.values, strict=True)):
+    for index, (field, column) in enumerate(zip(fields, columns.values, strict=True)):
         if field.categories is None:
             if column.dtype == object and any(value is not None for value in column):
                 raise ValueError(f"column {field.name!r} of X was numeric in training, but now holds categories")
             numbers = column.astype(np.float64)
-            hidden[:, place] = np.isnan(numbers)
+            hidden[:, index] = np.isnan(numbers)
             with np.errstate(over="ignore"):
-                values[:, place] = np.nan_to_num((numbers - field.mean) / field.scale, nan=0.0, posinf=np.inf)
+                values[:, index] = np.nan_to_num((numbers - field.mean) / field.scale, nan=0.0, posinf=np.inf)
         else:
             known = {name: code for code, name in enumerate(field.categories)}
             texts = column if column.dtype == object else _texts(column.astype(object))
-            codes[:, place] = [known.get(text, -1) for text in texts]
-            hidden[:, place] = codes[:, place] < 0
+            codes[:, index] = [known.get(text, -1) for text in texts]
+            hidden[:, index] = codes[:, index] < 0
             _warn_of_unseen(field, {text for text in texts if text is not None and text not in known})
     return Rows(torch.from_numpy(values), torch.from_numpy(codes.clip(min=0)), torch.from_numpy(hidden))
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float64, Int, Shaped
 from torch import Tensor
 
@@ -58,7 +59,7 @@ def weights_of(
 
 
 def rows_of_weight(name: str, sample_weight: Any, count: int) -> Int[np.ndarray, " kept"] | None:
-    """The rows whose weight is above 0; None if all are, or weights are not given."""
+    """The rows whose weight is above 0; None if all are."""
     if sample_weight is None:
         return None
     kept = np.flatnonzero(weights_of(name, np.zeros(count), sample_weight) > 0)
@@ -90,11 +91,22 @@ def _column(name: str, y: Any, count: int, what: str = "y") -> Shaped[np.ndarray
     return column
 
 
+def dense(X: Any) -> Any:
+    """X, a tensor as an array; sparse matrices and lazy frames are refused."""
+    if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout not in (torch.strided, torch.jagged)):
+        remedy = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
+        raise TypeError(f"X is a sparse matrix; dense data is required: use {remedy}")
+    if type(X).__name__ == "LazyFrame":
+        raise TypeError("X is a lazy frame, whose rows are not known yet: pass X.collect()")
+    if not isinstance(X, Tensor) or X.is_nested:
+        return X
+    return (X.double() if X.is_floating_point() else X).detach().cpu().numpy()  # numpy has no bfloat16
+
+
 def is_missing(value: Any) -> bool:
     """Whether a value is missing: None, NaN, or pandas' NA and NaT."""
-    return (
-        value is None or type(value).__name__ == "NAType" or bool(value != value)
-    )  # NA equals nothing, not even False
+    # NA equals nothing, not even False.
+    return value is None or type(value).__name__ == "NAType" or bool(value != value)
 
 
 def of_one_type(name: str, labels: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n ..."]:

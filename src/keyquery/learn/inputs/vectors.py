@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+
+from keyquery.support.extras import optional
 
 
 def vectors_of(
@@ -82,27 +83,8 @@ def _tensor(name: str, values: Any) -> Tensor:
         return values
     if np.ma.is_masked(values):
         raise ValueError(f"{name} must not have masked values")
-    if hasattr(values, "toarray"):
-        raise TypeError(f"{name} is a sparse matrix; dense data is required: use {name}.toarray()")
-    try:
-        array = np.asarray(values)
-    except ValueError:  # rows of different lengths
-        raise ValueError(f"{name} must be an array, got rows of different lengths") from None
-    if array.dtype.kind == "c":
-        raise ValueError(f"Complex data not supported: {name}")
-    if array.dtype == object:
-        array = _numbers(name, array)
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise ValueError(f"{name} must hold numbers, got {array.dtype} {type(values).__name__}")
+    check_array = optional("sklearn.utils.validation", "re-ranking").check_array
+    array = check_array(values, ensure_2d=False, allow_nd=True, ensure_all_finite=False, input_name=name, order="C")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)  # torch has few unsigned dtypes
-    return torch.from_numpy(np.asarray(array.astype(array.dtype.newbyteorder("="), copy=False), order="C"))
-
-
-def _numbers(name: str, objects: np.ndarray) -> np.ndarray:
-    """An array of Python numbers as float64."""
-    for value in objects.flat:
-        if not isinstance(value, (Real, np.number)):
-            kind = type(value).__name__
-            raise TypeError(f"{name}: the argument must be free of strings and objects such as {kind}: numbers only")
-    return objects.astype(np.float64)
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
