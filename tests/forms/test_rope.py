@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery.forms.rope import AxialRope, Layout
+from keyquery.forms.rope import AxialRope, Layout, energies
 
 
 def rotate_by_hand(vector, position, dims, base, interleaved, factor):
@@ -38,6 +38,27 @@ def test_scores_at_an_offset_are_those_of_the_rotated_model(dims, interleaved, f
     rope = kq.Rope(dims, base=base, interleaved=interleaved, factor=factor)
     score = float(kq.Form(query, key).at(at_key - at_query, rope).scores(x, y))
     assert score == pytest.approx(math.fsum(a * b for a, b in zip(q, k, strict=True)), rel=1e-9, abs=1e-9)
+
+
+ROPES = {
+    "half": kq.Rope(4, base=50.0),
+    "interleaved": kq.Rope(4, base=50.0, interleaved=True),
+    "partial, with a factor": kq.Rope(2, base=50.0, factor=1.3),
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@given(offset=st.integers(-20, 20), seed=st.integers(0, 100))
+def test_energies_at_an_offset_are_those_of_the_form_there(rope, offset, seed):
+    generator = torch.Generator().manual_seed(seed)
+    form = kq.Form(*torch.randn(2, 2, 4, 20, dtype=torch.float64, generator=generator))
+    at = energies(form.gram(), ROPES[rope], torch.tensor([float(offset)]))
+    there, back = form.at(offset, ROPES[rope]), form.at(-offset, ROPES[rope])
+    torch.testing.assert_close(at.there[0], there.norm2)
+    torch.testing.assert_close(at.contents_symmetry()[0], there.symmetry)
+    plus, minus = (there + back.mT) / 2, (there - back.mT) / 2
+    expected = (plus.norm2 - minus.norm2) / (plus.norm2 + minus.norm2)
+    torch.testing.assert_close(at.exchange_symmetry()[0], expected)
 
 
 # On a grid: scores depend on rows and columns alone, in whatever order tokens stand.

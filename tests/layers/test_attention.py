@@ -238,43 +238,6 @@ def test_the_form_gives_the_scores(kernel):
     assert torch.allclose(layer.form().scores(x[0]), (query @ key.mT)[0], atol=1e-12)
 
 
-def brute_force_parts(layer, x):
-    """Shares from every score of tokens drawn independently for query and key, written out."""
-    query, key = layer.queries_and_keys(x)
-    query, key = query[0], key[0]
-    scores = kernels.scores(layer, x)[0]
-    mean_query, mean_key = query.mean(1, keepdim=True), key.mean(1, keepdim=True)
-    pairs = (query - mean_query) @ (key - mean_key).mT
-    symmetric, skew = (pairs + pairs.mT) / 2, (pairs - pairs.mT) / 2
-    rest = scores - pairs  # popularity, and what is the same for every key
-    popularity = rest - rest.mean(2, keepdim=True)
-    energies = torch.stack([part.square().mean((1, 2)) for part in (symmetric, skew, popularity)])
-    return energies / energies.sum(0)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_parts_are_those_of_the_scores(kernel):
-    layer = kq.Attention(12, 2, kernel=kernel).double()
-    for weight in layer.parameters():
-        nn.init.normal_(weight, std=0.5)
-    x = torch.randn(1, 400, 12, dtype=torch.float64) + 1
-    found = layer.parts(x)
-    ours = torch.stack([found[name] for name in ("symmetric", "skew", "popularity")])
-    assert torch.allclose(ours, brute_force_parts(layer, x), atol=1e-9)
-    assert found["position"].abs().max() < 1e-12  # zero but for rounding, which depends on the machine
-
-
-def test_parts_with_rotary_positions_have_a_position_share_and_leave_padding_out():
-    layer, x = kq.Attention(12, 2, rope=kq.Rope(6)).double(), torch.randn(2, 20, 12, dtype=torch.float64)
-    real = torch.ones(2, 20, dtype=torch.bool)
-    real[0, 15:] = False
-    noise = x.where(real[..., None], torch.nan)
-    clean, dirty = layer.parts(x, mask=real), layer.parts(noise, mask=real)
-    assert all(torch.equal(clean[name], dirty[name]) for name in clean)
-    assert clean["position"].min() > 0
-    assert torch.allclose(sum(clean[name] for name in clean if name != "symmetry"), torch.ones(2, dtype=torch.float64))
-
-
 def test_hooks_and_replaced_projections_are_heard():
     layer, x, heard = kq.Attention(8, 2), torch.randn(1, 5, 8), []
     expected = layer(x)
@@ -441,14 +404,6 @@ def test_a_cache_of_another_layer_is_refused():
         copy.deepcopy(one)(torch.zeros(1, 1, 8), cache=cache)
     with pytest.raises(ValueError, match="batch of 1, but the input has 2"):
         one(torch.zeros(2, 1, 8), cache=cache)
-
-
-def test_parts_refuse_what_they_cannot_split():
-    layer, x = kq.Attention(8, 2), torch.randn(1, 4, 8)
-    with pytest.raises(ValueError, match="at least one real token"):
-        layer.parts(x, mask=torch.zeros(1, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="x must hold tokens"):
-        layer.parts(x[:0])
 
 
 @pytest.mark.unchecked

@@ -299,16 +299,6 @@ def _traced(parts: tuple[Tensor, Tensor], phases: list[Tensor]) -> Float[Tensor,
     return torch.as_tensor(traces).reshape(-1, *parts[0].shape[:-2])
 
 
-def rotations(rope: Rope | None, offsets: Tensor, rank: int) -> Float[Tensor, "offsets r r"]:
-    """R(Δ) as matrices, between a query at 0 and a key at Δ; a factor on cosine and sine applies to both."""
-    eye = torch.eye(rank, dtype=torch.float64, device=offsets.device)
-    if rope is None:
-        return eye.expand(len(offsets), rank, rank)
-    factor = rope.rotate(eye, offsets.new_zeros(()))
-    # Rows of the rotated identity are R's columns.
-    return factor.mT @ rope.rotate(eye.expand(len(offsets), rank, rank), offsets[:, None].double()).mT
-
-
 def fitted_ropes(
     plain: Float[Tensor, "tokens heads r"],
     target: Float[Tensor, "tokens heads r"],

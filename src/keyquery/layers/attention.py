@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from keyquery.forms import Form, Rope
-from keyquery.forms.shares import Visible, shares
 from keyquery.layers.cache import Cache
 from keyquery.layers.fused import attend, joint_linear
 from keyquery.layers.kernels import GROUPED, checked_head_dim, make
@@ -272,31 +271,6 @@ class Attention(nn.Module):
             return self.query.bias.unflatten(0, (self.heads, self.head_dim)), key
         assert self.shape is not None
         return self.shape(self._repeated(key.unsqueeze(-2))).squeeze(-2), key
-
-    def parts(
-        self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None, is_causal: bool = False
-    ) -> dict[str, Float[Tensor, " heads"]]:
-        """Shares of each head's score variance on x by part, in closed form for independent tokens, and symmetry.
-
-        For this layer and its own input; no attention is computed.
-        """
-        self._check(x, mask, None, None)
-        if mask is not None and (mask.ndim != 2 or not bool(mask.any())):
-            raise ValueError("mask must be (batch, n) here, with at least one real token")
-        if x.shape[0] * x.shape[1] == 0:
-            raise ValueError(f"x must hold tokens, got {tuple(x.shape)}")
-        with torch.no_grad():
-            query, key = self.queries_and_keys(x)
-            key = key.repeat_interleave(self.heads // self.kv_heads, 1)
-            if self.kernel == "rbf":  # −½‖k‖² as one more dimension of the key, in which the query is 1
-                query, key = query.double(), key.double()  # squares of large keys would be rounded
-                query = torch.cat((query, torch.ones_like(query[..., :1])), -1)
-                key = torch.cat((key, key.square().sum(-1, keepdim=True) / -2), -1)
-            joint = torch.cat((query, key), -1).transpose(0, 1).flatten(1, 2).double().cpu()
-            joint = joint if mask is None else joint[:, mask.flatten().cpu()]
-            mean = joint.mean(1)
-            covariance = (joint - mean.unsqueeze(1)).mT @ (joint - mean.unsqueeze(1)) / joint.shape[1]
-            return shares(mean, covariance, self.scale, Visible(x.shape[1], is_causal), self.rope)
 
     def extra_repr(self) -> str:
         """For the repr of the module."""

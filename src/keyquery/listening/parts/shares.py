@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from keyquery.forms import Form
+from keyquery.forms.measures import entropy_rank
 from keyquery.forms.parts import PARTS
-from keyquery.forms.shares import part_ranks
 from keyquery.listening.parts.variance import GROUPS, POPULARITY, POSITION, QUERY_ONLY, ScoreVariance
 
 
@@ -150,13 +151,13 @@ def _ranks(sums: ScoreVariance) -> dict[str, Estimate]:
     assert sums.contents is not None
     filled = [group for group in range(GROUPS) if sums.tokens[group] > 0]
     contents = sums.contents.cpu()
-    whole = torch.stack(part_ranks(contents.sum(0) / sums.tokens.sum()))
+    whole = torch.stack(_part_ranks(contents.sum(0) / sums.tokens.sum()))
     estimates = [_without_error(each) for each in whole]
     if len(filled) > 2:
         left = contents.sum(0) - contents[filled]
         tokens = sums.tokens.sum() - sums.tokens[filled]
         without = torch.stack(
-            [torch.stack(part_ranks(moment / count)) for moment, count in zip(left, tokens, strict=True)], 1
+            [torch.stack(_part_ranks(moment / count)) for moment, count in zip(left, tokens, strict=True)], 1
         )
         estimates = [_estimate(each, those) for each, those in zip(whole, without, strict=True)]
     return dict(zip(("effective_rank_symmetric", "effective_rank_skew"), estimates, strict=True))
@@ -164,3 +165,10 @@ def _ranks(sums: ScoreVariance) -> dict[str, Estimate]:
 
 def _safe(total: Tensor) -> Tensor:
     return torch.where(total > 0, total, 1.0)
+
+
+def _part_ranks(covariance: Float64[Tensor, "heads n n"]) -> tuple[Tensor, Tensor]:
+    """Effective ranks, on data and at offset 0, of the symmetric and of the skew part of every head."""
+    form = Form.from_gram(covariance)
+    alike, points = form.symmetric_eigenvalues().abs(), form.skew_values()
+    return entropy_rank(alike, alike.sum(-1) == 0), entropy_rank(points, points.sum(-1) == 0)

@@ -131,24 +131,6 @@ class TimeAttention(nn.Module):
         """
         return self.joint.form()
 
-    def parts(
-        self,
-        x: Float[Tensor, "batch n dim"],
-        times: Shaped[Tensor, "batch n"],
-        mask: Bool[Tensor, "batch n"] | None = None,
-        is_causal: bool = False,
-        origin: Shaped[Tensor, "#batch"] | float | None = None,
-    ) -> dict[str, Float[Tensor, " heads"]]:
-        """Shares of each head's score variance by part, as `kq.Attention.parts`, of events and times together.
-
-        >>> layer = kq.TimeAttention(8, 2, kq.BochnerTime(4).eval(), how="additive", kernel="psd")
-        >>> shares = layer.parts(torch.randn(2, 6, 8), torch.rand(2, 6).double())
-        >>> bool(shares["skew"].max() < 1e-12)
-        True
-        """
-        with torch.no_grad():
-            return self.joint.parts(self.join(x, times, mask, origin), mask, is_causal)
-
     def time_kernel(self, lags: Shaped[Tensor, " lags"] | None = None) -> TimeKernel:
         """The time kernel ψ as a Reading with a plot; for `additive` also ψ_h of each head.
 
