@@ -14,17 +14,8 @@ LONGEST = 10_000  # letters of an error
 # Ten seconds of work; and for what waits without working, a minute, since the machine may have other things to do.
 CLOCKS = {signal.SIGPROF: (signal.ITIMER_PROF, 10.0), signal.SIGALRM: (signal.ITIMER_REAL, 60.0)}
 # Things that Python tells of before it does them. Reading a model needs none of these.
-FORBIDDEN = (
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.fork",
-    "subprocess.",
-    "socket.",
-    "ctypes.dlopen",
-    "os.remove",
-)
-FORBIDDEN += ("shutil.", "os.link", "os.symlink", "os.putenv", "pty.", "webbrowser.", "pickle.find_class")
+FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.", "socket.", "ctypes.dlopen")
+FORBIDDEN += ("os.remove", "shutil.", "os.link", "os.symlink", "os.putenv", "pty.", "webbrowser.", "pickle.find_class")
 
 
 class Broken(BaseException):
@@ -38,14 +29,8 @@ class _Watch:
 
 _watch = _Watch()
 _own = [Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "platlib", "purelib")]
-_own += [
-    *(Path(__file__).resolve().parents[2] / name for name in ("src", "studies")),
-    Path("/proc"),
-    Path("/sys"),
-    Path("/dev"),
-    Path("/usr"),
-    Path("/etc/mime.types"),
-]
+_own += [Path(__file__).resolve().parents[2] / name for name in ("src", "studies")]
+_own += map(Path, ("/proc", "/sys", "/dev", "/usr", "/etc/mime.types"))
 
 
 def _hook(event, args):

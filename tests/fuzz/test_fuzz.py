@@ -3,18 +3,15 @@
 import ctypes
 import gc
 import gzip
-import io
 import json
 import lzma
 import mmap
 import os
-import pickle
 import struct
 import zipfile
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +37,6 @@ def no_garbage():
         libc.malloc_trim(0)
 
 
-KEEP = ("estimator, events", "estimator, rows")  # fitting takes a second: `make fuzz` has them
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -50,7 +46,7 @@ few = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("name", [name for name in READERS if name not in KEEP])
+@pytest.mark.parametrize("name", READERS)
 def test_changed_files_are_read_or_refused(name, tmp_path):
     bench = Bench(tmp_path, [name])
 
@@ -110,28 +106,11 @@ def test_the_guard_sees_what_it_is_for(tmp_path):
 # Small files that ask for much
 
 
-def stretched(folder):
-    """A tensor of 4 TB in 4 bytes: its strides are 0."""
-    readers.pickled(True)(folder)
-    tensors = readers.weights()
-    name = "model.layers.0.self_attn.q_proj.weight"
-    torch.save({**tensors, name: torch.zeros(1).expand(1_000_000, 1_000_000)}, folder / "pytorch_model.bin")
-
-
 def packed_pickle(folder):
     readers.pickled(True)(folder)
     with zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\0" * 20_000_000)
         archive.writestr("archive/version", b"3\n")
-
-
-def running(folder):
-    class Code:
-        def __reduce__(self):
-            return (os.system, (f"touch {folder}/ran",))
-
-    readers.pickled(True)(folder)
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"w": Code()}))
 
 
 def many_layers(folder):
@@ -168,31 +147,13 @@ def linked_config(folder):
     (folder / "config.json").symlink_to("../pipe")
 
 
-def absolute_shard(folder):
-    readers.sharded(folder)
-    text = (folder / "model.safetensors.index.json").read_text()
-    (folder / "b.safetensors").rename(folder.parent / "b.safetensors")
-    shard = str(folder.parent / "b.safetensors")
-    (folder / "model.safetensors.index.json").write_text(text.replace("b.safetensors", shard))
-
-
-def shard_above(folder):
-    readers.sharded(folder)
-    text = (folder / "model.safetensors.index.json").read_text()
-    (folder / "model.safetensors.index.json").write_text(text.replace("b.safetensors", "../b.safetensors"))
-
-
 HOSTILE = {
-    "strides of 0": (stretched, "more than its storage holds"),
     "a packed pickle": (packed_pickle, "larger than the file"),
-    "a pickle that runs": (running, "is refused|not a readable torch file"),
     "a GGUF file of many layers": (many_layers, "4294967295 layers, and it holds"),
     "a GGUF array without end": (long_array, "holds 1099511627776 values"),
     "rotary positions without end": (wide_rope, "turn 100000000000 dimensions, and a head has 4"),
     "a shard that links to a device": (linked_shard, r"b\.safetensors is a device or a pipe"),
     "a config that links to a pipe": (linked_config, r"config\.json is a device or a pipe"),
-    "a shard by its full path": (absolute_shard, "not a file in it: refused"),
-    "a shard above": (shard_above, "not a file in it: refused"),
 }
 
 
@@ -205,7 +166,6 @@ def test_hostile_models_are_refused_in_one_sentence(case, tmp_path):
     make(folder)
     with watched(folder, 100_000), pytest.raises(ValueError, match=said):
         list(kq.read(folder))
-    assert not (folder / "ran").exists()
 
 
 def test_links_to_regular_files_are_followed(tmp_path):
@@ -306,12 +266,3 @@ def test_deep_json_is_refused():
     for text in ("[" * 100_000, '{"kind": ' * 50_000, '{"kind": "reading", "schema": ' + "1" * 5000 + "}"):
         with pytest.raises(ValueError, match="not a reading"):
             kq.Reading.load(text)
-
-
-def test_packed_texts_say_when_they_are_none(tmp_path):
-    made = io.BytesIO()
-    with gzip.GzipFile(fileobj=made, mode="wb") as file:
-        file.write(b"text")
-    (tmp_path / "a.gz").write_bytes(made.getvalue() + b"rubbish")
-    with pytest.raises(ValueError, match=r"is not a valid \.gz file"):
-        files.read_text(tmp_path / "a.gz")

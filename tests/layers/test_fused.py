@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from keyquery.layers import fused
 from keyquery.layers.fused import attend
 
 SHAPES = [(5, 64, 64), (8, 97, 65), (15, 65, 130), (1, 64, 63), (16, 70, 70), (8, 3, 200)]  # width, queries, keys
@@ -42,14 +41,3 @@ def test_outputs_and_gradients_of_narrow_heads(width, n, m, is_causal, masked):
         results.append([out.detach(), *torch.autograd.grad((out * weights.to(dtype)).sum(), own)])
     for ours, exact in zip(*results, strict=True):
         assert (ours - exact).abs().max() < 2e-6 * max(1.0, float(exact.abs().max()))
-
-
-@pytest.mark.parametrize(
-    ("width", "n", "dtype", "expected"),
-    [(8, 64, torch.float32, 16), (8, 63, torch.float32, 8), (8, 64, torch.float64, 8), (24, 64, torch.float32, 24)],
-)
-def test_only_long_narrow_heads_in_float32_are_padded(width, n, dtype, expected):
-    parts = [torch.randn(1, 1, n, width, dtype=dtype) for _ in range(3)]
-    assert [part.shape[-1] for part in fused._not_narrow(*parts)] == [expected] * 3
-    wide = torch.eye(n, dtype=dtype).expand(1, 1, n, n)  # values that no fused kernel takes
-    assert fused._not_narrow(*parts[:2], wide)[2] is wide

@@ -16,14 +16,6 @@ def test_generating_with_caches_equals_the_full_pass(rope):
     assert torch.allclose(torch.cat(parts, 1), model(ids), atol=1e-12)
 
 
-def test_padding_does_not_change_what_real_tokens_say():
-    model = LanguageModel(Shape(vocab_size=20, width=16, depth=2)).double().eval()
-    ids = torch.randint(20, (1, 6))
-    padded = torch.cat((ids, torch.zeros(1, 3, dtype=torch.long)), 1)
-    mask = torch.tensor([[1] * 6 + [0] * 3])
-    assert torch.allclose(model(padded, attention_mask=mask)[:, :6], model(ids), atol=1e-12)
-
-
 def test_padding_on_the_left_does_not_move_the_places():
     model = LanguageModel(Shape(vocab_size=20, width=16, depth=2)).double().eval()
     ids = torch.randint(20, (1, 6))
@@ -91,8 +83,3 @@ def test_an_encoder_of_primal_attention_is_that_attention_in_every_block_or_in_t
 def test_options_of_another_kernel_are_refused(options, said):
     with pytest.raises(ValueError, match=said):
         kq.Encoder(16, depth=2, heads=2, **options)
-
-
-def test_options_of_primal_layers_are_a_dict():
-    with pytest.raises(TypeError, match=r'primal must be a dict of options, such as \{"rank": 8\}, got 3'):
-        kq.Encoder(16, depth=2, heads=2, kernel="primal+", primal=3)

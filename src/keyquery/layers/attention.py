@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from keyquery.forms import Form, Rope
 from keyquery.layers.cache import Cache
-from keyquery.layers.fused import attend, joint_linear
+from keyquery.layers.fused import attend
 from keyquery.layers.kernels import GROUPED, checked_head_dim, make
 from keyquery.layers.packing import Packing
 
@@ -237,14 +237,8 @@ class Attention(nn.Module):
         return self.shape(self._repeated(key)), key
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values in one matrix product."""
-        maps = [part for part in (self.query, self.key, self.value) if part is not None]
-        *own, key, value = joint_linear(x, maps)
-        key, value = self._heads(key, self.kv_heads), self._heads(value, self.kv_heads)
-        if own:
-            return self._heads(own[0], self.heads), key, value
-        assert self.shape is not None
-        return self.shape(self._repeated(key)), key, value
+        """Queries, keys and values."""
+        return *self.queries_and_keys(x), self._heads(self.value(x), self.kv_heads)
 
     def form(self) -> Form:
         """The QK form of each head: batch (heads,), or (kv_heads, queries per kv head) under GQA; for `rbf` WᵀW."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 CPU_WIDTH = 16  # narrower heads take torch's CPU kernel longer than heads padded to it, in float32
 CPU_TOKENS = 64  # with fewer, padding costs more than it saves
@@ -62,19 +61,6 @@ def attend(
         out = functional.scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale, enable_gqa=grouped)
     out = out[..., :width]
     return (out, None) if visible is None and real is None else (out.where(seen, 0.0), seen)
-
-
-def joint_linear(x: Float[Tensor, "*batch dim"], maps: Sequence[Any]) -> list[Float[Tensor, "*batch _"]]:
-    """Outputs of several linear maps of x, in one matrix product, which is faster than several narrow ones.
-
-    One that was replaced or has hooks must be called: then all are.
-    """
-    plain = all(type(part) is nn.Linear and not (part._forward_hooks or part._forward_pre_hooks) for part in maps)
-    if not plain or len({part.bias is None for part in maps}) != 1:
-        return [part(x) for part in maps]
-    bias = None if maps[0].bias is None else torch.cat([part.bias for part in maps])
-    out = linear(x, torch.cat([part.weight for part in maps]), bias)
-    return list(out.split([part.out_features for part in maps], -1))
 
 
 def as_wide(value: Float[Tensor, "batch kv m v"], width: int) -> Float[Tensor, "batch kv m w"]:

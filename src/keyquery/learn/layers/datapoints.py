@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from keyquery.layers.attention import Attention
 from keyquery.layers.blocks import PLACE
-from keyquery.layers.fused import joint_linear
 from keyquery.support.checks import check_choice, check_count
 
 ROWS = ("full", "induced", "none")
@@ -79,7 +78,7 @@ class Between(Attention):
 
     def memory(self, x: Float[Tensor, "batch m dim"]) -> Memory:
         """Keys and values of x, in one matrix product."""
-        return Memory(*(self._heads(part, self.heads) for part in joint_linear(x, (self.key, self.value))))
+        return Memory(*(self._heads(part(x), self.heads) for part in (self.key, self.value)))
 
     def _scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch heads n m"]:
         scores = query @ key.mT

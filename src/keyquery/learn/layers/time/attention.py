@@ -217,10 +217,7 @@ class _Additive(Attention):
         return None if query is None else pad(query, grown), None if key is None else pad(key, grown)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = super()._project(x[..., : self.events])
-        if query.shape[-1] == self.head_dim:  # otherwise queries_and_keys has appended them
-            query, key = self._longer(query, key, x[..., self.events :])
-        return query, key, value
+        return *self.queries_and_keys(x), self._heads(self.value(x[..., : self.events]), self.kv_heads)
 
     def _longer(self, query: Tensor, key: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
         code = code.unsqueeze(1)
