@@ -80,17 +80,6 @@ def test_training_is_bit_identical(kind):
     )
 
 
-def test_gradient_norms_are_those_of_the_rows_of_each_head():
-    layer = kq.Attention(8, 4, kv_heads=2, bias=False)
-    monitor = kq.Monitor(layer, every=1, strict=True, on_alarm=lambda alarm: None)
-    layer(torch.randn(2, 5, 8)).square().sum().backward()
-    monitor.step()
-    curves = monitor.reading().curves
-    for metric, weight, groups in (("query_gradient", layer.query.weight, 1), ("key_gradient", layer.key.weight, 2)):
-        norms = weight.grad.unflatten(0, (-1, 2)).flatten(1).norm(dim=1).repeat_interleave(groups)
-        assert np.allclose([curve[0] for curve in curves[metric]], norms, rtol=1e-4), metric
-
-
 COMPILED = """
 import sys, torch, warnings, keyquery as kq
 from keyquery.layers import LanguageModel, Shape
@@ -258,16 +247,15 @@ def test_a_monitor_that_is_dropped_leaves_the_model():
     assert len(records) == 1
 
 
-@pytest.mark.parametrize("kernel", ["general", "symmetric"])
-def test_weights_that_become_nan_raise_an_alarm(kernel):
+def test_weights_that_become_nan_raise_an_alarm():
     torch.manual_seed(0)
-    model, alarms = LanguageModel(Shape(60, 32, 2, 4, 32, True, kernel, rope=True)), []
+    model, alarms = LanguageModel(Shape(60, 32, 2, 4, 32, True, "symmetric", rope=True)), []
     monitor = kq.Monitor(model, every=1, structure=1, on_alarm=alarms.append)
     train(model, monitor, steps=2)
     with torch.no_grad():
         model.body.blocks[0].attention.key.weight[0, 0] = torch.nan
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore" if kernel == "symmetric" else "error")  # its form cannot be read
+        warnings.simplefilter("ignore")  # its form cannot be read
         train(model, monitor, steps=1)
     reading = monitor.reading()
     assert reading.curves["largest"][0][-1] is None

@@ -128,19 +128,6 @@ def positions(kind, real):
     return {"position_ids": (real.cumsum(1) - 1).clamp(min=0)} if kind == "bert" else {}
 
 
-def test_a_model_that_is_not_read_is_monitored_without_a_declaration():
-    torch.manual_seed(0)
-    model = Gpt().train()
-    monitor = monitored(model)
-    model(torch.randint(60, (2, 6))).sum().backward()
-    monitor.step()
-    reading = monitor.reading()
-    assert [head["name"] for head in reading.heads] == ["blocks.0.0", "blocks.0.1", "blocks.1.0", "blocks.1.1"]
-    assert all(value is not None for metric in LOGITS for curve in reading.curves[metric] for value in curve)
-    with pytest.raises(ValueError, match="cannot be clipped, its weights are not read"):
-        monitor.clip()
-
-
 def test_learned_sinks_count_for_the_entropy_alone():
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8}
@@ -210,6 +197,8 @@ def test_an_interrupted_forward_is_no_record():
     assert traces(model) == []
     model(ids)
     monitor.step()
+    with pytest.raises(ValueError, match="cannot be clipped, its weights are not read"):
+        monitor.clip()
     with kq.listen(model) as calls:
         model(ids)
     largest = calls[0].scores().masked_fill(~calls[0].mask, -torch.inf).amax((0, 2, 3))
@@ -242,21 +231,24 @@ def test_a_forward_that_is_not_seen_is_said_once():
 
 def test_replaced_parameters_are_read_anew():
     torch.manual_seed(0)
-    model, x = torch.nn.Sequential(kq.Attention(8, 2)).train(), torch.randn(2, 5, 8)
+    model, x = torch.nn.Sequential(kq.Attention(8, 4, kv_heads=2, bias=False)).train(), torch.randn(2, 5, 8)
     monitor = monitored(model)
     for change in (
         lambda: None,
         lambda: model[0].key.weight.data.mul_(3.0),
         lambda: setattr(model[0].key.weight, "data", 2 * model[0].key.weight.data),
-        lambda: setattr(model[0], "query", torch.nn.Linear(8, 8)),
+        lambda: setattr(model[0], "query", torch.nn.Linear(8, 8, bias=False)),
         lambda: model.double(),
     ):
         change()
         model(x.to(model[0].key.weight.dtype)).square().sum().backward()
-        gradient = model[0].key.weight.grad.unflatten(0, (2, 4)).norm(dim=(1, 2)).tolist()
+        queries, keys = (
+            side.weight.grad.unflatten(0, (-1, 2)).norm(dim=(1, 2)) for side in (model[0].query, model[0].key)
+        )
         monitor.step()
         model.zero_grad()
         values = monitor.recorder.records[-1]["values"]
         exact = torch.linalg.matrix_norm(kq.read(model)[0].form.dense().double(), 2)
-        assert values["sigma"] == pytest.approx(exact.tolist(), rel=1e-5)
-        assert values["key_gradient"] == pytest.approx(gradient, rel=1e-5)
+        assert values["sigma"] == pytest.approx(exact.flatten().tolist(), rel=1e-5)
+        assert values["query_gradient"] == pytest.approx(queries.tolist(), rel=1e-5)
+        assert values["key_gradient"] == pytest.approx(keys.repeat_interleave(2).tolist(), rel=1e-5)

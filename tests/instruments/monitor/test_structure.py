@@ -90,23 +90,3 @@ def test_ranks_are_those_of_the_form():
         share = exact / exact.sum(-1, keepdim=True)
         expected = (-(share * share.clamp(min=1e-300).log()).sum(-1)).exp().flatten()
         torch.testing.assert_close(ranks[name], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_ranks_belong_to_their_own_record():
-    """A record whose ranks come late does not lend them to the next one."""
-    torch.manual_seed(0)
-    model = kq.Decoder(16, depth=2, heads=2).train()
-    monitor = kq.Monitor(model, every=1, structure=2, strict=True, on_alarm=lambda alarm: None)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
-    expected = []
-    for _ in range(4):
-        expected.append(kq.read(model)[1].form.effective_rank().flatten().tolist())
-        model(torch.randn(2, 8, 16)).square().mean().backward()
-        optimiser.step()
-        monitor.step()
-        optimiser.zero_grad()
-    curves = monitor.reading().curves["effective_rank"]
-    assert [curve[1] for curve in curves] == [None] * 4
-    assert [curve[3] for curve in curves] == [None] * 4
-    for record in (0, 2):
-        assert [curve[record] for curve in curves[2:]] == pytest.approx(expected[record], rel=1e-5)
