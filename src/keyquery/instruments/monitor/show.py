@@ -30,45 +30,34 @@ SHOWN = {
 
 def lines(reading: Monitored) -> list[Any]:
     """The heads with the largest logits at the last step, and the latest alarms."""
-    count = f"{len(reading.heads)} heads, {len(reading.steps)} records"
-    title = f"{reading.model['name']}: step {reading.steps[-1]}, {count}"
     shown = [name for name in SHOWN if name in reading.curves]
     table = columns_table("head", *(SHOWN[name] for name in shown))
+    start = _shared_start(reading)
+    logits = [float("inf") if curve[-1] is None else curve[-1] for curve in reading.curves["largest"]]
+    for row in sorted(range(len(logits)), key=lambda row: -logits[row])[:LISTED]:
+        cells = (reading.curves[name][row][-1] for name in shown)
+        name = reading.heads[row]["name"][len(start) :]
+        table.add_row(name, *("–" if cell is None else f"{cell:.3g}" for cell in cells))
     for column in table.columns:
         column.no_wrap = True
-    names = [head["name"] for head in reading.heads]
-    start = _shared_start(names)
-    logits = [float("inf") if curve[-1] is None else curve[-1] for curve in reading.curves["largest"]]
-    order = sorted(range(len(logits)), key=lambda at: -logits[at])
-    for at in order[:LISTED]:
-        cells = (reading.curves[name][at][-1] for name in shown)
-        table.add_row(names[at][start:], *("–" if cell is None else f"{cell:.3g}" for cell in cells))
-    within = f"Heads of {names[0][:start]}…" if start else ""
-    lines: list[Any] = [Text(title, style="bold"), *([within] if within else []), table, ""]
-    lines += [f"step {alarm['step']}: {alarm['reason']}" for alarm in reading.alarms[-LISTED:]] or ["No alarms."]
-    if len(reading.alarms) > LISTED:
-        lines.append(f"{len(reading.alarms) - LISTED} earlier alarms are in the JSON.")
-    if reading.clips:
-        lines.append(f"QK-Clip scaled heads {len(reading.clips)} times, last at step {reading.clips[-1]['step']}.")
-    return lines
+    count = f"{len(reading.heads)} heads, {len(reading.steps)} records"
+    title = Text(f"{reading.model['name']}: step {reading.steps[-1]}, {count}", style="bold")
+    alarms = [f"step {alarm['step']}: {alarm['reason']}" for alarm in reading.alarms[-LISTED:]] or ["No alarms."]
+    return [title, *([f"Heads of {start}…"] if start else []), table, "", *alarms, *_clips(reading)]
 
 
-def _shared_start(names: list[str]) -> int:
-    """How many characters of dotted names are the same in all, up to a dot."""
-    common = os.path.commonprefix([name[: name.rfind(".") + 1] for name in names])  # noqa: RUF071 (no paths)
-    return common.rfind(".") + 1
+def _shared_start(reading: Monitored) -> str:
+    """What the dotted names of heads start with, up to a dot, if it is the same in all."""
+    names = [head["name"].rpartition(".")[0] + "." for head in reading.heads]
+    common = os.path.commonprefix(names)  # noqa: RUF071 (no paths)
+    return common[: common.rfind(".") + 1]
 
 
-LOGARITHMIC = (
-    "largest",
-    "bound",
-    "sigma",
-    "input_norm",
-    "entry",
-    "unscaled",
-    "query_gradient",
-    "key_gradient",
-)  # log scale
+def _clips(reading: Monitored) -> list[str]:
+    return [f"QK-Clip scaled heads {len(reading.clips)} times."] if reading.clips else []
+
+
+LOGARITHMIC = ("largest", "bound", "sigma", "input_norm", "unscaled", "query_gradient", "key_gradient")
 
 
 def head_map(reading: Monitored, pyplot: Any, metric: str = "largest", title: str | None = None) -> Any:
@@ -98,38 +87,29 @@ FIGURES = {"map": head_map}
 
 def page(reading: Monitored) -> str:
     """The page: any metric over heads and steps, with alarms marked, and the curve of one head."""
-    names = [head["name"] for head in reading.heads]
-    start = _shared_start(names)
-    measures = [
-        measure(
-            metric,
-            metric.replace("_", " "),
-            [value for curve in curves for value in curve],
-            digits=DIGITS,
-            unit=reading.units.get(metric),
-            logs=metric in LOGARITHMIC,
-            tones=["var(--above)", "var(--skew)"],
-        )
-        for metric, curves in reading.curves.items()
-        if metric != "finite"
-    ]
-    rows, columns, marks = [name[start:] for name in names], [str(step) for step in reading.steps], _marks(reading)
+    measures = []
+    for metric, curves in reading.curves.items():
+        if metric != "finite":
+            options: dict[str, Any] = {"unit": reading.units.get(metric), "logs": metric in LOGARITHMIC}
+            values, tones = [value for curve in curves for value in curve], ["var(--above)", "var(--skew)"]
+            measures.append(measure(metric, metric.replace("_", " "), values, DIGITS, tones=tones, **options))
+    start, columns, marks = _shared_start(reading), [str(step) for step in reading.steps], _marks(reading)
+    rows = [head["name"][len(start) :] for head in reading.heads]
     frame = {"rows": rows, "columns": columns, "nouns": ["head", "step"], "join": "/", "measures": measures}
     alarms = [f"step {alarm['step']}: {alarm['reason']}" for alarm in reading.alarms]
-    clips = f"QK-Clip scaled heads {len(reading.clips)} times." if reading.clips else ""
     first = f"{counted(len(alarms), 'alarm')}, the first at {alarms[0]}" if alarms else "No alarms."
-    heads_by_steps = {"type": "map", "title": "Heads by steps", "plane": True, "pickers": True}
+    map_ = {"type": "map", "title": "Heads by steps", "plane": True, "pickers": True}
     blocks: list[dict[str, Any]] = [
-        {"type": "summary", "sentences": [first, *([clips] if clips else [])]},
-        {**heads_by_steps, "marks": marks, "marked": "crosses: alarms"},
+        {"type": "summary", "sentences": [first, *_clips(reading)]},
+        {**map_, "marks": marks, "marked": "crosses: alarms"},
         {"type": "curve", "row": True, "unit": "step", "uses": ["map", "at"]},
         {"type": "list", "title": "Alarms", "items": alarms, "none": "none"},
     ]
     row, column = marks[0] if marks else (0, len(columns) - 1)
-    tab = {"frame": frame, "state": {"at": f"{rows[row]}/{columns[column]}", "map": measures[0]["key"]}}
-    facts = f"{len(names)} heads of {names[0][:start] or reading.model['name']} · {len(columns)} records"
-    notes = versioned([], reading.provenance)
-    return document(str(reading.model["name"]), "training, monitored", [{**tab, "blocks": blocks}], facts, notes)
+    state = {"at": f"{rows[row]}/{columns[column]}", "map": measures[0]["key"]}
+    facts = f"{len(rows)} heads of {start or reading.model['name']} · {len(columns)} records"
+    tab, notes = {"frame": frame, "state": state, "blocks": blocks}, versioned([], reading.provenance)
+    return document(str(reading.model["name"]), "training, monitored", [tab], facts, notes)
 
 
 def _marks(reading: Monitored) -> list[list[int]]:
