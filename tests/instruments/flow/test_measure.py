@@ -29,7 +29,7 @@ def norms_and_maps(model, batch):
     return rows
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "gpt_neox", "vit"])
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "vit"])
 def test_norms_are_those_of_what_the_model_writes(name):
     # Σ_j A_ij f(x_j) over all heads is what leaves the output map; its length for a lone token is that of f(x).
     model = tiny_model(name).double()

@@ -11,7 +11,6 @@ from PIL import Image
 import keyquery as kq
 from keyquery.instruments.flow.modality import patch_order
 from keyquery.listening import attention_maps, queries_and_keys
-from keyquery.listening.inputs.word_pieces import token_texts
 from keyquery.proof.families import tiny_model
 from tests import vision
 from tests.instruments.flow.test_measure import assert_same
@@ -106,14 +105,6 @@ def test_class_token_and_patches_of_a_plain_vision_transformer():
         scores = heads[layer].scale * query.mean(0) @ key.mT
         np.testing.assert_allclose(row["popularity"][1:], scores[1:] - scores[1:].mean(), rtol=2e-3, atol=1e-3)
         assert row["popularity"][0] == pytest.approx(0, abs=1e-6)  # a single key has no popularity against others
-
-
-def test_without_popularity_is_the_dialled_attention():
-    """Within a modality, what `kq.dial(popularity=0)` gives."""
-    model, processor = vision.vit(), vision.vit_processor()
-    pixels = processor(images=vision.photograph(), return_tensors="pt")["pixel_values"]
-    reading = kq.flow(model, image=vision.photograph(), processor=processor, keep=8)
-    model.set_attn_implementation("eager")
     head = next(row["head"] for row in reading.maps if row["layer"] == 0)  # later layers would get other inputs
     with kq.dial(model, popularity=0, heads=(0, head)), torch.no_grad():
         dialled = model(pixels, output_attentions=True).attentions[0][0, head, 1:, 1:].numpy()
@@ -144,29 +135,6 @@ def test_two_texts_as_a_tokenizer_joins_them():
     kinds = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
     maps = attention_maps(model, {"input_ids": ids, "token_type_ids": kinds})
     assert_same(reading, kq.flow(maps, reading.labels))
-
-
-class Bytes:
-    """A byte-level tokenizer of transformers as far as names of tokens go."""
-
-    names = ("Ġcafé".replace("é", "Ã©"), "âĢĻ", "Ċ", "Ã", "Ġ", "<s>")
-
-    def get_vocab(self):
-        return {name: number for number, name in enumerate(self.names)}
-
-    def convert_ids_to_tokens(self, ids):
-        return [self.names[number] for number in ids]
-
-
-class Letters(Bytes):
-    """Letters that are byte symbols as well stay where tokens are no bytes."""
-
-    names = ("▁Ã", "ö", "▁", "##ing", "é", "Ã©")
-
-
-def test_tokens_of_bytes_are_shown_as_text():
-    assert token_texts(range(6), Bytes()) == ["café", "’", "⏎", "<0xC3>", "␣", "<s>"]
-    assert token_texts(range(6), Letters()) == ["Ã", "ö", "␣", "##ing", "é", "Ã©"]
 
 
 @pytest.mark.parametrize(("mode", "size"), [("LA", (33, 31)), ("P", (90, 40)), ("CMYK", (20, 37)), ("RGB", (1, 1))])

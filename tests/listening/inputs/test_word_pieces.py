@@ -4,7 +4,7 @@ import torch
 
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
-from keyquery.listening.inputs.word_pieces import words_of
+from keyquery.listening.inputs.word_pieces import token_texts, words_of
 
 TEXT = "It was unbelievably cold, and the captain of the ship spoke."
 
@@ -65,3 +65,24 @@ def test_words_by_marks_of_pieces():
 def test_bytes_are_read_as_text_and_blanks_are_shown():
     tokenizer = Tokenizer.load(kq.models.ENCODER)
     assert words_of("naïve là\n", tokenizer).texts == ["naïve", "là", "⏎"]
+
+
+class Names:
+    """A tokenizer of transformers as far as names of tokens go."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def get_vocab(self):
+        return {name: number for number, name in enumerate(self.names)}
+
+    def convert_ids_to_tokens(self, ids):
+        return [self.names[number] for number in ids]
+
+
+def test_tokens_of_bytes_are_shown_as_text():
+    tokenizer = Names("Ġcafé".replace("é", "Ã©"), "âĢĻ", "Ċ", "Ã", "Ġ", "<s>")
+    assert token_texts(range(6), tokenizer) == ["café", "’", "⏎", "<0xC3>", "␣", "<s>"]
+    # Letters that are byte symbols as well stay where tokens are no bytes.
+    letters = Names("▁Ã", "ö", "▁", "##ing", "é", "Ã©")
+    assert token_texts(range(6), letters) == ["Ã", "ö", "␣", "##ing", "é", "Ã©"]

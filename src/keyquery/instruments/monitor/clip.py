@@ -42,16 +42,13 @@ def clip_record(
 ) -> list[dict[str, Any]]:
     """Clip the heads whose largest logit in a record exceeds tau."""
     values = record["values"].get("largest", [None] * len(heads))  # left out where all are NaN
-    high = [
-        (head["name"].rpartition(".")[0], head, largest)
-        for head, largest in zip(heads, values, strict=True)
-        if largest is not None and largest > tau
-    ]
-    now = layers.now({module for module, _, _ in high})
+    high = {n: value for n, value in enumerate(values) if value is not None and value > tau}
+    modules = {n: heads[n]["name"].rpartition(".")[0] for n in high}
+    now = layers.now(set(modules.values()))
     clips: list[dict[str, Any]] = []
     gammas: dict[int, dict[int, float]] = {}
-    for module, head, largest in high:
-        layer = now[module]
+    for n, largest in high.items():
+        layer, head = now[modules[n]], heads[n]
         gamma = score_factor(layers.heads, layer, head["head"], largest, tau)
         if gamma is None:
             message = f"{head['name']} is not clipped: its relative position bias alone exceeds {tau:g}"

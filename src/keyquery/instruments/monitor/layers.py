@@ -77,8 +77,8 @@ def together(function: Callable[..., Tensor], tensors: Mapping[Any, tuple[Tensor
         groups.setdefault(tuple((part.shape, part.dtype, part.device) for part in parts), []).append(name)
     results: dict[Any, Tensor] = {}
     for names in groups.values():
-        many = max(ENTRIES // max(sum(part.numel() for part in tensors[names[0]]), 1), 1)
-        for some in (names[first : first + many] for first in range(0, len(names), many)):
+        size = max(ENTRIES // max(sum(part.numel() for part in tensors[names[0]]), 1), 1)
+        for some in (names[first : first + size] for first in range(0, len(names), size)):
             stacked = [torch.stack(side) for side in zip(*(tensors[name] for name in some), strict=True)]
             results |= zip(some, function(*stacked), strict=True)
     return results
@@ -93,16 +93,15 @@ def _of_projections(module: Any) -> Pair:
     """Of `kq.Attention`, whose structured kernels have no query weights of their own: those of the shared ones."""
 
     def gradient(projection: Any) -> Tensor:
-        grad = None if projection is None else projection.weight.grad
-        if grad is None:
+        if projection is None or projection.weight.grad is None:
             return torch.zeros(module.heads, 1, 1, 1)
-        return whole(grad).unflatten(0, (-1, module.head_dim)).unsqueeze(1)  # (key heads, 1, r, d)
+        return whole(projection.weight.grad).unflatten(0, (-1, module.head_dim)).unsqueeze(1)  # (key heads, 1, r, d)
 
-    key, query = gradient(getattr(module, "key", None)), getattr(module, "query", None)
-    if query is None:
+    key = gradient(getattr(module, "key", None))
+    if getattr(module, "query", None) is None:
         shared = key.expand(-1, module.heads // len(key), -1, -1)
         return shared, shared
-    return gradient(query).unflatten(0, (len(key), -1)).squeeze(2), key
+    return gradient(module.query).unflatten(0, (len(key), -1)).squeeze(2), key
 
 
 class Gradients:
