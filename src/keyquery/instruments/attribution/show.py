@@ -15,7 +15,7 @@ from keyquery.reading import short
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 
-ROWS = 8  # of a table
+ROWS, PATHS = 8, 3  # of a table, and of depth 2 in the terminal
 SHOWN = 12  # sources on each side of a figure, and of the page
 PLURAL = {"query": "queries", "key": "keys"}
 DEPTH_2 = (
@@ -87,7 +87,10 @@ def lines(reading: Attribution) -> list[Any]:
         table.add_row(*cells)
     meaning = "relative: to the mean over the visible keys" if pair else "share: of the score variance"
     lines += ["", table, Text(f"{meaning}; null: its magnitude with the source's tokens shuffled, 95 %", style="dim")]
-    lines += ["", DEPTH_2, *(Text(f"  {path}") for path in _paths(reading))] if reading.paths else []
+    lines += ["", DEPTH_2] if reading.paths else []
+    lines += [
+        Text(f"{'  ' * (place > 0)}{text}") for path in _paths(reading)[:PATHS] for place, text in enumerate(path)
+    ]
     if not pair:
         lines += ["", "Pairs with the largest scores:"]
         lines += [
@@ -100,8 +103,8 @@ def lines(reading: Attribution) -> list[Any]:
     return [*lines, *notes]
 
 
-def _paths(reading: Attribution) -> list[str]:
-    """What heads moved, and from where."""
+def _paths(reading: Attribution) -> list[list[str]]:
+    """What heads moved, and from where: a line per head, its steps, and the rest."""
     texts = []
     for path in reading.paths:
         token = named(reading, reading.query if path["side"] == "query" else reading.key)
@@ -112,7 +115,7 @@ def _paths(reading: Attribution) -> list[str]:
             where = f"from {named(reading, step['position'])}, attention {step['weight']:.0%}"
             steps.append(f"{where}: {step['contribution']:+z.2f} ({origins}, rest {step['rest']:+z.2f})")
         wrote = f"{path['source']} wrote into the {path['side']} {token}: {value}"
-        texts.append("; ".join([wrote, *steps, f"rest {path['rest']:+z.2f}"]))
+        texts.append([wrote, *steps, f"rest {path['rest']:+z.2f}"])
     return texts
 
 
@@ -157,8 +160,8 @@ def page(reading: Attribution) -> str:
         {"type": "strip", "title": "Text", "note": note, "texts": texts},
     ]
     after: list[dict[str, Any]] = []
-    if reading.paths:
-        after.append({"type": "list", "title": "What heads moved here", "note": DEPTH_2, "items": _paths(reading)})
+    if paths := ["; ".join(path) for path in _paths(reading)]:
+        after.append({"type": "list", "title": "What heads moved here", "note": DEPTH_2, "items": paths})
     if reading.pairs:
         after.append(_pair_table(reading))
     tabs = []
