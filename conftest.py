@@ -32,7 +32,6 @@ SLOW_EXAMPLES = {
     "keyquery.learn.series.classifier.SeriesClassifier",
     "keyquery.learn.vision_language.parser.VisualParser",
     "keyquery.testing.kernels.check_kernel",
-    "keyquery_studies.dial.study.run",
 }
 collect_ignore = ["docs/site"]  # what `make docs` runs; it needs the extra docs
 

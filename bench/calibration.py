@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from harness import publish
-from keyquery_studies.time.event_files import read_badges, read_cdnow
+from keyquery_studies.common.events import read_badges, read_cdnow
 from sklearn import datasets
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression

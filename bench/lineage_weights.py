@@ -53,7 +53,7 @@ def sources(folder: Path) -> dict[str, Heads]:
 def dinov2(file: Path, folder: Path) -> Heads:
     """The backbone of DINOv2 out of an ONNX file that has more in it."""
     sys.path.insert(0, str(DOCS / "atlas"))
-    from keyquery_studies.rerank.embeddings import dino_model
+    from keyquery_studies.common.embeddings import dino_model
     from onnx_file import read_backbone
 
     save_file(read_backbone(file), folder / "backbone.safetensors")

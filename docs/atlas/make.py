@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from keyquery_studies.rerank.embeddings import MEAN, SPREAD, dino_model
+from keyquery_studies.common.embeddings import MEAN, SPREAD, dino_model
 from onnx_file import read_backbone
 from safetensors.torch import save_file
 from torch import Tensor

@@ -14,14 +14,7 @@ PICTURES = (
     ("mask.svg", "mask", None),
     ("kernels.svg", "kernels", None),
     ("initialisation.svg", "initialisation", None),
-    ("dial.svg", "dial", "parts"),
-    ("dial_layers.svg", "dial", "layers"),
     ("primal.svg", "primal", None),
-    ("time_study.svg", "time", None),
-    ("causes_study.svg", "causes", None),
-    ("rerank_study.svg", "rerank", None),
-    ("datapoints_study.svg", "datapoints", None),
-    ("words_study.svg", "words", None),
 )
 
 

@@ -6,9 +6,9 @@ The commit that ran them last is named on the page of each, in docs/studies.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,13 @@ from keyquery_studies.common.show import lines as lines
 from keyquery_studies.common.study import StudyReading
 
 DRAWS = 1000  # of the bootstrap
+BASELINES = ("boosting", "neighbours", "perceptron")
+# Each factor of the grid: the two cells (transductive, masked) whose mean is compared with that of the other two.
+FACTORS = {
+    "test rows present": ((True, False), (True, True)),
+    "targets masked": ((False, True), (True, True)),
+    "interaction": ((True, True), (False, False)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,3 +190,73 @@ def correlated(groups: Sequence[Sequence[tuple[float, float]]], draws: int | Non
     low, high = np.nanquantile(drawn, (0.025, 0.975))
     counts = {"points": len(whole), "trainings": len(arrays)}
     return {"correlation": float(spearmanr(whole).statistic), "low": float(low), "high": float(high), **counts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatapointStudy(StudyReading, kind="datapoint study"):
+    """Test errors per training, and how networks use other rows; `datapoints` runs the first two parts."""
+
+    npt: Sequence[Mapping[str, Any]]  # one per training: a table, a fold, a protocol
+    baselines: Sequence[Mapping[str, Any]]  # one per scikit-learn model, on the same folds
+    kernels: Sequence[Mapping[str, Any]] = ()  # as npt, by the kernel between rows
+    lookup: Sequence[Mapping[str, Any]] = ()  # one per look-up variant and change of the table
+    grid: Sequence[Mapping[str, Any]] = ()  # one per training: transduction × masked targets
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Mean and standard error over folds of every metric, per table and model."""
+        rows = [
+            {**row, "part": part, "model": _model(row)}
+            for part in ("npt", "kernels", "baselines", "grid")
+            for row in getattr(self, part)
+        ]
+        summaries = []
+        for place, alike in grouped(rows, ("part", "table", "model")).items():
+            summary = {**dict(zip(("part", "table", "model"), place, strict=True)), "folds": len(alike)}
+            for name in ("rmse", "accuracy", "nll"):
+                values = [row[name] for row in alike if row.get(name) is not None]
+                summary[name] = mean(values) if values else None
+                summary[f"{name}_se"] = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+            summaries.append(summary)
+        return summaries
+
+    def contrasts(self) -> list[dict[str, Any]]:
+        """Paired by fold, named by `of`, within which p is by Holm: models, grid, corrupted (growth of RMSE in %)."""
+        models, grown = [], []
+        for table in dict.fromkeys(row["table"] for row in self.npt):
+            name = "nll" if table == "breast" else "rmse"
+            arms: dict[str, list[dict[str, Any]]] = {}
+            for row in selected((*self.npt, *self.baselines), table=table):
+                arms.setdefault(_model(row), []).append({**row, "seed": row["fold"]})
+            baselines = (("inductive", "published"), *((p, m) for m in BASELINES for p in ("inductive", "published")))
+            for one, other in baselines:
+                if one in arms and other in arms:
+                    place = {"of": "models", "table": table, "arm": one, "less": other}
+                    models.append(place | difference(arms[one], arms[other], name))
+            for protocol in ("published", "inductive"):
+                rows = [row for row in arms.get(protocol, ()) if "rmse" in row.get("corrupted", ())]
+                after = [{**r, "of": 100 * (r["corrupted"]["rmse"] / r["clean"]["rmse"] - 1)} for r in rows]
+                if rows:
+                    place = {"of": "corrupted", "table": table, "arm": protocol, "less": "clean"}
+                    grown.append(place | difference(after, [{**row, "of": 0.0} for row in rows], "of"))
+        return [*corrected(models), *corrected(list(self._factors())), *corrected(grown)]
+
+    def _factors(self) -> Iterator[dict[str, Any]]:
+        """The effect of each factor of the grid on RMSE, over the folds that have all four cells."""
+        for (table,), rows in grouped(self.grid, ("table",)).items():
+            folds = [cells for cells in grouped(rows, ("fold",)).values() if len(cells) == 4]
+            for factor, present in FACTORS.items():
+                sides: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+                for cells in folds:
+                    for side, wanted in zip(sides, (True, False), strict=True):
+                        values = [c["rmse"] for c in cells if ((c["transductive"], c["masked"]) in present) is wanted]
+                        side.append({"seed": cells[0]["fold"], "rmse": mean(values)})
+                yield {"of": "grid", "table": table, "arm": factor, "less": "without", **difference(*sides, "rmse")}
+
+
+def _model(row: Mapping[str, Any]) -> str:
+    """A cell of the grid, a model of scikit-learn, a protocol, or a kernel."""
+    if "masked" in row:
+        return f"{'transductive' if row['transductive'] else 'inductive'}, {'masked' if row['masked'] else 'shown'}"
+    if "model" in row:
+        return str(row["model"])
+    return str(row["protocol"] if row["kernel"] == "general" and row["part_of"] == "npt" else row["kernel"])

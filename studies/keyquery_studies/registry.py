@@ -16,21 +16,21 @@ def _module(study: str) -> Kind:
 
 
 KINDS = {
-    "causes study": _kind("causes"),
+    "causes study": _module("causes"),
     "circuit": _kind("circuit"),
-    "datapoint study": _kind("datapoints"),
+    "datapoint study": _module("archive"),
     "depth study": _module("archive"),
-    "dial": _kind("dial"),
+    "dial": _module("dial"),
     "kernels": _kind("kernels"),
     "lineage study": _kind("lineage"),
     "mask study": _kind("mask"),
     "objectives": _kind("objectives"),
     "primal study": _kind("primal"),
-    "rerank study": _kind("rerank"),
+    "rerank study": _module("rerank"),
     "stability study": _kind("stability"),
     "starts study": _kind("starts"),
-    "time study": _kind("time"),
+    "time study": _module("time"),
     "transport study": _module("archive"),
     "vision-language study": _module("archive"),
-    "words study": _kind("words"),
+    "words study": _module("words"),
 }

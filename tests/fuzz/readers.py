@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from keyquery_studies.time.event_files import read_badges, read_cdnow, read_retail
+from keyquery_studies.common.events import read_badges, read_cdnow, read_retail
 from rich.console import Console
 from safetensors.torch import save_file
 

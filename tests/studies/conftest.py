@@ -5,8 +5,28 @@ import lzma
 import numpy as np
 import pytest
 from keyquery_studies.common.objectives import Task
+from typer.testing import CliRunner
 
 import keyquery as kq
+from keyquery import cli
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A study by its command: the reading that it writes, once more with the results that are kept in --out."""
+
+    def run(name, *options, resume=True):
+        words = ["study", name, *map(str, options), "--device", "cpu", "--out", str(tmp_path / "out")]
+        readings = []
+        for file in ("first.json", "again.json")[: 1 + resume]:
+            done = CliRunner().invoke(cli.app, [*words, "--json", str(tmp_path / file)], env={"COLUMNS": "100"})
+            assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
+            assert max(map(len, done.output.splitlines())) <= 100
+            readings.append(kq.Reading.load(tmp_path / file))
+        assert len({reading.to_json() for reading in readings}) == 1
+        return readings[0]
+
+    return run
 
 
 @pytest.fixture(scope="module")

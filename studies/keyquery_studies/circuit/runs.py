@@ -23,8 +23,7 @@ from keyquery_studies.circuit.measures import (
 from keyquery_studies.circuit.score_changes import Change
 from keyquery_studies.circuit.training import Plan, Size, Weights, model_of, train
 from keyquery_studies.common.store import Store
-from keyquery_studies.dial.sequences import Material
-from keyquery_studies.dial.study import Subject
+from keyquery_studies.common.subjects import Material, Subject
 
 Late = Callable[[], bool]
 SEQUENCES = 32  # on which trained models are measured

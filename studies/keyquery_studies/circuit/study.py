@@ -24,7 +24,7 @@ from keyquery_studies.circuit.training import Plan, Size
 from keyquery_studies.common.comparisons import holm
 from keyquery_studies.common.runner import study_folder
 from keyquery_studies.common.store import Store
-from keyquery_studies.dial.study import Subject, name_of
+from keyquery_studies.common.subjects import Subject
 
 FLOOR = 0.05  # accuracy at or below which a model copies nothing (chance is .03 for those trained here): no comparison
 Side = tuple[str, str]  # a part, and how it is changed
@@ -215,6 +215,3 @@ def _flat(head: Mapping[str, Any]) -> dict[str, Any]:
 def _place(cost: Mapping[str, Any]) -> dict[str, Any]:
     """A row of costs with all columns: those of all heads have no layer."""
     return {"layer": None, "head": None, "gain": 0.0, "kind": "mean", "means": "position", **cost}
-
-
-__all__ = ["Circuit", "collected", "name_of", "run"]

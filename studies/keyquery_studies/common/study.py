@@ -26,16 +26,17 @@ from keyquery_studies.common.runner import Job, device_name, run_jobs, study_fol
 from keyquery_studies.common.store import result_name
 from keyquery_studies.registry import KINDS
 
-Rows = dict[str, list[dict[str, Any]]]
+Rows = dict[str, Any]  # of each part of a reading
 Train = Callable[[Sequence[Job]], list[dict[str, Any]]]
 
 
-def option(default: Any, help: str, name: str | None = None, least: float | None = None) -> Any:
+def option(default: Any = MISSING, help: str = "", name: str | None = None, **details: Any) -> Any:
     """A field of a study that is an option of its command; a tuple is one that may be repeated.
 
-    `name` is that of the option (default: the field's), `least` the lowest number it takes.
+    `name` is that of the option (default: the field's), `least` the lowest number it takes; with `argument` it has no
+    name on the command line.
     """
-    return field(default=default, metadata={"help": help, "name": name, "least": least})
+    return field(default=default, metadata={"help": help, "name": name, **details})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +68,17 @@ class StudyReading(Reading, kind="study"):
 class Trial:
     """A job whose settings are its fields; equal settings are computed once."""
 
+    def settings(self) -> dict[str, Any]:
+        """What its result depends on."""
+        return asdict(self)
+
     @property
     def name(self) -> str:
         """The name of its result file."""
-        settings = asdict(self)
-        words = [value for value in settings.values() if isinstance(value, str)] or [type(self).__name__.lower()]
+        settings = self.settings()
+        words = [Path(value).name for value in settings.values() if isinstance(value, str)] or [
+            type(self).__name__.lower()
+        ]
         return result_name((*words, settings.get("seed", "")), {**settings, "trial": type(self).__name__})
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
@@ -96,8 +103,8 @@ class Study:
     def rows(self, facts: Mapping[str, Any], train: Train) -> Rows:
         """The rows of each part; a study in which some jobs depend on others' results trains them one after another."""
         jobs = self.jobs(facts)
-        rows = iter(train([job for part in jobs.values() for job in part]))
-        return {name: list(islice(rows, len(part))) for name, part in jobs.items()}
+        trained = iter(train([job for part in jobs.values() for job in part]))
+        return {name: list(islice(trained, len(part))) for name, part in jobs.items()}
 
     def run(
         self,
@@ -160,13 +167,17 @@ def _option(name: str, of: Field[Any], hint: Any, typer: Any) -> tuple[Any, Any]
     """The annotated type of a field as an option, and its default; None where the field's default is not shown."""
     repeated, known = get_origin(hint) is tuple, of.metadata
     kind, text = get_args(hint)[0] if repeated else hint, known.get("help", "")
+    if known.get("argument"):
+        return Annotated[list[kind], typer.Argument(help=text)], Parameter.empty  # type: ignore[valid-type]
     if repeated and of.default is not MISSING:
         shown = ", ".join(map(str, of.default)) or "all"
         text += f" Repeatable. Default: {shown}."
-    metavar = f"<{kind.__name__}>" if repeated else None
-    settings = typer.Option(f"--{name.replace('_', '-')}", help=text, min=known.get("least"), metavar=metavar)
+    metavar = f"<{kind.__name__.lower()}>" if repeated else None
+    flag = f"--{name.replace('_', '-')}"
+    settings = typer.Option(flag, help=text, min=known.get("least"), metavar=metavar)
     if repeated:
-        return Annotated[list[kind] | None, settings], None  # type: ignore[valid-type]
+        default = None if of.default is not MISSING else Parameter.empty
+        return Annotated[list[kind] | None if default is None else list[kind], settings], default  # type: ignore[valid-type]
     return Annotated[hint, settings], Parameter.empty if of.default is MISSING else of.default
 
 

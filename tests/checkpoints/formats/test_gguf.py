@@ -87,7 +87,7 @@ def test_the_largest_gemmas_scale_by_width(tmp_path):
 
 
 def test_how_a_tensor_is_stored_and_what_the_tokens_are(tmp_path):
-    from keyquery_studies.dial.study import precision
+    from keyquery_studies.common.subjects import precision
 
     weights = {f"blk.0.attn_{role}.weight": torch.randn(32, 32) for role in "qk"}
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")

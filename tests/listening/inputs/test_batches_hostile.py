@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from keyquery_studies.time.event_files import read_cdnow, read_retail
+from keyquery_studies.common.events import read_cdnow, read_retail
 
 import keyquery as kq
 from keyquery.checkpoints.formats.torch_files import load_pickled

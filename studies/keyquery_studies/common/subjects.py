@@ -1,31 +1,74 @@
-"""Sequences for measuring abilities: windows of texts, and random tokens, each with the special tokens of the model."""
+"""Models under study and their tokens: windows of texts and random tokens, each with the model's special tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from keyquery.listening import Batch
+from keyquery.checkpoints import read
+from keyquery.intervene.rewrites import sites_of
 from keyquery.listening.inputs.encoding import encoded, special_tokens
+from keyquery.listening.inputs.load import load_model
 from keyquery.listening.parts.on_data import SEQUENCES
 
-NOTHING = -100  # a target that is ignored
 # Windows that a text is cut into at least, shorter ones if it must be: a third is measured, and the rest is enough for
 # means by position.
 FEWEST = 3 * SEQUENCES // 2
 
 
 @dataclass(frozen=True, eq=False)
-class Sequences:
-    """Input sequences, and the target of each token, NOTHING for most."""
+class Subject:
+    """A model under study, its tokenizer, and facts about it."""
 
-    inputs: Batch
-    targets: Int[Tensor, "batch n"] | None = None
+    model: nn.Module
+    tokenizer: Any
+    facts: Mapping[str, Any]
+    heads: Mapping[int, int]  # number of heads per layer
+    placed: bool  # whether its scores have a position term, as with RoPE
+
+    @classmethod
+    def load(cls, source: str | Path, device: str) -> Subject:
+        """The model of a folder or a .gguf file, with its LM head if it has one."""
+        try:
+            model, tokenizer = load_model(source, lm_head=True)
+            lm_head = True
+        except ValueError:  # a sentence encoder has none; any other error is raised again below
+            model, tokenizer = load_model(source)
+            lm_head = False
+        name = Path(source).absolute().name.removesuffix(".gguf")
+        return cls.of(name, model.to(device).eval(), tokenizer, lm_head, precision(source))
+
+    @classmethod
+    def of(cls, name: str, model: nn.Module, tokenizer: Any, lm_head: bool = True, stored: str = "") -> Subject:
+        """A live model under a name."""
+        layers, sites = read(model), sites_of(model)
+        heads = {index: site.count for index, site in sites.items()}
+        facts = {"name": name, "family": layers.model["family"], "layers": len(heads), "heads": sum(heads.values())}
+        vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+        facts |= {"causal": layers[0].causal, "lm_head": lm_head, "precision": stored, "vocabulary": vocabulary}
+        return cls(model, tokenizer, facts, heads, any(site.placed for site in sites.values()))
+
+    def places(self) -> int | None:
+        """Its maximum number of positions, if its config has one."""
+        config = getattr(self.model, "config", None)
+        limits = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "length"))
+        return next((count for count in limits if isinstance(count, int)), None)
+
+
+def precision(source: str | Path) -> str:
+    """How a checkpoint stores the queries of its first layer: a dtype, or a kind of quantisation."""
+    heads = read(source)
+    modules, tensors = heads[0].modules, heads.source
+    roles = [modules[role] for role in ("query", "fused", "query_down", "module") if role in modules]
+    name = next(name for name in tensors.shapes if roles and name.startswith(roles[0]))
+    stored = getattr(tensors, "stored", None)  # quantised files are dequantised on read
+    return str(stored(name) if stored else tensors.rows(name, 0, 1).dtype).removeprefix("torch.")
 
 
 class Material:
