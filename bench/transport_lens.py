@@ -1,10 +1,9 @@
 """kq.TransportLens: what following a module adds to training; run by bench/transport.py.
 
 An encoder (width 128, depth 4, 4 heads) learns to tell classes of sequences of 32 vectors: 128 steps an epoch, 16
-sequences a step. The lens keeps 2,000 of the points that the last block gives for 64 sequences, and the energies of all
-16 heads. Turns alternate: an epoch alone, an epoch with a record at its end, on copies of one model; one thread, CPU
-seconds. What a record takes is also timed by itself, over the epoch beside it: differences of epochs are within the
-noise of a shared machine.
+sequences a step. The lens keeps 2,000 of the points that the last block gives for 64 sequences. Turns alternate: an
+epoch alone, an epoch with a record at its end, on copies of one model; one thread, CPU seconds. What a record takes is
+also timed by itself, over the epoch beside it: differences of epochs are within the noise of a shared machine.
 """
 
 from __future__ import annotations

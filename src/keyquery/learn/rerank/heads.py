@@ -106,13 +106,11 @@ class HeadReranker(Estimator):
         separation = []
         with bars(self.verbose) as progress:
             for number in progress(range(len(queries)), "choosing heads", len(queries)):
-                scores = self.head_scores(queries[number], passages[number])
-                mask = masks[number]
+                scores, mask = self.head_scores(queries[number], passages[number]), masks[number]
                 separation.append(scores[..., mask].mean(-1) - scores[..., ~mask].mean(-1))
         self.separation_ = np.mean(separation, 0)
         best = np.argsort(-self.separation_, axis=None, kind="stable")[: self.heads]
-        places = np.unravel_index(best, self.separation_.shape)
-        self.chosen_ = [(int(layer), int(head)) for layer, head in zip(*places, strict=True)]
+        self.chosen_ = [divmod(int(place), self.separation_.shape[1]) for place in best]
         return self
 
     def rerank(self, query: Any, passages: Any) -> tuple[Int[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
@@ -185,19 +183,15 @@ class HeadReranker(Estimator):
 
     def _loaded(self) -> tuple[nn.Module, Any]:
         """The model in float32 on the device, and its tokenizer; a path is read once."""
-        key, device = (str(self.model), str(self.device)), pick_device(self.device)
-        if isinstance(self.model, nn.Module):
-            model, tokenizer = self.model, self.tokenizer
-        elif hasattr(self, "_read") and self._read[0] == key:
-            return self._read[1], self._read[2]
-        else:
-            model, tokenizer = load_model(self.model)
+        key = (str(self.model), str(self.device))
+        if isinstance(self.model, nn.Module) or not hasattr(self, "_read") or self._read[0] != key:
+            live = isinstance(self.model, nn.Module)
+            model, tokenizer = (self.model, None) if live else load_model(self.model)
             tokenizer = self.tokenizer or tokenizer
-            model = in_float32(model)
-        if tokenizer is None:
-            raise ValueError("the model has no tokenizer: pass one as tokenizer=")
-        self._read = (key, model.to(device).eval(), tokenizer)
-        return self._read[1], tokenizer
+            if tokenizer is None:
+                raise ValueError("the model has no tokenizer: pass one as tokenizer=")
+            self._read = (key, (model if live else in_float32(model)).to(pick_device(self.device)).eval(), tokenizer)
+        return self._read[1:]
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: a model that was read from a path is read again."""

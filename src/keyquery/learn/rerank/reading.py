@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
@@ -81,9 +82,8 @@ class Shown:
             if entries is not None and len(entries) != count:
                 kind = "item of the database" if count == items and "query" not in name else "query"
                 raise ValueError(f"{name} must have one entry per {kind}, {count}, got {len(entries)}")
-        for name in ("images", "query_images"):
-            if getattr(self, name) is not None:
-                _pixels(name, getattr(self, name))
+            if entries is not None and "images" in name:
+                _pixels(name, entries)
 
 
 def reranking_of(
@@ -95,24 +95,16 @@ def reranking_of(
     shown: Shown,
 ) -> Reranking:
     """The reading of lists before and after."""
-    most = min(most, before.shape[1])
-    precision: list[Any] = [None] * len(before)
-    relevant: list[Any] = [None] * len(before)
-    if shown.relevant is not None:
-        precisions = [
-            [row["average_precision"] for row in score_rankings(x, shown.relevant).rows] for x in (before, after)
-        ]
-        precision = [dict(zip(("before", "after"), both, strict=True)) for both in zip(*precisions, strict=True)]
-        relevant = [_relevant(entry) for entry in shown.relevant]
-    queries = [
-        {
-            "query": number,
-            "name": _name(shown.query_names, number),
-            "precision": precision[number],
-            **_places(lists, scores[number].tolist(), most, relevant[number], shown.names),
-        }
-        for number, lists in enumerate(zip(before.tolist(), after.tolist(), strict=True))
-    ]
+    most, queries = min(most, before.shape[1]), []
+    sides = {"before": before, "after": after}
+    scored = {
+        side: score_rankings(lists, shown.relevant).rows for side, lists in sides.items() if shown.relevant is not None
+    }
+    for number, lists in enumerate(zip(before.tolist(), after.tolist(), strict=True)):
+        precision = {side: rows[number]["average_precision"] for side, rows in scored.items()} or None
+        name = None if shown.query_names is None else str(shown.query_names[number])
+        places = _places(lists, scores[number].tolist(), most, shown, number)
+        queries.append({"query": number, "name": name, "precision": precision, **places})
     return Reranking(
         method=method,
         top=scores.shape[1],
@@ -124,37 +116,27 @@ def reranking_of(
 
 
 def _places(
-    lists: tuple[list[int], list[int]],
-    scores: list[float],
-    most: int,
-    relevant: set[int] | None,
-    names: Sequence[str] | None,
+    lists: tuple[list[int], list[int]], scores: list[float], most: int, shown: Shown, query: int
 ) -> dict[str, Any]:
-    first, second = ({item: place for place, item in enumerate(ranked, 1)} for ranked in lists)
+    """The first ranks of a query's lists, and what is known of their items."""
+    ranks = [{item: rank for rank, item in enumerate(ranked, 1)} for ranked in lists]
+    relevant: set[int] | None = None
+    if shown.relevant is not None:
+        row = np.asarray(torch.as_tensor(shown.relevant[query]).cpu())
+        relevant = set((np.flatnonzero(row) if row.dtype == bool else row).tolist())
     before, after = lists[0][:most], lists[1][:most]
-    items = []
-    for item in dict.fromkeys([*after, *before]):
-        place = second.get(item)
-        items.append(
-            {
-                "item": item,
-                "name": _name(names, item),
-                "before": first.get(item),
-                "after": place,
-                "score": scores[place - 1] if place is not None and place <= len(scores) else None,
-                "relevant": None if relevant is None else item in relevant,
-            }
-        )
+    items = [
+        {
+            "item": item,
+            "name": None if shown.names is None else str(shown.names[item]),
+            "before": ranks[0].get(item),
+            "after": (rank := ranks[1].get(item)),
+            "score": scores[rank - 1] if rank is not None and rank <= len(scores) else None,
+            "relevant": None if relevant is None else item in relevant,
+        }
+        for item in dict.fromkeys([*after, *before])
+    ]
     return {"before": before, "after": after, "items": items}
-
-
-def _name(names: Sequence[str] | None, place: int) -> str | None:
-    return None if names is None else str(names[place])
-
-
-def _relevant(items: Any) -> set[int]:
-    row = np.asarray(items.cpu() if isinstance(items, Tensor) else items)
-    return set((np.flatnonzero(row) if row.dtype == bool else row).tolist())
 
 
 def _thumbnails(queries: list[dict[str, Any]], shown: Shown) -> dict[str, str]:
@@ -187,13 +169,10 @@ def thumbnail(pixels: UInt8[np.ndarray, "h w c"]) -> str:
         means = [[pixels[y : y + block, x : x + block].mean((0, 1)) for x in columns] for y in rows]
         pixels = np.rint(means).astype(np.uint8)
     height, width, channels = pixels.shape
-    lines = b"".join(b"\0" + row.tobytes() for row in pixels)  # no filter
     kind = 0 if channels == 1 else 2  # grey, or colour
+    lines = b"".join(b"\0" + row.tobytes() for row in pixels)  # no filter
     head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
-    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
-    data = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
+    data = b"\x89PNG\r\n\x1a\n"
+    for name, content in ((b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")):
+        data += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
     return base64.b64encode(data).decode()
-
-
-def _chunk(name: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from keyquery.learn.transport.head_energies import Energies
 from keyquery.learn.transport.path import RecordedCourse, ends
 from keyquery.learn.transport.probe import Probe
-from keyquery.learn.transport.transport import FRAMES, POINTS, Transport, frames_of, measured
+from keyquery.learn.transport.transport import FRAMES, POINTS, Transport, measured
 from keyquery.reading import provenance
 from keyquery.support.checks import check_count
 from keyquery.support.extras import optional
@@ -95,8 +94,6 @@ class TransportLens:
         self._kept = drawn[: points or self._all].sort().values
         self.labels = self._labels(labels)
         self.course = RecordedCourse(start[self._kept])
-        self._energies = Energies(self.probe.model)
-        self._energies.add()
         self._hook: Any = None
         self._optimiser: Optimizer | None = None
 
@@ -109,14 +106,6 @@ class TransportLens:
     def unit(self) -> str:
         """The unit of `steps`: "epoch" or "step"."""
         return "epoch" if self.every == "epoch" else "step"
-
-    @property
-    def heads(self) -> list[dict[str, Any]]:
-        """One row per head: symmetric and skew energy and symmetry at every record, and `since` which step it is skew.
-
-        `since` is the first recorded step from which on its symmetry stays at −0.1 or below; None if it ends above.
-        """
-        return self._energies.rows(range(len(self.steps)), self.steps)
 
     def step(self) -> None:
         """Signal the end of an epoch or step; records if it is due."""
@@ -136,25 +125,18 @@ class TransportLens:
         points: int = POINTS,
         progress: Progress | None = None,
     ) -> Transport:
-        """The reading of `kq.transport` for the path so far, with head energies; options as there."""
+        """The reading of `kq.transport` for the path so far; options as there."""
         if len(self.steps) < 2:
             progress_so_far = f" after {self.count} of {self.every} steps" if self.count else ""
             ways = "call lens.step() after each epoch, or pass every=100 and train inside `with lens`"
             raise ValueError(f"the lens has recorded only the start{progress_so_far}: {ways}")
-        last = len(self.steps) - 1
-        selected = frames_of(last, frames)
-        heads = self._energies.rows(selected, self.steps)
-        facts: dict[str, Any] = {
-            "records": last + 1,
-            "every": self.every,
-            "points": f"{len(self._kept)} of {self._all}",
-            "tensors": ends(self.course),
+        recorded: dict[str, Any] = {"records": len(self.steps), "every": self.every, "tensors": ends(self.course)}
+        facts = {
+            "model": {"name": self.name, "module": self.probe.module},
+            "unit": self.unit,
+            "provenance": provenance(**recorded, points=f"{len(self._kept)} of {self._all}"),
         }
-        if self._energies.missing:
-            facts["heads"] = f"not read: {self._energies.missing}"
-        model = {"name": self.name, "module": self.probe.module}
-        reading_facts = {"model": model, "unit": self.unit, "heads": heads, "provenance": provenance(**facts)}
-        return measured(self.course, self.labels, published, frames, points, reading_facts, progress)
+        return measured(self.course, self.labels, published, frames, points, facts, progress)
 
     def callback(self) -> Any:
         """A TrainerCallback that records after each epoch, or every `every` optimiser steps (extra `hf`)."""
@@ -197,7 +179,6 @@ class TransportLens:
             then, now = f"{self._all} points at the start", f"{len(points)} at {when}"
             raise ValueError(f"{self.probe.module or self.name} must give the same number of points: {then}, {now}")
         self.course.add(self.count, points[self._kept])
-        self._energies.add()
 
     def _points(self, when: str) -> Tensor:
         points = self.probe()

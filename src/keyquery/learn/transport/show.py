@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.learn.transport.head_energies import SKEW
 from keyquery.learn.transport.transport import Transport
-from keyquery.pages.colours import CLASSES, LIGHT, depth_colour
+from keyquery.pages.colours import CLASSES, LIGHT
 from keyquery.pages.components import DIGITS, column, versioned
 from keyquery.pages.document import document
 from keyquery.pages.tables import Text, columns_table
 from keyquery.reading import short
 
 LISTED = 30  # classes and heads that are listed
-LIMIT = f"{SKEW:g}".replace("-", "−")
 
 
 def recorded(reading: Transport) -> str:
@@ -39,19 +37,6 @@ def notes(reading: Transport) -> list[str]:
     ]
 
 
-def heads_notes(reading: Transport) -> list[str]:
-    """The heads that became skew, and since when."""
-    if not reading.heads:
-        return []
-    skew = sorted((head for head in reading.heads if head["since"] is not None), key=lambda head: head["since"])
-    if not skew:
-        return [f"None of {len(reading.heads)} heads ends skew (symmetry {LIMIT} or below)."]
-    each = ", ".join(f"{head['layer']}.{head['head']} since {head['since']:,}" for head in skew[:LISTED])
-    more = f" and {len(skew) - LISTED} more" if len(skew) > LISTED else ""
-    share = f"{len(skew)} of {len(reading.heads)} heads end skew"
-    return [f"{share} (symmetry {LIMIT} or below), by {reading.unit}: {each}{more}."]
-
-
 COLUMNS = {
     "points": "points",
     "distance": "distance",
@@ -67,7 +52,7 @@ COLUMNS = {
 
 
 def lines(reading: Transport) -> list[Any]:
-    """One row for all points and one per class, an explanation of the columns, and the heads that became skew."""
+    """One row for all points and one per class, and an explanation of the columns."""
     rows = reading.records()
     table = columns_table("class", *COLUMNS.values())
     for row in rows[: LISTED + 1]:
@@ -76,7 +61,7 @@ def lines(reading: Transport) -> list[Any]:
     lines: list[Any] = [Text(f"{where}: {recorded(reading)}", style="bold"), table]
     if len(rows) > LISTED + 1:
         lines.append(f"The first {LISTED} of {len(rows) - 1} classes; the JSON has all.")
-    lines += ["", *map(Text, [*notes(reading), *heads_notes(reading)])]
+    lines += ["", *map(Text, notes(reading))]
     return lines
 
 
@@ -92,18 +77,15 @@ WAYS = 60  # points whose whole trajectory is drawn
 
 
 def ways(reading: Transport, pyplot: Any, title: str | None = None) -> Any:
-    """Left, trajectories from start (hollow) to end (filled) in 2D; then distances, ratios and, if recorded, heads."""
+    """Left, trajectories from start (hollow) to end (filled) in 2D; then distances and ratios."""
     if reading.sketch is None:
         raise ValueError("a path without frames has no figure: set frames to 2 or more")
-    several = bool(reading.heads)
-    shape = {"figsize": (7.6 if several else 6.4, 2.4), "width_ratios": (1.25, *([1] * (2 + several)))}
-    figure, axes = pyplot.subplots(1, 3 + several, layout="constrained", **shape)
+    shape = {"figsize": (6.4, 2.4), "width_ratios": (1.25, 1, 1)}
+    figure, axes = pyplot.subplots(1, 3, layout="constrained", **shape)
     _cloud(axes[0], reading)
     _lines(axes[1], reading, {"distance": INK, "wasserstein": LIGHT["symmetric"]}, "distance")
     _lines(axes[2], reading, {"optimality": LIGHT["symmetric"], "efficiency": LIGHT["skew"]}, "ratios")
     axes[2].set_ylim(0, 1.05)
-    if several:
-        _heads(axes[3], reading)
     for axis in axes[1:]:
         axis.set_xlabel(reading.unit)
         axis.spines[["top", "right"]].set_visible(False)
@@ -139,17 +121,6 @@ def _lines(axis: Any, reading: Transport, colours: dict[str, str], title: str) -
     axis.legend(frameon=False, fontsize=6.5)
 
 
-def _heads(axis: Any, reading: Transport) -> None:
-    deepest = max(head["layer"] for head in reading.heads) or 1
-    axis.axhline(0, color=FAINT, linewidth=0.6)
-    for head in reading.heads:
-        axis.plot(
-            reading.steps, head["symmetry"], color=depth_colour(head["layer"] / deepest), linewidth=0.8, alpha=0.8
-        )
-    most = max(0.25, 1.1 * max(abs(value) for head in reading.heads for value in head["symmetry"]))
-    axis.set(title="symmetry per head", ylim=(-most, most), ylabel="skew        symmetric")
-
-
 FIGURES = {"ways": ways}
 SAID = {"distance": "distance T", "wasserstein": "optimal W₂", "optimality": "optimality", "efficiency": "efficiency"}
 
@@ -178,11 +149,10 @@ def page(reading: Transport) -> str:
         _curves(
             reading, "Optimality and efficiency", {"optimality": "var(--symmetric)", "efficiency": "var(--skew)"}, 1
         ),
-        *_head_curves(reading),
         _class_table(reading, rows),
     ]
     facts = " · ".join(filter(None, [reading.model.get("module"), recorded(reading)]))
-    texts = [*notes(reading), *heads_notes(reading), *versioned([], reading.provenance)]
+    texts = [*notes(reading), *versioned([], reading.provenance)]
     state = {"over": "coupling", "hidden": ""}
     return document(str(reading.model["name"]), "transport", [{"blocks": blocks, "state": state}], facts, texts)
 
@@ -211,31 +181,6 @@ def _curves(reading: Transport, title: str, tones: dict[str, str], most: float |
     block = {"type": "steps", "place": "five", "title": title, "x": list(reading.steps), "unit": reading.unit}
     keys = [{"name": one["name"], "tone": one["tone"]} for one in series]
     return {**block, "series": series, "keys": keys, "least": 0, "most": most, "tall": 170}
-
-
-def _head_curves(reading: Transport) -> list[dict[str, Any]]:
-    if not reading.heads:
-        return []
-    deepest = max(head["layer"] for head in reading.heads) or 1
-    series = []
-    for head in reading.heads:
-        since = "" if head["since"] is None else f", skew since {reading.unit} {head['since']}"
-        name = f"{head['layer']}.{head['head']}"
-        title = f"head {name}: {head['symmetry'][-1]:+.2f}{since}"
-        tone = depth_colour(head["layer"] / deepest)
-        series.append(
-            {"name": name, "title": title, "tone": tone, "thin": True, "values": short(list(head["symmetry"]), DIGITS)}
-        )
-    keys = [{"name": f"layer {layer}", "tone": depth_colour(layer / deepest)} for layer in (0, deepest)]
-    note = "below the dashed line a head counts as skew"
-    block = {
-        "type": "steps",
-        "title": "Symmetry per head",
-        "note": note,
-        "x": list(reading.steps),
-        "unit": reading.unit,
-    }
-    return [{**block, "series": series, "limits": [SKEW], "keys": keys}]
 
 
 def _class_table(reading: Transport, rows: list[dict[str, Any]]) -> dict[str, Any]:

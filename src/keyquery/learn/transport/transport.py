@@ -30,8 +30,7 @@ FIGURES = ("points", "distance", "wasserstein", "random", "monge_gap", *CURVES[2
 class Transport(Reading, kind="transport"):
     """A path of points compared with the optimal transport from its start to its end, overall and per class.
 
-    Every class has the same metrics and its `points`. `curves` hold metrics of the path up to each of `steps`; `heads`
-    the energies of each head at these steps; `sketch` the points in two dimensions.
+    `curves` hold metrics of the path up to each of `steps`; `sketch` the points in two dimensions.
     """
 
     units: ClassVar[Mapping[str, str]] = {
@@ -44,7 +43,6 @@ class Transport(Reading, kind="transport"):
         "efficiency": "mean ‖p₀ − p_K‖ / path length, 0 to 1; None if nothing moved",
         "matched": "share of points matched to themselves",
         "bures": "W₂ between Gaussians of the same means and covariances",
-        "symmetry": "(‖S‖² − ‖A‖²)/‖M‖² of a head's weights, −1 skew to 1 symmetric",
     }
 
     model: Mapping[str, Any]  # name and facts of the model
@@ -65,7 +63,7 @@ class Transport(Reading, kind="transport"):
     steps: Sequence[int] = ()  # at which curves are measured
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # metrics of the path up to each step
     sketch: Mapping[str, Any] | None = None  # the points in two dimensions
-    heads: Sequence[Mapping[str, Any]] = ()  # energies of each head at these steps
+    heads: Sequence[Mapping[str, Any]] = ()  # of files of former versions
 
     def records(self) -> list[dict[str, Any]]:
         """One row overall, and one per class if there are several."""
@@ -153,9 +151,11 @@ def measured(
 ) -> Transport:
     """The reading of a recorded path; `facts` are further fields of the reading."""
     check_count("points", points)
-    selected = frames_of(len(course.steps) - 1, frames)
-    groups = _groups(labels, course.count)
-    last = len(course.steps) - 1
+    check_count("frames", frames, least=0)
+    groups, last = _groups(labels, course.count), len(course.steps) - 1
+    # At most `frames` records, evenly spaced from first to last.
+    selected = sorted({round(at) for at in np.linspace(0, last, min(max(frames, 2), last + 1)).tolist()})
+    selected = selected if frames else []
     start, end, lengths = course.place(0), course.place(last), course.gone(last)
     target, parts = torch.empty_like(start), []
     for rows in groups.values():
@@ -176,12 +176,6 @@ def measured(
     steps = [course.steps[record] for record in selected]
     whole = _metrics(parts, published)
     return Transport(**facts, **whole, published=published, classes=classes, steps=steps, curves=curves, sketch=drawn)
-
-
-def frames_of(last: int, frames: int) -> list[int]:
-    """At most `frames` records, evenly spaced from first to last."""
-    check_count("frames", frames, least=0)
-    return sorted({round(at) for at in np.linspace(0, last, min(max(frames, 2), last + 1)).tolist()}) if frames else []
 
 
 def _groups(labels: Any, count: int) -> dict[Any, Tensor]:
