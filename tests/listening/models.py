@@ -16,7 +16,7 @@ from keyquery.listening.transformers_attention import TABLE, unwrapped, uses_int
 class CausalSelfAttention(nn.Module):
     """As in minGPT: one fused projection, a buffer as mask, softmax over q·kᵀ."""
 
-    def __init__(self, width=16, heads=4, longest=16):
+    def __init__(self, width=16, heads=4, longest=128):
         super().__init__()
         self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.n_head = heads
@@ -130,6 +130,69 @@ class Residual(nn.Module):
     def forward(self, x):
         for attention in self.attentions:
             x = x + attention(x)
+        return x
+
+
+class LlamaAttention(nn.Module):
+    """Grouped, and rotated."""
+
+    def __init__(self, width, heads, groups, rope=None, repeat=True):
+        super().__init__()
+        self.heads, self.groups, self.rank, self.rope, self.repeat = heads, groups, width // heads, rope, repeat
+        self.wq, self.wo = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.wk, self.wv = (nn.Linear(width, groups * self.rank, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        batch, n, _ = x.shape
+        q, k, v = (w(x).view(batch, n, -1, self.rank).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        if self.rope is not None:
+            q, k = (self.rope.rotate(t, torch.arange(n)) for t in (q, k))
+        if self.repeat:
+            k, v = (t.repeat_interleave(self.heads // self.groups, 1) for t in (k, v))
+        y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=not self.repeat)
+        return self.wo(y.transpose(1, 2).reshape(batch, n, -1))
+
+
+class NormedAttention(FusedAttention):
+    """With l2-normed queries and keys, as in x-transformers."""
+
+    def forward(self, x):
+        b, n, width = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        x = scaled_dot_product_attention(nn.functional.normalize(q, dim=-1), nn.functional.normalize(k, dim=-1), v)
+        return self.proj(x.transpose(1, 2).reshape(b, n, width))
+
+
+class RawAttention(nn.Module):
+    """Parameters without modules, (in, out), with biases that are added later."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.n_head = heads
+        for role in "qkvo":
+            setattr(self, f"W_{role}", nn.Parameter(torch.randn(width, width) / 5))
+            setattr(self, f"b_{role}", nn.Parameter(torch.randn(width)))
+
+    def forward(self, x):
+        batch, n, width = x.shape
+        q, k, v = (x @ getattr(self, f"W_{role}") + getattr(self, f"b_{role}") for role in "qkv")
+        q, k, v = (t.view(batch, n, self.n_head, -1).transpose(1, 2) for t in (q, k, v))
+        y = scaled_dot_product_attention(q, k, v)
+        return y.transpose(1, 2).reshape(batch, n, width) @ self.W_o + self.b_o
+
+
+class Stack(nn.Module):
+    """Embedded tokens, and attention modules with norms before them, as blocks of a model of one's own."""
+
+    def __init__(self, attentions, width=24, vocabulary=31):
+        super().__init__()
+        self.wte = nn.Embedding(vocabulary, width)
+        self.h = nn.ModuleList(nn.ModuleDict({"ln": nn.LayerNorm(width), "attn": attn}) for attn in attentions)
+
+    def forward(self, ids):
+        x = self.wte(ids)
+        for block in self.h:
+            x = x + block["attn"](block["ln"](x))
         return x
 
 

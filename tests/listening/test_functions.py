@@ -222,12 +222,8 @@ def keys_first(q, k, v):
     return (k @ q.mT * 0.5).softmax(-2).mT @ v
 
 
-def added_with_a_factor(q, k, v):
-    return torch.add(torch.zeros(5, 5).double(), q @ k.mT, alpha=0.5).softmax(-1) @ v
-
-
 def subtracted(q, k, v):
-    return (torch.ones(5, 5).double() - (q @ k.mT) / 2).softmax(-1) @ v
+    return torch.sub(torch.ones(5, 5).double(), q @ k.mT, alpha=0.5).softmax(-1) @ v
 
 
 def hidden_before_it_is_scaled(q, k, v):
@@ -251,7 +247,7 @@ def fused_three_dimensions(q, k, v):
     return scaled_dot_product_attention(q, k, v, is_causal=True).unflatten(0, (3, 2))
 
 
-CORES = (scaled_then_shifted, shifted_after_it_was_scaled, keys_first, added_with_a_factor, subtracted)
+CORES = (scaled_then_shifted, shifted_after_it_was_scaled, keys_first, subtracted)
 CORES += (hidden_before_it_is_scaled, shared_keys, fused_after_scaling, fused_additive_mask)
 CORES += (fused_three_dimensions,)
 
@@ -279,15 +275,10 @@ def dropped(q, k, v):
     return nn.functional.dropout((q @ k.mT / 2).softmax(-1), 1.0) @ v
 
 
-def dropped_fused(q, k, v):
-    return scaled_dot_product_attention(q, k, v, dropout_p=1.0)
-
-
-@pytest.mark.parametrize("core", [dropped, dropped_fused])
 @pytest.mark.parametrize("replacement", ["query", "scores", "bias"])
-def test_dropout_stays(core, replacement):
+def test_dropout_stays(replacement):
     """Dropout of everything leaves nothing."""
-    model, x = randomised(Residual(Core(core))), double(3, 5, 8)
+    model, x = randomised(Residual(Core(dropped))), double(3, 5, 8)
     with kq.listen(model, REPLACEMENTS[replacement]):
         assert torch.equal(model(x), x)
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import StaticCache
 
 import keyquery as kq
-from keyquery.listening.tokens import Bound, Run, mask_for, masks_of
+from keyquery.listening.tokens import Bound, Run
 from keyquery.proof.families import tiny_model
 from tests.listening.models import GPT, randomised
 
@@ -67,13 +67,6 @@ def test_positions_are_those_that_the_model_uses(name):
         assert_real(call)
 
 
-def test_roberta_counts_tokens_that_are_no_padding():
-    model = tiny_model("roberta")
-    tokens = ids(4, 6).masked_fill(~REAL, model.config.pad_token_id)
-    call = calls_of(model, input_ids=tokens, attention_mask=MASK)[0]
-    assert torch.equal(call.positions[REAL], COUNTED[REAL])
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gptj", "gpt_neox", "bert"])
 def test_given_positions_are_used(name):
     """Counted by the mask, as `generate` does; or anything else, which no padding changes."""
@@ -93,20 +86,6 @@ def test_the_shift_of_slots_is_known():
     assert torch.equal((call.positions + call.tokens.shift)[REAL], SLOTS[REAL])
     right = calls_of(tiny_model("llama"), input_ids=ids(1, 6), attention_mask=MASK[2:3])[0]
     assert right.tokens.shift is None
-
-
-def test_names_of_masks():
-    infinite = torch.zeros(4, 6).masked_fill(~REAL, -torch.inf)
-    masks = masks_of(
-        {"attention_mask": MASK, "src_key_padding_mask": ~REAL, "tgt_key_padding_mask": infinite, "mask": MASK}
-    )
-    assert all(torch.equal(mask, REAL) for mask in masks.values())
-    assert set(masks) == {"attention_mask", "src_key_padding_mask", "tgt_key_padding_mask"}
-    assert masks_of({"attention_mask": torch.ones(1, 1, 4, 4), "padding_mask": None}) == {}
-    two = {"attention_mask": torch.ones(2, 3).bool(), "decoder_attention_mask": torch.zeros(2, 3).bool()}
-    assert mask_for(two, (2, 3), "model.encoder.layers.0", True) is two["attention_mask"]
-    assert mask_for(two, (2, 3), "model.decoder.layers.0", True) is two["decoder_attention_mask"]
-    assert mask_for(two, (2, 4), "model.encoder.layers.0", True) is None
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])

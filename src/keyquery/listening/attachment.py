@@ -73,22 +73,20 @@ class Attachment:
             functions.attach(self, modules, seen, changes)
             self.changes = changes.pop_all()
 
-    def show(self, module: nn.Module, name: str, facts: Callable[[], Facts | None]) -> tuple[Any, dict[str, Tensor]]:
-        """Dispatch the call that `facts` describes, if it is one.
+    def show(self, module: nn.Module, name: str, facts: Callable[[], Facts]) -> tuple[Any, dict[str, Tensor]]:
+        """Dispatch the call that `facts` describes.
 
         If no listener changes anything, an error does not reach the model, and nothing is saved for gradients:
         activation checkpointing counts what a forward saves.
         """
-        if in_backward() and not self.changes_calls:
+        if not self.changes_calls and in_backward():
             return None, {}  # it was seen in the forward
-        if self.changes_calls:
-            known = facts()
-            return (None, {}) if known is None else self.dispatch(module, name, known)
         try:
-            with torch.no_grad():
-                known = facts()
-                return (None, {}) if known is None else self.dispatch(module, name, known)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.changes_calls):
+                return self.dispatch(module, name, facts())
         except Exception as error:
+            if self.changes_calls:
+                raise
             for report in self.on_error:
                 report(error)
             return None, {}

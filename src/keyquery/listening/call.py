@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import contains
 from typing import Any
 
 import torch
@@ -205,14 +206,7 @@ class Call:
 
     def weights(self, heads: slice = EVERY) -> Float[Tensor, "batch some n m"]:
         """Attention weights; 0 for a query that sees no key. With learned sinks they sum to less than 1."""
-        if self.sinks is None and self._all_see:
-            return self.scores(heads).softmax(-1)
         return weights_of(self.scores(heads), None if self.sinks is None else self.sinks[heads])
-
-    @cached_property
-    def _all_see(self) -> bool:
-        """Whether every query is known to see a key."""
-        return self.given_scores is None and (self.mask is None or bool(self.mask.any(-1).all()))
 
     def output(self, heads: slice = EVERY) -> Float[Tensor, "batch some n v"]:
         """The output of heads, before the output projection."""
@@ -248,14 +242,15 @@ class Call:
     def rows(self, rows: slice) -> Call:
         """The call of some sequences of its batch."""
         batch = len(self.query)
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor) and name in FIELDS}
-        fields: dict[str, Any] = {name: value[rows] for name, value in tensors.items() if _is_batched(value, batch)}
-        return replace(self, tokens=self.tokens.rows(rows, batch), **fields)
+        cut = self._with(lambda x: x[rows] if x.ndim == 4 and len(x) == batch else x)
+        return replace(cut, tokens=self.tokens.rows(rows, batch))
 
     def detached(self) -> Call:
         """The call without gradients."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor) and name in FIELDS}
-        fields: dict[str, Any] = {name: value.detach() for name, value in tensors.items()}
+        return self._with(Tensor.detach)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Call:
+        fields: dict[str, Any] = {name: change(x) for name in FIELDS if (x := getattr(self, name)) is not None}
         return replace(self, **fields)
 
     def attend(self, new: Mapping[str, Tensor], dropout: float = 0.0) -> Float[Tensor, "batch heads n v"]:
@@ -299,7 +294,7 @@ class Call:
             raise TypeError(f"on_call must return None or a dict with any of {', '.join(REPLACEABLE)}, got {got:.60}")
         batch, heads, n = self.query.shape[:3]
         width = (getattr(new.get("query", new.get("key")), "shape", ()) or self.query.shape)[-1]
-        shapes = {
+        shapes: dict[str, tuple[Any, ...]] = {
             "query": (batch, heads, n, width),
             "key": (batch, (heads, self.key_heads), self.key.shape[-2], width),
             "bias": ((batch, 1), (heads, 1), n, self.key.shape[-2]),
@@ -313,31 +308,20 @@ class Call:
                 raise ValueError(
                     f"{self.name or 'the model'} changes its attention after the softmax: {name} cannot be replaced"
                 )
+            sizes = [size if isinstance(size, tuple) else (size,) for size in shapes[name]]
+            actual, what = tuple(getattr(tensor, "shape", ())), f"replaced {name} of {self.name or 'the model'} must be"
+            fits = len(actual) == len(sizes) and all(map(contains, sizes, actual))
+            if not isinstance(tensor, Tensor) or not fits:
+                expected = ", ".join(str(allowed[0]) for allowed in sizes)
+                raise ValueError(f"{what} a tensor ({expected}), got {actual or type(tensor).__name__}")
             like = self.value if self.value is not None and name in ("value", "output") else self.query
-            _check_tensor(f"{name} of {self.name or 'the model'}", tensor, shapes[name], like)
-        pair = [new.get(name, getattr(self, name)) for name in ("query", "key")]
-        if pair[0].shape[-1] != pair[1].shape[-1]:
-            raise ValueError(
-                f"replaced queries and keys must have one width, got {pair[0].shape[-1]} and {pair[1].shape[-1]}"
-            )
+            if tensor.dtype != like.dtype or tensor.device != like.device:
+                got = f"{tensor.dtype} on {tensor.device}"
+                raise ValueError(f"{what} {like.dtype} on {like.device} as before, got {got}")
+        widths = [new.get(name, getattr(self, name)).shape[-1] for name in ("query", "key")]
+        if widths[0] != widths[1]:
+            raise ValueError(f"replaced queries and keys must have one width, got {widths[0]} and {widths[1]}")
         return new
-
-
-def _check_tensor(what: str, tensor: Any, shape: tuple[Any, ...], like: Tensor) -> None:
-    sizes = [size if isinstance(size, tuple) else (size,) for size in shape]
-    actual = tuple(getattr(tensor, "shape", ()))
-    fits = len(actual) == len(sizes) and all(size in allowed for size, allowed in zip(actual, sizes, strict=True))
-    if not isinstance(tensor, Tensor) or not fits:
-        expected = ", ".join(str(allowed[0]) for allowed in sizes)
-        raise ValueError(f"replaced {what} must be a tensor ({expected}), got {actual or type(tensor).__name__}")
-    if tensor.dtype != like.dtype or tensor.device != like.device:
-        raise ValueError(
-            f"replaced {what} must be {like.dtype} on {like.device} as before, got {tensor.dtype} on {tensor.device}"
-        )
-
-
-def _is_batched(x: Tensor, batch: int) -> bool:
-    return x.ndim == 4 and len(x) == batch
 
 
 def visible(mask: Tensor) -> Bool[Tensor, "*mask"]:

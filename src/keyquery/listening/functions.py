@@ -181,7 +181,7 @@ class Functions(Products):
         batch = len(given.first) if given is not None and given.first is not None and given.first.ndim == 3 else 1
         return (batch, count // batch) if count % batch == 0 else (1, count)
 
-    def _show(self, name: str, facts: Callable[[], Facts | None]) -> tuple[Call, dict[str, Tensor]]:
+    def _show(self, name: str, facts: Callable[[], Facts]) -> tuple[Call, dict[str, Tensor]]:
         try:
             return self._inside(self.attachment.show, self.modules[name], name, facts)
         except TypeError as error:  # torch turns those that are raised in an operator into one about its operands

@@ -306,7 +306,8 @@ class ObservedHeads(Heads):
         """Value and output weights of a layer."""
         layer = self._layers[index]
         if layer.value is None or layer.output is None:
-            raise ValueError(f"{layer.facts['name']}: no linear maps of its parameters make its values and its output")
+            name = layer.facts["name"]
+            raise ValueError(f"{name}: no linear maps of its parameters make its values and take its output")
         groups, shared = _projections(layer.query, layer.key).query.shape[:2]
         value, bias, output = layer.value.weight(), layer.value.bias(), layer.output.weight()
         step = len(value) // groups

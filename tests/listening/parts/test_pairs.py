@@ -5,13 +5,11 @@ from itertools import permutations
 
 import pytest
 import torch
-from torch import nn
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
 from keyquery.listening.parts.means import LEAST
 from keyquery.listening.parts.on_data import SEQUENCES, halves, score_variances
-from keyquery.listening.parts.pairs import watch_pairs
 from keyquery.listening.parts.shares import score_shares
 from keyquery.listening.parts.variance import FOLDS
 from keyquery.proof.families import tiny_model
@@ -135,38 +133,3 @@ def test_shares_are_those_of_the_models_own_scores(name):
         assert (shares[: len(expected)] - expected).abs().max() < 2e-4, layer.name
         estimates = score_shares(found).estimates
         assert sum(float(estimates[part].value[0]) for part in (*PARTS, "interaction")) == pytest.approx(1, abs=1e-6)
-
-
-def observed(model, batch):
-    pairs = []
-    with watch_pairs(model, kq.read(model), lambda layer, call: pairs.append(call)) as run:
-        run(batch)
-    return pairs
-
-
-def test_packed_sequences_see_their_own_alone():
-    """By position ids that start anew: transformers itself masks what belongs to another text."""
-    model = tiny_model("llama")
-    model.config.use_cache = False  # with a cache, transformers does not look for packed sequences
-    at = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
-    call = observed(model, {"input_ids": torch.randint(3, 60, (1, 7)), "position_ids": at})[0]
-    text = (at[0] == 0).cumsum(0)
-    own = text[:, None] == text
-    assert torch.equal(call.visible[0, 0], own & torch.ones(7, 7).bool().tril())
-    assert torch.equal(call.positions, at)
-
-
-def test_masks_of_torch_and_of_keyquery():
-    torch.manual_seed(0)
-    causal = ~torch.ones(5, 5).bool().tril()
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
-    hidden = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    call = observed(encoder, {"src": torch.randn(2, 5, 8), "mask": causal, "src_key_padding_mask": hidden})[0]
-    expected = torch.ones(5, 5).bool().tril() & ~hidden[:, None, :] & ~hidden[:, :, None]
-    assert torch.equal(call.visible[:, 0], expected)
-    layer = kq.Attention(8, 2).eval()
-    mask = torch.rand(2, 5, 5) > 0.3
-    call = observed(layer, {"x": torch.randn(2, 5, 8), "mask": mask, "is_causal": True})[0]
-    assert torch.equal(call.visible[:, 0], mask & torch.ones(5, 5).bool().tril())
-    call = observed(layer, {"x": torch.randn(2, 5, 8), "mask": ~hidden})[0]
-    assert torch.equal(call.visible[:, 0], ~hidden[:, None, :] & ~hidden[:, :, None])

@@ -149,7 +149,7 @@ class _Watcher:
             for side in ("query",) if layer.kind == "self" or names["query"] == names["key"] else names:
                 on_input(self._modules[names[side]], partial(self._enter, layer, side), changes)
         add_listener(model, self._call, changes)
-        on_output(model, self._end, changes)
+        on_output(model, lambda *_: self._show(self._layers, None), changes)  # calls that torch does not show
 
     def _enter(self, layer: Layer, side: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if get_ident() != self._thread:  # a forward that had begun before; it is refused at its next call
@@ -165,7 +165,11 @@ class _Watcher:
     def _call(self, call: Call) -> None:
         if call.name not in self._by_call:
             self._by_call[call.name] = self._of_module(call.name)
-        for layer in self._by_call[call.name]:
+        self._show(self._by_call[call.name], call)
+
+    def _show(self, layers: Sequence[Layer], call: Call | None) -> None:
+        """Show layers whose inputs came since; without a call, their facts alone say what they score."""
+        for layer in layers:
             inputs = self._inputs.pop(layer.index, None)
             if inputs is not None:
                 self._on_layer(layer, inputs, call)
@@ -179,13 +183,6 @@ class _Watcher:
             for layer in self._layers
             if names[layer.index].startswith(f"{name}.") or f"{name}.".startswith(names[layer.index])
         ]
-
-    def _end(self, *_: Any) -> None:
-        """Layers whose call torch does not show: which pairs they score is known from their facts alone."""
-        for layer in self._layers:
-            inputs = self._inputs.pop(layer.index, None)
-            if inputs is not None:
-                self._on_layer(layer, inputs, None)
 
 
 def module_name(layer: Layer, modules: Mapping[str, nn.Module]) -> str:
@@ -220,8 +217,8 @@ def scored_pairs(layer: Layer, tokens: Float[Tensor, "batch n d"], call: Call | 
 
 
 def _cross_pairs(layer: Layer, x: Tensor, y: Tensor, call: Call | None) -> ScoredPairs:
-    masks = (None, None) if call is None else (call.real_queries, call.real)
-    real, real_key = (real_tokens(tokens, mask) for tokens, mask in zip((x, y), masks, strict=True))
+    real = real_tokens(x, None if call is None else call.real_queries)
+    real_key = real_tokens(y, None if call is None else call.real)
     rows, columns = (torch.arange(tokens.shape[1], device=tokens.device)[None] for tokens in (x, y))
     visible = real[:, None, :, None] & real_key[:, None, None]
     return ScoredPairs(*_scaled(layer, x, y), rows, columns, visible, real, real_key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -69,7 +68,9 @@ def recording(
     def run(batch: Batch) -> Recording:
         pairs.clear()
         trace.clear()
-        inner({**batch, **_uncached(model)})
+        # Values could not be followed through a cache.
+        caches = getattr(getattr(model, "config", None), "use_cache", None)
+        inner({**batch, "use_cache": False} if caches else batch)
         return Recording(dict(trace.entered), dict(trace.attended), dict(pairs))
 
     trace: Trace
@@ -81,26 +82,16 @@ def recording(
         yield run
 
 
-def _uncached(model: nn.Module) -> dict[str, Any]:
-    """Without a cache, through which values could not be followed."""
-    return {"use_cache": False} if getattr(getattr(model, "config", None), "use_cache", None) else {}
-
-
 def sources_of(entered: Entered, name: str) -> dict[str, Float[Tensor, "batch n d"]]:
     """The contribution of each source to what entered a layer, in float32; raises if they do not add up."""
     assert entered.term is not None
+    tokens, is_exact = entered.tokens.float(), entered.tokens.dtype in (torch.float32, torch.float64)
     out = {source: part.float() for source, part in parts(entered.term).items()}
-    require_sum(sum(out.values(), torch.zeros(())), entered.tokens, name)
-    rounding = entered.tokens.float() - sum(out.values(), torch.zeros(()))
-    return out if entered.tokens.dtype in (torch.float32, torch.float64) else {**out, "rounding": rounding}
-
-
-def require_sum(total: Tensor, tokens: Tensor, name: str) -> None:
-    """Raise unless writes add up to what entered a layer."""
-    exact = EXACT if tokens.dtype in (torch.float32, torch.float64) else ROUNDED
-    error = float((total - tokens.float()).abs().max() / tokens.float().abs().max().clamp(min=1e-30))
-    if not error <= exact:
+    rounding = tokens - sum(out.values(), torch.zeros(()))
+    error = float(rounding.abs().max() / tokens.abs().max().clamp(min=1e-30))
+    if not error <= (EXACT if is_exact else ROUNDED):
         raise ValueError(f"{name}: the writes found do not add up to its input (off by {error:.1g})")
+    return out if is_exact else {**out, "rounding": rounding}
 
 
 def features_of(
