@@ -118,13 +118,12 @@ def entry(layer: Layer, side: str = "query") -> str:
     return next(layer.modules[role] for role in roles if role in layer.modules)
 
 
-def batches_of(data: Iterable[Batch]) -> Iterator[Batch]:
-    """Iterate over batches, each a mapping of tensors; raises on anything else."""
-    if isinstance(data, (Mapping, Tensor, str)):
-        raise TypeError(f"data must be an iterable of batches (mappings of tensors), got {type(data).__name__}")
-    for batch in data:
-        if not isinstance(batch, Mapping):
-            raise TypeError(f"data must contain mappings of tensors, got {type(batch).__name__}")
+def batches_of(data: Iterable[Batch], name: str = "data") -> Iterator[Batch]:
+    """Iterate over batches, each a mapping of tensors; raises on anything else, by the `name` of the argument."""
+    for batch in [data] if isinstance(data, (Mapping, Tensor, str)) or not isinstance(data, Iterable) else data:
+        if batch is data or not isinstance(batch, Mapping):
+            wrong = type(batch).__name__
+            raise TypeError(f"{name} must be batches: mappings of argument names to tensors, got a {wrong}")
         yield batch
 
 

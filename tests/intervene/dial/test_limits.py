@@ -151,8 +151,8 @@ def test_more_bad_input_is_told():
     for options, error, said in (
         ({"heads": 0}, ValueError, r'strings such as "0\.\*", got 0'),
         ({"skew": 1e39}, ValueError, "skew must be a gain"),
-        ({"data": text(1, 5)}, TypeError, "iterable of batches \\(mappings of tensors\\), got dict"),
-        ({"data": [torch.ones(1, 5)]}, TypeError, "must contain mappings of tensors, got Tensor"),
+        ({"data": text(1, 5)}, TypeError, "data must be batches: .* got a dict"),
+        ({"data": [torch.ones(1, 5)]}, TypeError, "data must be batches: .* got a Tensor"),
     ):
         with pytest.raises(error, match=said):
             kq.dial(model, **options)

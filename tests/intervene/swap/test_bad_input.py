@@ -123,8 +123,8 @@ def test_refusals_of_data():
     ids = torch.randint(3, 60, (1, 9))
     assert_refused(model, "was never called: these inputs give no activations", data=[])
     assert_refused(model, "has 9 tokens", data=[{"input_ids": ids}])
-    assert_refused(model, "iterable of batches", TypeError, data={"input_ids": ids})
-    assert_refused(model, "must contain mappings", TypeError, data=[ids])
+    assert_refused(model, "data must be batches", TypeError, data={"input_ids": ids})
+    assert_refused(model, "data must be batches", TypeError, data=[ids])
     assert_refused(model, "does not run on", data=[{"pixel_values": ids}])
 
 

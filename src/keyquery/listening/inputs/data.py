@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import temporarily
-from keyquery.listening.hooks import Batch, running
+from keyquery.listening.hooks import Batch, batches_of, running
 from keyquery.listening.inputs.batches import LENGTH, TOKENS, read_lines, text_batches, with_decoder_ids
 from keyquery.listening.inputs.load import has_lm_head, load_model
 from keyquery.listening.tokens import has_two_sides
@@ -53,7 +53,11 @@ class Data:
     ) -> Prepared:
         """The model, with its LoRA adapter, and its batches, none of which has run; `lm_head`: with one if stored."""
         lines = None if self.text is None else read_lines(self.text)
-        batches = None if self.inputs is None else checked_batches(self.inputs)
+        batches = None
+        if self.inputs is not None:
+            batches = [self.inputs] if isinstance(self.inputs, Mapping) else list(batches_of(self.inputs, "inputs"))
+            if not batches:
+                raise ValueError("inputs must hold at least one batch, got none")
         live = isinstance(source, nn.Module)
         if live and (self.device, self.dtype) != (None, None):
             raise ValueError("a live model runs where it is: move it with model.to(device, dtype), and omit both here")
@@ -84,21 +88,6 @@ class Prepared:
     tokenizer: Any
     batches: list[Batch]
     origin: str  # name of the text, or "inputs"
-
-
-def checked_batches(inputs: Batch | Iterable[Batch] | None) -> list[Batch]:
-    """Inputs of a model as a list of batches."""
-    batches: Any = [inputs] if isinstance(inputs, Mapping) else inputs
-    wrong = batches
-    if isinstance(batches, Iterable) and not isinstance(batches, (Tensor, str)):
-        batches = list(batches)
-        wrong = next((batch for batch in batches if not isinstance(batch, Mapping)), None)
-    if wrong is not None:
-        raise TypeError(f"inputs must be batches: mappings of argument names to tensors, got a {type(wrong).__name__}")
-    if not batches:
-        raise ValueError("inputs must hold at least one batch, got none")
-    checked: list[Batch] = batches
-    return checked
 
 
 def token_argument(model: nn.Module) -> str:

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ WEIGHTS = {
 ALTERNATIVES = (
     "from its weights alone it can be read (look without a text), and run as a live module: kq.look(model, inputs=[…])"
 )
+OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 LM_CLASSES = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")  # suffixes of classes with an LM head
 
 
@@ -84,22 +85,23 @@ def _as_folder(path: Path) -> Iterator[Path]:
 
 
 def _load(source: str | Path, path: Path, lm_head: bool) -> tuple[nn.Module, Any]:
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    if path.suffix == ".gguf" and path.is_file():
-        path, options = path.parent, {**options, "gguf_file": path.name}
+    options = _options(path)
+    if "gguf_file" in options:
+        path = path.parent
     elif not path.exists():
-        hub = (
-            ": a hub model is run from the local cache, where it was not found"
-            if HUB_NAME.fullmatch(str(source))
-            else ""
-        )
+        is_hub = HUB_NAME.fullmatch(str(source)) is not None
+        hub = ": a hub model is run from the local cache, where it was not found" if is_hub else ""
         hint = f"; did you mean {meant[0]}?" if (meant := full_names(str(source))) else ""
         raise FileNotFoundError(f"there is no {source}{hub}{hint}")
     elif not path.is_dir() or not (path / "config.json").is_file():
         raise ValueError(f"{source} cannot be run: texts and roles need config.json and a tokenizer beside the weights")
     elif read_json(beside(path, "config.json")).get("model_type") == "keyquery":
-        return _own(path), Tokenizer.load(path) if (path / "tokenizer.json").exists() else None
-    transformers = _transformers()
+        try:
+            own = LanguageModel.load(path)
+        except (OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
+            raise ValueError(f"{path} is not a complete keyquery model: {first_line(error)}") from None
+        return own, Tokenizer.load(path) if (path / "tokenizer.json").exists() else None
+    transformers = optional("transformers", "on data")
     with _quiet(transformers):
         try:
             maker = _lm_class(transformers, path, options) if lm_head else transformers.AutoModel
@@ -110,8 +112,12 @@ def _load(source: str | Path, path: Path, lm_head: bool) -> tuple[nn.Module, Any
             if "does not recognize this architecture" in why:
                 why = f"it does not know the model type; {ALTERNATIVES}"
             raise ValueError(f"transformers cannot build {source}: {why}") from None
-        _require_whole(source, info["missing_keys"])
-        return model, _tokenizer(transformers, path, options)
+    # Missing weights would be initialised at random; a pooler does not affect attention.
+    absent = sorted(name for name in info["missing_keys"] if "pooler" not in name)
+    if absent:
+        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+        raise ValueError(f"{source} cannot be run: missing weights {', '.join(absent[:3])}{more}")
+    return model, _stored("AutoTokenizer", path, options)
 
 
 def in_float32(model: nn.Module) -> nn.Module:
@@ -126,50 +132,36 @@ def load_processor(source: str | Path) -> Any:
     path = located(source)
     if path.is_dir() and read_json(path / "config.json").get("model_type") == "keyquery":
         return Tokenizer.load(path)
-    transformers = _transformers()
-    with _quiet(transformers):
-        try:
-            return _nonempty(
-                transformers.AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-            )
-        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
-            return None
+    return _stored("AutoProcessor", path, OFFLINE)
 
 
 def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer stored with a model, or None: keyquery's own where supported, else that of transformers."""
     path = located(source)
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    if path.suffix == ".gguf" and path.is_file():
-        options["gguf_file"] = path.name
-    folder = path if path.is_dir() else path.parent
     if not path.exists():
         return None
+    folder = path if path.is_dir() else path.parent
     try:
         return Tokenizer.load(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error):
-        pass
-    transformers = _transformers("its tokenizer")
+        return _stored("AutoTokenizer", folder, _options(path))
+
+
+def _options(path: Path) -> dict[str, Any]:
+    return {**OFFLINE, "gguf_file": path.name} if path.suffix == ".gguf" and path.is_file() else OFFLINE
+
+
+def _stored(maker: str, path: Path, options: dict[str, Any]) -> Any:
+    """A tokenizer or processor of transformers; None without one, or if it would be empty because files are missing."""
+    transformers = optional("transformers", "its tokenizer")
     with _quiet(transformers):
-        return _tokenizer(transformers, folder, options)
-
-
-def _tokenizer(transformers: Any, path: Path | str, options: dict[str, Any]) -> Any:
-    try:
-        return _nonempty(transformers.AutoTokenizer.from_pretrained(path, **options))
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
-        return None
-
-
-def _nonempty(processor: Any) -> Any:
-    """A tokenizer or processor; None if transformers built an empty one because files are missing."""
+        try:
+            processor = getattr(transformers, maker).from_pretrained(path, **options)
+        except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError):
+            return None
     tokenizer = getattr(processor, "tokenizer", processor)
     empty = hasattr(tokenizer, "get_vocab") and not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
     return None if empty else processor
-
-
-def _transformers(feature: str = "on data") -> Any:
-    return optional("transformers", feature)
 
 
 def has_lm_head(source: str | Path) -> bool:
@@ -194,21 +186,6 @@ def _lm_class(transformers: Any, path: Path, options: dict[str, Any]) -> Any:
         return transformers.AutoModelForCausalLM
     architectures = ", ".join(config.architectures or ["none"])
     raise ValueError(f"not a language model: it has no LM head, only {architectures}")
-
-
-def _own(path: Path) -> nn.Module:
-    try:
-        return LanguageModel.load(path)
-    except (OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
-        raise ValueError(f"{path} is not a complete keyquery model: {first_line(error)}") from None
-
-
-def _require_whole(source: str | Path, missing: Iterable[str]) -> None:
-    """Raise if weights are missing: they would be initialised at random."""
-    absent = sorted(name for name in missing if "pooler" not in name)  # a pooler does not affect attention
-    if absent:
-        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
-        raise ValueError(f"{source} cannot be run: missing weights {', '.join(absent[:3])}{more}")
 
 
 @contextmanager

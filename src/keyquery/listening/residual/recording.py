@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -68,9 +69,9 @@ def recording(
     def run(batch: Batch) -> Recording:
         pairs.clear()
         trace.clear()
-        # Values could not be followed through a cache.
-        caches = getattr(getattr(model, "config", None), "use_cache", None)
-        inner({**batch, "use_cache": False} if caches else batch)
+        caches = getattr(getattr(model, "config", None), "use_cache", None)  # values could not be followed through one
+        options: dict[str, Any] = {"use_cache": False} if caches else {}
+        inner({**batch, **options})
         return Recording(dict(trace.entered), dict(trace.attended), dict(pairs))
 
     trace: Trace
