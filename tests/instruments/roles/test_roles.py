@@ -1,6 +1,5 @@
 """Roles of hand-built heads are theirs, scores are explicit sums over the model's own maps, and names keep the rule."""
 
-import re
 import weakref
 
 import pytest
@@ -32,44 +31,24 @@ def head(reading, layer, number):
     return next(row for row in reading.heads if (row["layer"], row["head"]) == (layer, number))
 
 
-@pytest.mark.parametrize(
-    ("layer", "number", "role", "data"),
-    [
-        (0, 0, "previous_token", "random"),
-        (0, 2, "duplicate_token", "random"),
-        (0, 3, "sink", "random"),
-        (1, 0, "induction", "random"),
-        (1, 0, "retrieval", "needle"),
-    ],
-)
-def test_hand_built_heads_have_their_role_with_score_one(circuit, layer, number, role, data):
-    row = head(circuit, layer, number)
-    assert row["scores"][role][data]["score"] == pytest.approx(1.0, abs=1e-4)
-    assert role in row["roles"]
-
-
-def test_each_hand_built_head_is_called_by_its_role_and_uniform_heads_by_none(circuit):
-    names = {f"{row['layer']}.{row['head']}": row["role"] for row in circuit.heads}
-    assert names["0.0"] == "previous_token"
-    assert names["0.2"] == "duplicate_token"
-    assert names["0.3"] == "sink"
-    assert names["1.0"] == "induction"
-    assert [names[at] for at in ("0.1", "1.1", "1.2", "1.3")] == [None] * 4
-
-
-def test_uniform_attention_is_at_its_null_level(circuit):
-    for role, of_role in head(circuit, 0, 1)["scores"].items():
+def test_hand_built_heads_have_their_roles_with_score_one_and_uniform_heads_none(circuit):
+    built_for = {"0.0": "previous_token", "0.2": "duplicate_token", "0.3": "sink", "1.0": "induction"}
+    for row in circuit.heads:
+        role = built_for.get(f"{row['layer']}.{row['head']}")
+        assert row["role"] == role
+        if role is not None:
+            assert row["scores"][role]["random"]["score"] == pytest.approx(1.0, abs=1e-4)
+    assert head(circuit, 0, 0)["roles"] == ["previous_token", "local"]
+    assert head(circuit, 1, 0)["scores"]["retrieval"]["needle"]["score"] == pytest.approx(1.0, abs=1e-4)
+    assert "retrieval" in head(circuit, 1, 0)["roles"]
+    assert circuit.provenance["needle_accuracy"] == 1.0
+    assert circuit.ranking("induction")[0][0] == "1.0"
+    for role, of_role in head(circuit, 0, 1)["scores"].items():  # attention is uniform, at its null level
         if role != "retrieval":  # the most attended of equal keys is one of them
             assert of_role["random"]["score"] == pytest.approx(of_role["random"]["null"], abs=1e-6)
 
 
-def test_the_circuit_answers_all_needles_and_previous_token_is_local_too(circuit):
-    assert circuit.provenance["needle_accuracy"] == 1.0
-    assert head(circuit, 0, 0)["roles"] == ["previous_token", "local"]
-    assert circuit.ranking("induction")[0][0] == "1.0"
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "gpt_oss", "bloom", "t5"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "gpt_oss", "t5"])
 def test_scores_are_explicit_sums_over_the_models_own_maps(name):
     model = tiny_model(name)
     batch = {"input_ids": torch.randint(3, 12, (2, 14))}  # few ids, so that many come again
@@ -96,7 +75,7 @@ def test_scores_are_explicit_sums_over_the_models_own_maps(name):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["llama", "bert", "bart", "bloom", "gpt_oss", "opt"])
+@pytest.mark.parametrize("name", ["llama", "bert", "bart", "bloom"])
 def test_padding_counts_neither_as_query_nor_as_key(name, side):
     model, places = tiny_model(name), torch.arange(9)[None]
     short = {"input_ids": torch.randint(3, 9, (1, 9)), "attention_mask": torch.ones(1, 9, dtype=torch.long)}
@@ -146,9 +125,6 @@ def test_alignment_is_the_sum_over_pairs_of_queries_and_keys():
             )
             assert score[row, number].item() == pytest.approx(total / len(pairs), abs=1e-6)
     assert (null.abs() <= 1).all()
-
-
-def test_alignment_is_one_forward_minus_one_backward_and_zero_without_order():
     diagonal = torch.eye(6)
     maps = torch.stack((diagonal, diagonal.flip(0), torch.full((6, 6), 1 / 6)))[None]
     score, null = alignment(maps, torch.ones(1, 6, dtype=torch.bool), torch.Generator().manual_seed(0))
@@ -177,17 +153,6 @@ def test_cross_attention_is_scored_by_alignment_and_the_model_takes_inputs():
     assert reading.provenance["data"] == ["inputs"]
     with pytest.raises(ValueError, match="WhisperModel takes input_features, not token ids: pass inputs"):
         kq.roles(model)
-
-
-def test_an_encoder_decoder_has_roles_in_all_three_stacks():
-    reading = kq.roles(tiny_model("bart"), sequences=8, length=20)
-    found = {}
-    for row in reading.heads:
-        stack = "cross" if row["kind"] == "cross" else row["name"].split(".")[0]
-        found[stack] = set(row["scores"])
-    assert ("next_token" in found["encoder"], "induction" in found["encoder"]) == (True, False)
-    assert ("next_token" in found["decoder"], "induction" in found["decoder"]) == (False, True)
-    assert found["cross"] == {"alignment"}
 
 
 def test_the_interval_is_students_and_names_are_corrected_for_the_number_of_tests():
@@ -236,11 +201,6 @@ def test_a_text_is_measured_beside_random_tokens_and_decides_on_positions(tmp_pa
     assert row["sink_text_low"] <= row["sink_text"] <= row["sink_text_high"]
 
 
-def test_a_seed_gives_the_same_reading_and_another_one_other_tokens():
-    first, again, other = (kq.roles(kq.models.DECODER, sequences=2, length=36, seed=seed) for seed in (0, 0, 1))
-    assert first.heads == again.heads != other.heads
-
-
 def test_a_model_without_an_lm_head_has_no_retrieval_and_says_so():
     reading = kq.roles(tiny_model("llama"), sequences=2, length=36)
     assert "retrieval" not in reading.heads[0]["scores"]
@@ -267,16 +227,6 @@ def test_bad_input_is_one_sentence(options, message):
     with pytest.raises((ValueError, OSError), match=message) as caught:
         kq.roles(kq.models.DECODER, **options)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.unchecked
-def test_what_has_no_attention_maps_is_refused():
-    with pytest.raises(ValueError, match="Linear ran without an attention call that torch shows"):
-        kq.roles(torch.nn.Linear(8, 2), inputs={"input": torch.randn(1, 4, 8)})
-    with pytest.raises(ValueError, match="Linear takes other inputs, not token ids: pass inputs"):
-        kq.roles(torch.nn.Linear(8, 2))
-    with pytest.raises(TypeError, match="model must be a path or a live model, got a int"):
-        kq.roles(3)
 
 
 def test_a_map_is_dropped_before_the_next_one_is_scored(monkeypatch):
@@ -338,6 +288,8 @@ def test_models_without_tokens_are_measured_on_inputs():
     assert sorted(reading.heads[0]["scores"]) == ["local", "previous_token", "sink"]  # its mask is causal
     with pytest.raises(ValueError, match="TransformerEncoder takes other inputs, not token ids: pass inputs"):
         kq.roles(encoder)
+    with pytest.raises(ValueError, match="Linear ran without an attention call that torch shows"):
+        kq.roles(torch.nn.Linear(8, 2), inputs={"input": torch.randn(1, 4, 8)})
 
 
 def test_a_small_vocabulary_repeats_tokens_and_has_no_needles():
@@ -345,14 +297,6 @@ def test_a_small_vocabulary_repeats_tokens_and_has_no_needles():
     assert reading.notes[0] == "retrieval is not measured: needles of 128 different tokens need a larger vocabulary"
     assert {*reading.heads[0]["scores"]["induction"]} == {"random"}
     assert reading.heads[0]["scores"]["duplicate_token"]["random"]["null"] > 0.02  # several occurrences of each token
-
-
-def test_inputs_of_more_than_token_ids_are_measured_alone():
-    model = tiny_model("clip")
-    reading = kq.roles(model, inputs=[tiny_inputs("clip", model)])
-    assert reading.provenance["data"] == ["inputs"]
-    assert reading.notes[0] == "random tokens are not measured: the inputs have pixel_values, not token ids alone"
-    assert all(row["scores"] for row in reading.heads)
 
 
 def test_a_dialled_model_is_refused():
@@ -364,6 +308,7 @@ def test_a_dialled_model_is_refused():
 def test_a_look_has_the_roles_of_roles_itself():
     look = kq.look(kq.models.DECODER, layers=[2, 3], roles=True, length=33)
     own = kq.roles(kq.models.DECODER, length=33)
+    assert own.heads == kq.roles(kq.models.DECODER, length=33).heads  # by the same seed
     by_place = {(row["layer"], row["head"]): row for row in own.heads}
     assert {head["layer"] for head in look.heads} == {2, 3}
     for head in look.heads:
@@ -372,15 +317,6 @@ def test_a_look_has_the_roles_of_roles_itself():
         assert head["on_data"] is None
     assert look.provenance["roles"]["data"] == ["random", "needle"]
     assert kq.Reading.load(look.to_json()) == look
-
-
-@pytest.mark.slow
-def test_a_look_on_a_text_measures_roles_on_it_too():
-    look = kq.look(kq.models.ENCODER, kq.models.TEXT, roles=True, length=40, tokens=800)
-    scores = look.heads[0]["roles"]["scores"]
-    assert set(scores["next_token"]) == {"random", "text"}
-    assert "induction" not in scores
-    assert look.heads[0]["on_data"] is not None
 
 
 def test_the_command_line_writes_all_files(tmp_path):
@@ -396,17 +332,6 @@ def test_the_command_line_writes_all_files(tmp_path):
     assert "induction_random_null" in head
     assert len(lines) == len(reading.heads) == 16
     assert files["html"].read_text().startswith("<!doctype html>")
-
-
-@pytest.mark.slow
-def test_look_shows_a_column_of_roles_and_writes_it(tmp_path):
-    table = tmp_path / "look.csv"
-    words = ["look", str(kq.models.DECODER), "--roles", "--length", "40", "--csv", str(table)]
-    done = CliRunner().invoke(app, words, env={"COLUMNS": "140"})
-    assert done.exit_code == 0, done.output
-    assert re.search(r"label +role", done.output)
-    assert "heads by role" in done.output
-    assert "sink_random_low" in table.read_text().splitlines()[0]
 
 
 def test_random_tokens_fit_the_learned_positions_of_a_model_of_ones_own():

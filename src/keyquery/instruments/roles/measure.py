@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
@@ -57,58 +57,52 @@ def layers_seen(model: nn.Module, batch: Batch) -> list[ScoredLayer]:
     return list(layers.values())
 
 
+@dataclass(frozen=True)
 class _BatchScores:
     """Scores the maps of one batch; a module that is called several times gets the mean over its calls."""
 
-    def __init__(
-        self, layers: Sequence[ScoredLayer], model: nn.Module, batch: Batch, window: int, closed: bool
-    ) -> None:
-        self._layers, self._batch, self._window, self._closed = layers, batch, window, closed
-        self._paired, self._argument = has_two_sides(model), token_argument(model)
-        self._generator = torch.Generator().manual_seed(0)
-        self._last: tuple[Tensor, Tensor, Tensor | None, Patterns] | None = None  # layers with one mask share patterns
-        self.scores: dict[tuple[int, int, str], list[Scores]] = defaultdict(list)
+    layers: Sequence[ScoredLayer]
+    model: nn.Module
+    batch: Batch
+    window: int
+    closed: bool  # sequences end with a special token
+    scores: dict[tuple[int, int, str], list[Scores]] = field(default_factory=lambda: defaultdict(list))
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def add(self, call: Call, _: int) -> None:
         """Score the maps of a call, one head after the other."""
-        layers = matching(self._layers, call.name)
+        layers = matching(self.layers, call.name)
         if not layers or (layers[0].kind == "self" and not is_square(call)):
             return
-        cross, alike = layers[0].kind == "cross", _alike(call.mask)
-        patterns = None if cross else self._patterns(call, 0, layers[0])
+        cross, patterns = layers[0].kind == "cross", None
         for head, maps in maps_by_head(call):
-            if patterns is None:
-                scores = {"alignment": alignment(maps, _real(call.real_queries, maps, -2), self._generator)}
+            if cross:
+                scores = {"alignment": alignment(maps, _real(call.real_queries, maps, -2), self.generator)}
             else:
-                patterns = patterns if alike else self._patterns(call, head, layers[0])
+                patterns = self._patterns(call, head, layers[0]) if patterns is None or _differ(call.mask) else patterns
                 scores = patterns.of(maps)
             for role, (score, null) in scores.items():
                 for layer in layers:
                     self.scores[layer.index, head, role].append(Scores(score[:, 0], null[:, 0]))
 
     def _patterns(self, call: Call, head: int, layer: ScoredLayer) -> Patterns:
-        n = call.key.shape[-2]
-        real = _real(call.real, call.key, -2)
+        n, real = call.key.shape[-2], _real(call.real, call.key, -2)
         seen = visible(call, head) & real[:, None] & real[..., None]
         ids = self._ids(layer, real)
-        if self._last is not None and all(map(_same, self._last, (seen, real, ids))):
-            return self._last[-1]
         causal = not bool(seen.triu(1).any())
         first, last = (way.int().argmax(1) for way in (real, real.flip(1)))
-        last = n - 1 - last if self._closed and not causal else torch.full_like(last, -1)
+        last = n - 1 - last if self.closed and not causal else torch.full_like(last, -1)
         ends = torch.stack((first, last), 1)
         roles = [
             *([] if ids is None else ["induction"] * causal + ["duplicate_token"]),
             *(["previous_token"] + ["next_token"] * (not causal) + ["local", "sink"]),
         ]
-        patterns = Patterns({role: keys_of(role, n, ids, self._window, ends) for role in roles}, seen)
-        self._last = seen, real, ids, patterns
-        return patterns
+        return Patterns({role: keys_of(role, n, ids, self.window, ends) for role in roles}, seen)
 
     def _ids(self, layer: ScoredLayer, real: Bool[Tensor, "batch n"]) -> Int[Tensor, "batch n"] | None:
         """Token ids of a layer, −1 for padding: no token of a text equals it; None if it has others."""
-        decoder = self._paired and "decoder" in layer.name.split(".")
-        ids = self._batch.get("decoder_input_ids" if decoder else self._argument)
+        decoder = has_two_sides(self.model) and "decoder" in layer.name.split(".")
+        ids = self.batch.get("decoder_input_ids" if decoder else token_argument(self.model))
         if not isinstance(ids, Tensor) or ids.shape != real.shape or ids.is_floating_point():
             return None
         return ids.to(real.device).masked_fill(~real, -1)
@@ -136,20 +130,15 @@ def visible(call: Call, head: int) -> Bool[Tensor, "batch n m"]:
     return call.mask[:, min(head, call.mask.shape[1] - 1)].expand(shape)
 
 
-def _alike(mask: Tensor | None) -> bool:
-    """Whether all heads see the same pairs."""
-    return mask is None or mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
-
-
 def _real(mask: Bool[Tensor, "batch n"] | None, like: Tensor, side: int) -> Bool[Tensor, "batch n"]:
     """Which tokens along a side of a tensor are not padding."""
     shape = (len(like), like.shape[side])
     return torch.ones(shape, dtype=torch.bool, device=like.device) if mask is None else mask.to(like.device)
 
 
-def _same(first: Any, second: Any) -> bool:
-    both = isinstance(first, Tensor) and isinstance(second, Tensor)
-    return (first.shape == second.shape and torch.equal(first, second)) if both else first is second
+def _differ(mask: Tensor | None) -> bool:
+    """Whether some heads see other pairs than the first."""
+    return mask is not None and mask.shape[1] > 1 and not bool((mask == mask[:, :1]).all())
 
 
 def measure(

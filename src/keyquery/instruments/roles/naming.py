@@ -113,21 +113,24 @@ def flat_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_roles(where: str, row: Any, what: str) -> None:
     """Validate the `role`, `roles` and `scores` of a head, also of one loaded from a file."""
-    if not isinstance(row, Mapping) or not isinstance(row.get("scores"), Mapping):
-        raise ValueError(f"not a {what}: {where}.scores must be an object, got {row!r:.60}")
+
+    def require(holds: bool, field: str, expected: str, value: Any) -> None:
+        if not holds:
+            raise ValueError(f"not a {what}: {where}.{field} must be {expected}, got {value!r:.60}")
+
+    require(isinstance(row, Mapping) and isinstance(row.get("scores"), Mapping), "scores", "an object", row)
     names = row.get("roles")
-    if not isinstance(names, list) or [name for name in (*names, row.get("role")) if name not in (*ROLES, None)]:
-        raise ValueError(f"not a {what}: {where}.roles must be a list of roles, got {names!r:.60}")
+    known = isinstance(names, list) and all(name in (*ROLES, None) for name in (*names, row.get("role")))
+    require(known, "roles", "a list of roles", names)
     for role, of_role in row["scores"].items():
-        if role not in ROLES or not isinstance(of_role, Mapping) or not set(of_role) <= set(DATA):
-            raise ValueError(f"not a {what}: {where}.scores.{role} must be the scores of a role, got {of_role!r:.60}")
+        right = role in ROLES and isinstance(of_role, Mapping) and set(of_role) <= set(DATA)
+        require(right, f"scores.{role}", "the scores of a role", of_role)
         for data, values in of_role.items():
             for key in ("score", "null", "low", "high"):
                 value: Any = values.get(key) if isinstance(values, Mapping) else None
                 missing = value is None and key in ("low", "high")
-                if not missing and not (type(value) in (int, float) and abs(value) <= LARGEST):
-                    at = f"{where}.scores.{role}.{data}.{key}"
-                    raise ValueError(f"not a {what}: {at} must be a number, got {value!r:.60}")
+                number = type(value) in (int, float) and abs(value) <= LARGEST
+                require(missing or number, f"scores.{role}.{data}.{key}", "a number", value)
 
 
 def check_heads(model: Any, heads: Any) -> None:

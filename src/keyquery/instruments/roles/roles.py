@@ -117,12 +117,8 @@ def roles(
         A key less than `window` tokens away is `local`. Default: 8.
     least
         A role is named only if its score exceeds its null level by at least this. Default: 0.3.
-    seed
-        Of the random tokens. Default: 0.
-    name
-        Name of the model. Default: that of its file or class.
-    progress
-        Wraps iterables in progress bars. Default: none.
+    seed, name, progress
+        Of the random tokens; of the model; progress bars. Default: 0, that of its file or class, and none.
 
     Returns
     -------
@@ -130,11 +126,6 @@ def roles(
         Scores per head. A role is named if its score exceeds its null level by `least`, and the interval of the paired
         difference over at least 8 sequences, at level 1 − 0.05/tests (Bonferroni over all heads and roles), lies above
         0.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        If a file is missing, the model returns no attention maps or takes no token ids, or arguments contradict.
 
     Examples
     --------

@@ -11,12 +11,11 @@ from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.roles.naming import decided
 from keyquery.instruments.roles.patterns import ROLES
 from keyquery.instruments.roles.roles import Roles
-from keyquery.pages.colours import LIGHT
 from keyquery.pages.colours import ROLES as TONES
 from keyquery.pages.components import heads_frame, key_of, measure, versioned
 from keyquery.pages.document import document
 from keyquery.pages.tables import Text, columns_table
-from keyquery.support.checks import check_choice
+from keyquery.reading import short
 from keyquery.support.extras import optional
 from keyquery.support.printable import counted
 
@@ -56,14 +55,9 @@ def lines(reading: Roles) -> list[Any]:
     """Title, a row per role with its strongest heads, and the rule by which roles are named."""
     model = reading.model
     title = f"{model['name']}: roles of {len(reading.heads)} heads in {model['layers']} layers"
-    top: list[Any] = [
-        Text(title, style="bold"),
-        Text(f"on {measured_on(reading)}", style="dim"),
-        "",
-        role_table(reading.heads, model),
-        "",
-    ]
-    return [*top, *rule(reading.provenance), *(f"Note: {note}." for note in reading.notes)]
+    top = [Text(title, style="bold"), Text(f"on {measured_on(reading)}", style="dim")]
+    notes = (f"Note: {note}." for note in reading.notes)
+    return [*top, "", role_table(reading.heads, model), "", *rule(reading.provenance), *notes]
 
 
 def role_table(heads: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Any:
@@ -102,41 +96,25 @@ def _strength(name: str, row: Mapping[str, Any]) -> str:
 # As a figure
 
 
-def role_map(reading: Roles, pyplot: Any, role: str | None = None, title: str | None = None) -> Any:
-    """Every head in the colour of its most specific role, or by its score of one `role`."""
-    if role is not None:
-        check_choice("role", role, ROLES)
+def role_map(reading: Roles, pyplot: Any) -> Any:
+    """Every head in the colour of its most specific role."""
     rows, columns = (1 + max(head[way] for head in reading.heads) for way in ("layer", "head"))
-    size = (2.6 + 0.25 * columns, 1.0 + 0.2 * rows)
-    figure, axis = pyplot.subplots(figsize=size, layout="constrained")
-    colours, values = optional("matplotlib.colors", "plot"), np.full((rows, columns), np.nan)
+    figure, axis = pyplot.subplots(figsize=(2.6 + 0.25 * columns, 1.0 + 0.2 * rows), layout="constrained")
+    values = np.full((rows, columns), np.nan)
     for head in reading.heads:
-        values[head["layer"], head["head"]] = _value(head, role)
-    if role is None:
-        palette = colours.ListedColormap([TONES[name] for name in ROLES])
-        axis.imshow(values, vmin=-0.5, vmax=len(ROLES) - 0.5, cmap=palette, aspect="auto")
-        shown = [index for index in range(len(ROLES)) if (values == index).any()]
-        marks = [pyplot.Line2D([], [], marker="s", linestyle="", color=TONES[ROLES[index]]) for index in shown]
-        labels = [role_name(ROLES[index]) for index in shown]
-        axis.legend(marks, labels, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
-    else:
-        ramp = colours.LinearSegmentedColormap.from_list("score", ["#f2f4f6", LIGHT["symmetric"]])
-        figure.colorbar(axis.imshow(values, vmin=0, vmax=1, cmap=ramp, aspect="auto"), label=f"{role_name(role)} score")
-    axis.set(xlabel="head", ylabel="layer", title=title or reading.model["name"])
+        if head["role"] is not None:
+            values[head["layer"], head["head"]] = ROLES.index(head["role"])
+    palette = optional("matplotlib.colors", "plot").ListedColormap([TONES[name] for name in ROLES])
+    axis.imshow(values, vmin=-0.5, vmax=len(ROLES) - 0.5, cmap=palette, aspect="auto")
+    shown = [role for index, role in enumerate(ROLES) if (values == index).any()]
+    marks = [pyplot.Line2D([], [], marker="s", linestyle="", color=TONES[role]) for role in shown]
+    axis.legend(marks, list(map(role_name, shown)), frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    axis.set(xlabel="head", ylabel="layer", title=reading.model["name"])
     axis.locator_params(integer=True, nbins=12)
     return figure
 
 
 FIGURES = {"map": role_map}
-
-
-def _value(head: Any, role: str | None) -> float:
-    """The number of a head's role, or its score on the data that decides on `role`; NaN if it has none."""
-    if role is None:
-        return float("nan") if head["role"] is None else float(ROLES.index(head["role"]))
-    of_role = head["scores"].get(role, {})
-    data = decided(role, of_role)
-    return float("nan") if data is None else float(of_role[data]["score"])
 
 
 # As a page
@@ -145,50 +123,37 @@ def _value(head: Any, role: str | None) -> float:
 def page(reading: Roles) -> str:
     """The page: layers by heads in the colour of their role or by the score of one, and the scores of one head."""
     heads, model = reading.heads, reading.model
-    strongest = _strongest(heads)
+    named = [head for head in heads if head["role"]]
+    # It opens on the head with the highest score of the most specific role.
+    opened = min(named, key=lambda head: (ROLES.index(head["role"]), -_score(head)), default=heads[0])
+    sentence = f"None of {len(heads)} heads has a role."
+    if named:
+        strongest = f"the strongest {role_name(opened['role'])} head is {key_of(opened)} ({_score(opened):.2f})"
+        sentence = f"{len(named)} of {counted(len(heads), 'head')} have a role; {strongest}."
     details = [
         {"chips": role_chips(head), "about": _about(head), "blocks": [role_scores(head)] if head["scores"] else []}
         for head in heads
     ]
-    blocks = [
-        {
-            "type": "summary",
-            "sentences": [_sentence(reading)],
-            "tags": [{"value": n, "name": role_name(role), "tone": _tone(role)} for role, n in reading.summary.items()],
-            "note": "a head may have several roles",
-        },
-        {"type": "map", "place": "seven", "quick": ["role"]},
-        {"type": "detail", "place": "five", "items": details, "blocks": [role_chart(heads)]},
-        {"type": "items"},
-    ]
+    tags = [{"value": n, "name": role_name(role), "tone": _tone(role)} for role, n in reading.summary.items()]
     tab = {
         "frame": heads_frame(heads, role_measures(heads), model.get("labels") or []),
-        "state": {"at": key_of(strongest), "map": "role"},
-        "blocks": blocks,
+        "state": {"at": key_of(opened), "map": "role"},
+        "blocks": [
+            {"type": "summary", "sentences": [sentence], "tags": tags, "note": "a head may have several roles"},
+            {"type": "map", "place": "seven", "quick": ["role"]},
+            {"type": "detail", "place": "five", "items": details, "blocks": [role_chart(heads)]},
+            {"type": "items"},
+        ],
     }
     facts = f"{model['layers']} layers · {len(heads)} heads · on {measured_on(reading)}"
     notes = [*rule(reading.provenance), *versioned(reading.notes, reading.provenance)]
     return document(str(model["name"]), "roles of heads", [tab], facts, notes)
 
 
-def _strongest(heads: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The head that a page opens on: of the most specific role, the one with the highest score."""
-    named = [head for head in heads if head["role"]]
-    if not named:
-        return heads[0]
-    return min(named, key=lambda head: (ROLES.index(head["role"]), -_value(head, head["role"])))
-
-
-def _sentence(reading: Roles) -> str:
-    named = sum(head["role"] is not None for head in reading.heads)
-    if not named:
-        return f"None of {len(reading.heads)} heads has a role."
-    head = _strongest(reading.heads)
-    score = f"{_value(head, head['role']):.2f}"
-    return (
-        f"{named} of {counted(len(reading.heads), 'head')} have a role; the strongest {role_name(head['role'])} head "
-        f"is {key_of(head)} ({score})."
-    )
+def _score(head: Mapping[str, Any]) -> float:
+    """The score of a head's role, on the data that decides."""
+    of_role = head["scores"][head["role"]]
+    return float(of_role[decided(head["role"], of_role)]["score"])
 
 
 def _about(head: Mapping[str, Any]) -> str:
@@ -207,39 +172,30 @@ def role_chips(head: Mapping[str, Any]) -> list[list[str]]:
 def role_measures(heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The role of each head as a colour, and each score; some heads may lack the fields `role`, `roles`, `scores`."""
     index = {role: number for number, role in enumerate(ROLES)}
-    found = measure(
-        "role",
-        "role",
-        [index.get(head["role"], len(ROLES)) if "scores" in head else None for head in heads],
-        group=GROUP,
-        unit="the most specific role that is named",
-        words=[", ".join(map(role_name, head.get("roles", []))) or "none" for head in heads],
-        names=[*map(role_name, ROLES), "none"],
-        tones=[*map(_tone, ROLES), None],
-    )
-    scores = [
-        (role, data)
-        for role in ROLES
-        for data in dict.fromkeys(data for head in heads for data in head.get("scores", {}).get(role, {}))
+    measures = [
+        measure(
+            "role",
+            "role",
+            [index.get(head["role"], len(ROLES)) if "scores" in head else None for head in heads],
+            group=GROUP,
+            unit="the most specific role that is named",
+            words=[", ".join(map(role_name, head.get("roles", []))) or "none" for head in heads],
+            names=[*map(role_name, ROLES), "none"],
+            tones=[*map(_tone, ROLES), None],
+        )
     ]
-    return [found, *(_score_measure(heads, role, data) for role, data in scores)]
+    for role in ROLES:
+        for data in dict.fromkeys(data for head in heads for data in head.get("scores", {}).get(role, {})):
+            rows = [head.get("scores", {}).get(role, {}).get(data, {}) for head in heads]
+            facts = {key: [row.get(key) for row in rows] for key in ("low", "high", "null")}
+            facts |= {"group": GROUP, "unit": Roles.units[role], "form": "fixed", **_scale(role == "alignment")}
+            scores = [row.get("score") for row in rows]
+            measures.append(measure(f"role.{role}.{data}", f"{role_name(role)}, {data}", scores, digits=3, **facts))
+    return measures
 
 
-def _score_measure(heads: Sequence[Mapping[str, Any]], role: str, data: str) -> dict[str, Any]:
-    rows = [head.get("scores", {}).get(role, {}).get(data, {}) for head in heads]
-    parts = {key: [row.get(key) for row in rows] for key in ("score", "low", "high", "null")}
-    return measure(
-        f"role.{role}.{data}",
-        f"{role_name(role)}, {data}",
-        parts.pop("score"),
-        digits=3,
-        group=GROUP,
-        unit=Roles.units[role],
-        form="fixed",
-        least=-1 if role == "alignment" else 0,
-        most=1,
-        **parts,
-    )
+def _scale(signed: bool) -> dict[str, int]:
+    return {"least": -1 if signed else 0, "most": 1}
 
 
 def role_chart(heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -253,23 +209,17 @@ def role_chart(heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "tones": list(map(_tone, ROLES)),
         "dots": True,
         "form": "fixed",
-        "least": -1 if any("alignment" in head.get("scores", {}) for head in heads) else 0,
-        "most": 1,
+        **_scale(any("alignment" in head.get("scores", {}) for head in heads)),
     }
 
 
 def role_scores(head: Mapping[str, Any]) -> dict[str, Any]:
     """The scores of one head for the chart: a row per role, on the data that decides, then on other data."""
     rows: list[Any] = []
-    ons: list[Any] = []
-    for role in ROLES:
+    ons = [decided(role, head["scores"].get(role, {})) for role in ROLES]
+    for role, first in zip(ROLES, ons, strict=True):
         of_role = head["scores"].get(role, {})
-        first = decided(role, of_role)
-        ons.append(first)
-        if first is None:
-            rows.append(None)
-            continue
-        numbers = [of_role[first][key] for key in ("score", "low", "high", "null")]
-        others = [[data, float(f"{row['score']:.3g}")] for data, row in of_role.items() if data != first]
-        rows.append([*(None if value is None else float(f"{value:.3g}") for value in numbers), others])
+        numbers = [of_role[first][key] for key in ("score", "low", "high", "null")] if first else []
+        others = [[data, row["score"]] for data, row in of_role.items() if data != first]
+        rows.append(short([*numbers, others], 3) if first else None)
     return {"rows": rows, "ons": ons, "filled": [ROLES.index(role) for role in head["roles"]]}
