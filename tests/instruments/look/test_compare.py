@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.difference import difference
 from keyquery.pages import terminal
 from keyquery.pages.document import page
@@ -76,6 +75,19 @@ def test_only_what_was_changed_has_changed():
     names = both.changes[0]["tensors"]
     assert names["changed"] == ["blocks.1.attention.query"]
     assert len(names["same"]) > 4
+    data = data_of(page(both))
+    assert measure_of(data, "change")["values"] == pytest.approx([row["change"] for row in rows], rel=1e-4)
+    sentences = " ".join(block_of(data, "summary")["sentences"])
+    assert f"{len(names['same'])} of {len(names['same']) + 1} tensors read are identical" in sentences
+    three = kq.compare(one, tuned(one, 0, 0), tuned(one, 2, 3))  # each is held against the first
+    assert [three.ranking(number)[0]["layer"] for number in (1, 2)] == [0, 2]
+    records = three.records()
+    assert [row["change"] for row in records[:12]] == [None] * 12
+    assert records[12]["change_skew"] == three.changes[0]["rows"][0]["skew"] > 0
+    assert kq.Reading.load(three.to_json()) == three
+    former = three.to_dict()  # a file from before changes
+    del former["changes"]
+    assert kq.Reading.load(json.dumps(former)).ranking() == []
 
 
 def test_a_change_of_the_basis_of_a_head_is_none():
@@ -176,29 +188,6 @@ def test_the_terminal_shows_a_map_and_a_ranking():
     assert "No head differs" in printed(kq.compare(one, copy.deepcopy(one)))
 
 
-def test_three_steps_are_each_held_against_the_first(tmp_path):
-    one = stack()
-    steps = [one, tuned(one, 0, 0), tuned(one, 2, 3)]
-    three = kq.compare(*steps)
-    assert [three.ranking(number)[0]["layer"] for number in (1, 2)] == [0, 2]
-    three.to_json(tmp_path / "three.json")
-    loaded = kq.Reading.load(tmp_path / "three.json")
-    assert isinstance(loaded, Comparison)
-    assert loaded == three
-    rows = three.records()
-    assert [row["change"] for row in rows[:12]] == [None] * 12
-    assert rows[12]["change"] == three.changes[0]["rows"][0]["change"] > 0
-    assert rows[12]["change_skew"] == three.changes[0]["rows"][0]["skew"]
-
-
-def test_a_comparison_from_before_changes_is_still_read(tmp_path):
-    both = kq.compare(stack(1), stack(1)).to_dict()
-    del both["changes"]
-    loaded = kq.Reading.load(json.dumps(both))
-    assert "raw symmetry" in printed(loaded)
-    assert loaded.ranking() == []
-
-
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -209,7 +198,6 @@ def test_a_comparison_from_before_changes_is_still_read(tmp_path):
         (("tensors",), None),
         (("tensors", "same"), [3]),
         (("of",), None),
-        (("notes",), "none"),
     ],
 )
 def test_changes_of_a_broken_file_are_refused(path, value):
@@ -221,16 +209,6 @@ def test_changes_of_a_broken_file_are_refused(path, value):
     at[last] = value
     with pytest.raises(ValueError, match="not a comparison"):
         kq.Reading.load(json.dumps(both))
-
-
-def test_the_page_holds_the_changes():
-    one = stack()
-    both = kq.compare(one, tuned(one))
-    data = data_of(page(both))
-    shown = measure_of(data, "change")["values"]
-    assert shown == pytest.approx([row["change"] for row in both.changes[0]["rows"]], rel=1e-4)
-    same = len(both.changes[0]["tensors"]["same"])
-    assert f"{same} of {same + 1} tensors read are identical" in " ".join(block_of(data, "summary")["sentences"])
 
 
 def test_command_line(tmp_path):

@@ -187,7 +187,7 @@ def role_measures(heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for role in ROLES:
         for data in dict.fromkeys(data for head in heads for data in head.get("scores", {}).get(role, {})):
             rows = [head.get("scores", {}).get(role, {}).get(data, {}) for head in heads]
-            facts = {key: [row.get(key) for row in rows] for key in ("low", "high", "null")}
+            facts: dict[str, Any] = {key: [row.get(key) for row in rows] for key in ("low", "high", "null")}
             facts |= {"group": GROUP, "unit": Roles.units[role], "form": "fixed", **_scale(role == "alignment")}
             scores = [row.get("score") for row in rows]
             measures.append(measure(f"role.{role}.{data}", f"{role_name(role)}, {data}", scores, digits=3, **facts))

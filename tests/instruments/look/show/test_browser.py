@@ -75,14 +75,13 @@ def test_a_click_reaches_a_head_and_its_figures_are_those_of_the_json(visit, loo
     assert tab.locator(".head.chosen").get_attribute("data-head") == "1.2"
     assert tab.locator("svg.spectrum").count() == 3
     assert tab.locator("[data-block=offsets] path.line").count() == 2
-
-
-def test_the_same_summary_and_window_stand_on_top(visit, looks):
-    reading = looks["llama"][2]
-    tab = visit(reading)
     assert tab.locator(".tags .tag").all_inner_texts() == [f"{n}{label}" for label, n in reading.summary.items()]
     for place in ("#facts", ".of-map .scale", ".triangle", "[data-block=parts]"):
         assert "9-token windows, 3 sequences" in tab.locator(place).text_content()
+    tab.get_by_role("button", name="layer 1", exact=True).click()
+    assert (title(tab), tab.evaluate("location.hash")) == ("Layer 1", "#1")
+    row = tab.locator(".of-detail tbody tr").first.inner_text().split("\t")
+    assert row == ["symmetry", written(reading.layers[1]["raw"]["symmetry"])]
 
 
 def test_the_map_shows_the_parts_of_every_head(visit, looks):
@@ -93,20 +92,6 @@ def test_the_map_shows_the_parts_of_every_head(visit, looks):
         widths = cell.locator("i").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
         shares = bar_shares(head)
         assert [width / cell.bounding_box()["width"] for width in widths] == pytest.approx(shares, abs=0.01)
-
-
-def test_what_changes_with_the_window_is_marked(visit, looks):
-    reading = looks["llama"][2]
-    changed = {**reading.heads[0]["on_data"], "changes_with_window": ["symmetry"]}
-    tab = visit(
-        dataclasses.replace(reading, heads=[{**reading.heads[0], "on_data": changed}, *reading.heads[1:]]), "#0.0"
-    )
-    marks = tab.locator(".of-detail .chip[title]")
-    assert marks.all_inner_texts() == ["† symmetry"]
-    assert "differs in the first half of each window" in marks.first.get_attribute("title")
-    tab.locator('.cell[data-at="0.1"]').click()
-    marked = {**reading.heads[1]["on_data"]}.get("changes_with_window") or []
-    assert marks.count() == bool(marked)
 
 
 def test_the_costs_of_parts_lead_the_page_and_stand_below_the_shares(visit, looks):
@@ -157,16 +142,6 @@ def test_attention_on_the_screen_is_that_of_the_model(visit, looks, name):
             size = max(float(row.abs().max()) for row in centred) / 127 + 1e-6  # a step of what the page carries
             assert three(tab.locator(f'[data-part="{part}"]').inner_text()) == pytest.approx(value, abs=size)
     assert tab.locator(".maps canvas").count() == 6
-
-
-def test_a_layer_has_a_view(visit, looks):
-    reading = looks["bert"][2]
-    tab = visit(reading)
-    tab.get_by_role("button", name="layer 1", exact=True).click()
-    assert (title(tab), tab.evaluate("location.hash")) == ("Layer 1", "#1")
-    row = tab.locator(".of-detail tbody tr").first.inner_text().split("\t")
-    assert row == ["symmetry", written(reading.layers[1]["raw"]["symmetry"])]
-    assert tab.locator(".of-detail table").nth(1).locator("tbody th").all_inner_texts() == [f"1.{i}" for i in range(4)]
 
 
 def test_figures_are_copied_as_csv(visit, looks):
@@ -232,14 +207,6 @@ def test_what_differs_is_a_map_that_opens_on_the_head_that_moved(visit):
     assert tab.locator(".lead").inner_text().startswith("1 of 4 heads differ, 1.1 most (")
     assert title(tab) == "Layer 1, head 1"
     assert "No head differs" in visit(kq.compare(one, one)).locator(".lead").inner_text()
-
-
-def test_the_layers_of_several_stacks_have_labels(visit):
-    from keyquery.proof.families import tiny_model
-
-    tab = visit(kq.look(tiny_model("t5")), "#4.1")
-    assert title(tab) == "Layer 4 (cross 0), head 1"
-    assert tab.locator('.of-map [data-at="2.1"]').get_attribute("aria-label").startswith("layer 2 (decoder 0), head 1")
 
 
 def test_paper_keeps_the_colours_of_maps_bars_and_legends(visit):

@@ -85,14 +85,6 @@ def share(text):
     return three(text.removesuffix(" %")) / 100 if text.endswith(" %") else three(text.replace("+", ""))
 
 
-def test_an_interval_is_told_with_its_figure(visit, look):
-    tab = visit(look, "#0.2?map=on_data.query_only")
-    assert "on data query only 14 % (3 to 24)" in tab.locator('.cell[data-at="0.2"]').get_attribute("title")
-    tab.locator("#table summary").click()
-    tab.wait_for_selector("#table table")
-    assert tab.locator('tr[data-item="0.2"] td[title="14 % (3 to 24)"]').count() == 1
-
-
 def test_back_and_forward_walk_over_what_was_chosen(visit, look):
     tab = visit(look)
     first = title(tab)

@@ -120,17 +120,6 @@ def test_bars_of_two_kinds_are_never_in_one_table():
     assert cross.count("bars: ") == 1
 
 
-def test_one_summary_in_terminal_page_and_json():
-    reading = look((0.1, 0.1, 0.2, 0.6), (0.5, 0.2, 0.2, 0.1), (0.1, 0.1, 0.2, 0.6))
-    heads = [{**head, "label": label} for head, label in zip(reading.heads, ("sink", "skew", "sink"), strict=True)]
-    reading = dataclasses.replace(reading, heads=heads)
-    assert reading.summary == {"sink": 2, "skew": 1}
-    assert kq.Reading.load(reading.to_json()) == reading
-    assert reading.to_dict()["summary"] == reading.summary
-    assert "Labels: 2 sink, 1 skew." in shown(reading)
-    assert kq.compare(reading, reading).looks[0].summary == reading.summary
-
-
 @pytest.mark.unchecked  # as users run it: the checks would look at every number of the reading
 def test_many_heads_are_shown_by_layer():
     text = shown(crowd(12, 16, 4, 2, True))
