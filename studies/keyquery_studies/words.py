@@ -21,7 +21,7 @@ from torch import Tensor
 
 from keyquery import models
 from keyquery.instruments.ablation.losses import logits
-from keyquery.instruments.look.corpus import NAMES, level
+from keyquery.instruments.look.embeddings import NAMES, level
 from keyquery.instruments.look.reading import FORMER
 from keyquery.learn.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.learn.cooccurrence.counts import KINDS, normed_rows

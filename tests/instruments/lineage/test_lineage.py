@@ -14,7 +14,7 @@ from keyquery.forms import Rope
 from keyquery.instruments.lineage.evidence import JUMP, best_paths, matched, p_value
 from keyquery.instruments.lineage.fingerprint import gaps, in_halves, spectra
 from keyquery.instruments.lineage.weight_change import inversions, weight_change
-from keyquery.instruments.look.difference import difference
+from keyquery.instruments.look.compare import difference
 
 WIDTH, DEPTH, HEADS = 64, 4, 4
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.instruments.look.difference import difference
+from keyquery.instruments.look.compare import difference
 from keyquery.pages import terminal
 from keyquery.pages.document import page
 from tests.pages.readings import block_of, data_of, measure_of

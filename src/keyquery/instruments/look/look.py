@@ -15,9 +15,8 @@ from keyquery.checkpoints.formats.adapters import adapted_name
 from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.instruments.ablation.ablate import THRESHOLD
-from keyquery.instruments.look.corpus import Corpus, check_corpus
 from keyquery.instruments.look.data import LookData
-from keyquery.instruments.look.directions import Directions
+from keyquery.instruments.look.embeddings import Corpus, Directions, check_corpus
 from keyquery.instruments.look.fitted import opened
 from keyquery.instruments.look.metrics import Sources, measure_layer
 from keyquery.instruments.look.reading import Look

@@ -14,8 +14,7 @@ from keyquery.checkpoints import Heads, Layer
 from keyquery.forms import Form, Rope
 from keyquery.forms.measures import column_directionality
 from keyquery.forms.rope import energies
-from keyquery.instruments.look.corpus import Corpus
-from keyquery.instruments.look.directions import Directions
+from keyquery.instruments.look.embeddings import Corpus, Directions
 from keyquery.instruments.look.on_data import OnData
 from keyquery.instruments.look.reading import SYMMETRIC, label_head
 

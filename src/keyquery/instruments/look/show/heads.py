@@ -9,7 +9,7 @@ import numpy as np
 
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.needs import costs_without
-from keyquery.instruments.look.corpus import level
+from keyquery.instruments.look.embeddings import level
 from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show.shares import (
     BARS,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from keyquery.checkpoints.labels import family_of, name_of
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.look.corpus import NAMES, level
+from keyquery.instruments.look.embeddings import NAMES, level
 from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show.shares import (
     BARS,

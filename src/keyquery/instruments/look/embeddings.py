@@ -1,4 +1,4 @@
-"""How much of a head is co-occurrence: its token-to-token scores compared with the PPMI of a corpus."""
+"""What token embeddings tell of a head: its directions by their tokens, and its scores beside a corpus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer
+from keyquery.forms import Form
 
+NEAREST = 5  # tokens shown on each side of a direction
+CANDIDATES = 40  # tokens farthest out in a plane, searched for pairs
 TOKENS = 400  # most frequent tokens, whose pairs are compared
 DRAWS = 99  # random permutations of the corpus tokens
 HEADS = 39  # random heads on the same embeddings
@@ -20,6 +23,56 @@ FEWEST = 20  # fewer tokens give no meaningful correlation
 LEVEL = 0.95
 ROUNDING = 1e-9  # relative to the energy of the scores: a smaller part counts as 0
 NAMES = ("symmetric_cosine", "skew_cosine", "explained")
+
+
+class Directions:
+    """Token embeddings, centred and of unit norm, to compare so many directions of each head with."""
+
+    def __init__(self, embedding: Float[Tensor, "vocabulary d"], words: list[str] | None, count: int) -> None:
+        shifted = embedding.float() - embedding.float().mean(0)
+        self._rows = shifted / torch.linalg.vector_norm(shifted, dim=1, keepdim=True).clamp(min=1e-12)
+        size, self.width = embedding.shape
+        self._words, self._count = [*(words or ())][:size], count
+        self._words += [f"#{number}" for number in range(len(self._words), size)]
+        partial = [word.startswith("<0x") or not word.isprintable() for word in self._words]
+        self._rows[torch.tensor(partial, device=self._rows.device)] = 0.0  # parts of characters, control characters
+
+    def of(self, form: Form) -> list[dict[str, Any]]:
+        """The leading eigenvectors of S and planes of A of every head, with their tokens."""
+        flat = Form(*(t.reshape(-1, form.rank, form.dim) for t in torch.broadcast_tensors(form.query, form.key)))
+        rank = min(2 * form.rank, form.dim)
+        values, vectors = flat.eigh(min(self._count, rank))
+        planes = flat.skew_planes(min(self._count, rank // 2))
+        heads = []
+        for head in range(len(flat)):
+            strongest = values[head].abs().argsort(descending=True)
+            objects = zip(values[head, strongest], vectors[head].mT[strongest], strict=True)
+            relations = zip(planes.values[head], planes.source[head].mT, planes.target[head].mT, strict=True)
+            parts = {"objects": [self._object(*one) for one in objects]}
+            heads.append({**parts, "relations": [self._relation(*one) for one in relations]})
+        return heads
+
+    def _object(self, value: Tensor, vector: Tensor) -> dict[str, Any]:
+        """Tokens at both ends of an eigenvector of S."""
+        along = self._rows @ vector.to(self._rows)
+        count = min(NEAREST, len(along))
+        ends = {"tokens": along.topk(count).indices, "opposite": (-along).topk(count).indices}
+        return {"value": value.item(), **{end: self._texts(numbers) for end, numbers in ends.items()}}
+
+    def _relation(self, value: Tensor, source: Tensor, target: Tensor) -> dict[str, Any]:
+        """Token pairs with the highest scores in a rotation plane of A: query token → key token.
+
+        In coordinates (a, b) of the plane the score is value·(aᵢbⱼ − bᵢaⱼ), for any rotation of the plane's axes.
+        """
+        a, b = self._rows @ source.to(self._rows), self._rows @ target.to(self._rows)
+        far = (a.square() + b.square()).topk(min(CANDIDATES, len(a))).indices
+        strength = a[far, None] * b[far] - b[far, None] * a[far]
+        best = strength.flatten().topk(min(NEAREST, strength.numel())).indices
+        pairs = torch.stack((far[best // len(far)], far[best % len(far)]), 1)
+        return {"value": value.item(), "pairs": [self._texts(pair) for pair in pairs]}
+
+    def _texts(self, numbers: Tensor) -> list[str]:
+        return [self._words[number] for number in numbers.tolist()]
 
 
 class Corpus:
@@ -36,7 +89,7 @@ class Corpus:
         frequent = order[counts.frequency[order] > 0]
         if (count := len(frequent)) < FEWEST:
             raise ValueError(f"the corpus must hold at least {FEWEST} different tokens of the model, got {count}")
-        self._rows = embedding[torch.from_numpy(frequent)].float()
+        self._rows, self.width = embedding[torch.from_numpy(frequent)].float(), embedding.shape[1]
         chosen = counts.only(frequent)
         ppmi = centred(chosen.dense("ppmi"))
         draws = _draws(len(ppmi))
@@ -51,11 +104,6 @@ class Corpus:
             "draws": DRAWS,
             "symmetry": {kind: chosen.symmetry(kind) for kind in ("counts", "log", "ppmi")},
         }
-
-    @property
-    def width(self) -> int:
-        """Width of the embeddings; heads of another width cannot be compared."""
-        return self._rows.shape[1]
 
     def of(self, layer: Layer) -> list[dict[str, float]]:
         """Metrics per head, as in `beside`, of scores between token embeddings normalised as by the layer.
@@ -85,12 +133,10 @@ class Corpus:
             cos = part @ corpus.mT / size.sqrt().clamp(min=1e-30)[:, None]
             cosines.append(torch.where((size > ROUNDING * total)[:, None], cos, 0.0))
         both = sum(cos.square() * size[:, None] for cos, size in zip(cosines, sizes, strict=True)) / total[:, None]
+        by_name = dict(zip(NAMES, (*cosines, both), strict=True))
         return [
-            {
-                key: value
-                for name, cos in zip(NAMES, (*cosines, both), strict=True)
-                for key, value in ((name, float(cos[head, 0])), (f"{name}_chance", _chance(cos[head, 1:])))
-            }
+            {name: float(values[head, 0]) for name, values in by_name.items()}
+            | {f"{name}_chance": _chance(values[head, 1:]) for name, values in by_name.items()}
             for head in range(len(scores))
         ]
 

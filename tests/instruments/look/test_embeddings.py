@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.instruments.look.corpus import Corpus, centred, level
+from keyquery.instruments.look.embeddings import Corpus, centred, level
 from tests.pages.readings import data_of, measure_of
 
 run = CliRunner().invoke
