@@ -115,11 +115,6 @@ def test_it_keeps_the_promises_of_a_layer_when_it_is_compiled(how):
     check_kernel(Timed(kq.TimeAttention(DIM, 2, code, how=how, kernel="pairwise")), "eager")
 
 
-@pytest.mark.slow
-def test_it_keeps_the_promises_of_a_layer_with_compiled_gradients():
-    check_kernel(Timed(kq.TimeAttention(DIM, 2, kq.BochnerTime(CODE), how="additive", kernel="pairwise")), "aot_eager")
-
-
 @pytest.mark.parametrize("how", WAYS)
 def test_decoding_with_a_cache_equals_the_full_pass(how):
     layer, (x, times) = made(how), events()
@@ -147,7 +142,7 @@ def test_causality_goes_by_order_and_ties_are_allowed():
 # Instruments
 
 
-@pytest.mark.parametrize("kernel", ["general", "symmetric", "psd", "skew", "split"])
+@pytest.mark.parametrize("kernel", ["general", "psd", "skew"])
 @pytest.mark.parametrize("how", WAYS)
 def test_its_form_gives_its_scores(how, kernel):
     layer, (x, times) = made(how, kernel, bias=False), events(1)
@@ -156,17 +151,9 @@ def test_its_form_gives_its_scores(how, kernel):
     form = layer.form()
     assert torch.allclose(form.scores(z), (query @ key.mT)[0], atol=1e-12)
     assert torch.allclose(form.symmetric.scores(z) + form.skew.scores(z), form.scores(z), atol=1e-10)
-    if kernel in ("symmetric", "psd"):
-        assert form.symmetry.min() > 1 - 1e-12
     if kernel == "psd":
+        assert form.symmetry.min() > 1 - 1e-12
         assert all(head.symmetric_eigenvalues().min() > -1e-9 for head in form)
-
-
-def test_grouped_forms_have_both_blocks():
-    layer, (x, times) = made("additive", kv_heads=1, bias=False), events(1)
-    query, key = layer.joint.queries_and_keys(layer.join(x, times))
-    found = layer.form().scores(layer.join(x, times))
-    assert torch.allclose(found.flatten(0, -3), (query @ key.mT)[0], atol=1e-12)
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -205,11 +192,6 @@ def test_bad_input_is_told():
         made("additive")(x, times[:, 1:])
     with pytest.raises(ValueError, match=r"x must be \(batch, n, 12\)"):
         made("additive")(x[..., 1:], times)
-
-
-@pytest.mark.unchecked
-def test_times_must_be_tensors():
-    x, times = events()
     with pytest.raises(TypeError, match="times must be a tensor, float64 or integers, got list"):
         made("additive")(x, times.tolist())
 
@@ -252,21 +234,14 @@ def learned(code, steps, how="concatenated"):
 
 @pytest.mark.slow
 @pytest.mark.unchecked
-def test_a_span_is_learned_from_times():
-    assert learned(kq.MercerTime(80, degree=5, periods=8), 500) >= 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("code", "least", "most"),
     [
         (lambda: kq.MercerTime(80, degree=5, periods=8), 0.95, 1),
         (lambda: kq.BochnerTime(64, "free"), 0.65, 1),
-        (lambda: kq.BochnerTime(64, "normal"), 0.65, 1),
         (lambda: None, 0, 0.56),
     ],
-    ids=["mercer", "free", "normal", "positions"],
+    ids=["mercer", "free", "positions"],
 )
 def test_a_span_is_learned_as_well_as_promised(code, least, most):
     assert least <= learned(code(), 1500) <= most

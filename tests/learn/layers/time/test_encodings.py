@@ -10,15 +10,10 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.learn.layers.time.timestamps import elapsed_exactly, spread
-from keyquery.learn.layers.time.waves import phases, waves
+from keyquery.learn.layers.time.timestamps import elapsed, spread
 
 SPECTRA = ("normal", "inverse_cdf", "free")
 KINDS = (*SPECTRA, "mercer")
-
-
-def elapsed(times, origin=None):
-    return elapsed_exactly(times, origin)[0]
 
 
 def made(kind, dim=24, **options):
@@ -134,73 +129,14 @@ def test_unix_seconds_keep_their_milliseconds(kind):
     assert not torch.equal(found[0], found[1])
 
 
-def test_integers_are_subtracted_as_integers():
-    nanoseconds = 1_700_000_000_000_000_000 + torch.tensor([0, 1, 1_000_001])
-    assert elapsed(nanoseconds).tolist() == [0.0, 1.0, 1_000_001.0]
-    assert elapsed(nanoseconds, origin=1_700_000_000_000_000_000).tolist() == [0.0, 1.0, 1_000_001.0]
-    assert elapsed(nanoseconds[None], origin=nanoseconds[1:2]).tolist() == [[-1.0, 0.0, 1_000_000.0]]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("origin", [None, 0, 0.0, 0.5, -(2**62), 2**40, torch.tensor(0), "days ago"])
-def test_nanoseconds_since_1970_from_any_origin(origin, dtype):
-    """Inner products depend on the lag alone; with float64 differences from 0 they would be rounded to 256 ns."""
-    code = kq.MercerTime(8, degree=2, periods=[128.0, 65_536.0]).to(dtype)  # exact frequencies
-    lags = [0, 13, 26, 1_000, 10**6 + 1, 3 * 10**16 + 7]  # up to a year
-    times = 1_700_000_000_000_000_000 + torch.tensor(lags)
-    origin = times[0] - 10**15 - 1 if origin == "days ago" else origin
-    found = gram(code, times, origin).detach().double()
-    for i, a in enumerate(lags):
-        for j, b in enumerate(lags):
-            exact = [2 * math.pi * float(Fraction(k * (a - b), p) % 1) for p in (128, 65_536) for k in (1, 2)]
-            error = abs(float(found[i, j]) - sum(map(math.cos, exact)) / 4)
-            assert error < (4e-7 if dtype == torch.float32 else 1e-9)
-
-
-def test_seconds_since_1970_keep_milliseconds_from_origin_0():
-    """A product of 1.7e9 s and a frequency of 1 kHz has lost 1e-4 of a turn in float64."""
-    code = kq.MercerTime(2, degree=1, periods=[0.001]).double()
-    times = 1.7e9 + torch.arange(8).double() * 2.0**-12  # exact in float64
-    lags = times[:, None] - times
-    assert (gram(code, times, 0) - (2000 * math.pi * lags).cos()).abs().max() < 1e-10
-    start = code.encode(torch.zeros(1).double(), origin=0)[0]
-    assert (code.kernel(times) - code.encode(times, origin=0) @ start).abs().max() < 1e-12
-
-
-def test_gradients_are_those_of_cosines_after_many_turns():
-    """d cos(ωt)/dω = −t sin(ωt) and d/dt = −ω sin(ωt), also where ω·t is computed by halves."""
-    for since in (torch.tensor([3.0, 1e6 + 0.25]).double(), torch.tensor([3.0, 10.25]).double()):
-        since, frequency = since.requires_grad_(), torch.tensor([2.0], dtype=torch.float64).requires_grad_()
-        by = torch.autograd.grad(phases(since, frequency).cos().sum(), (since, frequency))
-        sines = (2 * since.detach()).sin()
-        torch.testing.assert_close(by[0], -2 * sines)
-        torch.testing.assert_close(by[1], -(since.detach() * sines).sum(0, keepdim=True))
-
-
-@pytest.mark.parametrize(
-    ("times", "dtype"),
-    [([-(2**31), 2**31 - 1], torch.int32), ([-(2**63), 2**63 - 1], torch.int64), ([2**63 - 1, -(2**63)], torch.int64)],
-)
-def test_differences_of_integers_do_not_overflow(times, dtype):
-    given, exact = torch.tensor(times, dtype=dtype), float(times[1] - times[0])
-    assert elapsed(given).tolist() == [0.0, exact]
-    assert elapsed(given[1:], origin=given[0]).tolist() == [exact]
-    assert elapsed(given[1:], origin=times[0]).tolist() == [exact]
-    assert spread(given) == (2 * abs(exact), 2 * abs(exact))
-
-
-def test_short_gaps_of_long_spans_are_seen():
-    """Three nanoseconds after a year: as float64 counted from the first they would be 0 or 4."""
-    year = 31_536_000_000_000_000
-    times = torch.tensor([0, year, year + 3, year + 6])
-    assert spread(times)[0] == 6.0
-    mask = torch.tensor([True, True, True, False])
-    assert spread(times, mask) == (6.0 + 0.1 * (year - 3), 2.0 * (year + 3))
-
-
-def test_an_origin_beyond_64_bits_is_refused():
-    with pytest.raises(ValueError, match="origin must fit into 64 bits"):
-        elapsed(torch.tensor([1, 2]), origin=2**63)
+def test_nanoseconds_since_1970_are_subtracted_as_integers():
+    """As float64 they would be rounded to 256 ns."""
+    start = 1_700_000_000_000_000_000
+    nanoseconds = start + torch.tensor([0, 1, 1_000_001])
+    for origin in (None, start, nanoseconds[0]):
+        assert elapsed(nanoseconds, origin).tolist() == [0.0, 1.0, 1_000_001.0]
+    assert elapsed(nanoseconds[None], nanoseconds[1:2]).tolist() == [[-1.0, 0.0, 1_000_000.0]]
+    assert elapsed(torch.tensor([3, 4]), 0.5).tolist() == [2.5, 3.5]
 
 
 def test_periods_stay_exact_in_short_floats():
@@ -285,12 +221,6 @@ def test_frequencies_are_drawn_in_training_and_fixed_at_test_time(kind):
     assert torch.equal(other.encode(times), code.encode(times))
 
 
-def test_two_draws_of_one_step_both_reach_the_gradient():
-    code, times = made("normal"), irregular(5)
-    (code.encode(times).sum() + code.encode(times).square().sum()).backward()
-    assert code.mean.grad.isfinite()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients(kind):
     code = made(kind, dim=12).eval()
@@ -302,24 +232,6 @@ def test_gradients(kind):
 
     weights = [weight.detach().clone().requires_grad_() for weight in code.parameters()]
     assert torch.autograd.gradcheck(run, (irregular(2, 3).requires_grad_(), *weights))
-
-
-def test_waves_have_the_gradient_that_autograd_finds():
-    def plain(times, frequencies, sizes):
-        phases = times.unsqueeze(-1) * frequencies
-        return torch.stack((phases.cos() * sizes, phases.sin() * sizes), -1).flatten(-2)
-
-    torch.manual_seed(0)
-    given = (irregular(2, 3), torch.randn(4).double(), torch.rand(4).double() + 0.1)
-    given = tuple(part.requires_grad_() for part in given)
-    assert torch.allclose(waves(*given), plain(*given), atol=1e-14)
-    pull = torch.randn(2, 3, 8, dtype=torch.float64)
-    found, expected = (torch.autograd.grad((way(*given) * pull).sum(), given) for way in (waves, plain))
-    for one, other in zip(found, expected, strict=True):
-        assert torch.allclose(one, other, atol=1e-12)
-    assert torch.autograd.gradgradcheck(waves, given)
-    each = torch.func.vmap(waves, in_dims=(0, None, None))(*given)
-    assert torch.allclose(each, waves(*given))
 
 
 def test_a_coefficient_that_has_vanished_poisons_no_gradient():
@@ -364,12 +276,9 @@ def test_a_reading_of_the_kernel():
     [
         (torch.zeros(3), {}, TypeError, "times must be float64 or integers, got torch.float32.*128 s apart"),
         ([0.0], {}, TypeError, "times must be a tensor"),
-        (torch.tensor(0.0).double(), {}, ValueError, "single number"),
         (torch.tensor([0.0, math.nan]).double(), {}, ValueError, "finite, got 1 NaN or infinite of 2"),
         (torch.zeros(2).double(), {"mask": torch.ones(3, dtype=torch.bool)}, ValueError, r"mask must be \(2,\)"),
-        (torch.zeros(2).double(), {"mask": torch.ones(2)}, TypeError, "mask must be bool"),
         (torch.zeros(2).double(), {"origin": "now"}, TypeError, "origin must be a number"),
-        (torch.zeros(2).double(), {"origin": math.nan}, ValueError, "times and origin must be finite"),
         (torch.zeros(2).double(), {"origin": torch.zeros(())}, TypeError, "origin must be float64"),
         (torch.zeros(4, 2).double(), {"origin": torch.zeros(3).double()}, ValueError, r"origin must be.*\(4,\)"),
     ],
@@ -390,8 +299,6 @@ def test_codes_that_cannot_be_are_told():
         kq.MercerTime(2, 1, [-1.0])
     with pytest.raises(ValueError, match="two different times"):
         kq.MercerTime(2, 1, 1).see(torch.ones(3, 4).double())
-    with pytest.raises(ValueError, match="two different times"):
-        kq.MercerTime(2, 1, 1).see(torch.ones(0).double())
 
 
 @pytest.mark.unchecked
@@ -400,9 +307,7 @@ def test_codes_that_cannot_be_are_told():
     [
         ("7", ValueError, "periods must be a number of periods, or a non-empty list of them, got '7'"),
         ([], ValueError, r"periods must be a number of periods, or a non-empty list of them, got \[\]"),
-        (None, ValueError, "periods must be a number of periods, or a non-empty list of them, got None"),
         (1.5, TypeError, "periods must be an integer, got 1.5"),
-        (["a"], TypeError, "periods must be a number, got str"),
         ([1e-320], ValueError, "periods must be above 0, at least 1e-300, got 1e-320"),
     ],
 )
@@ -417,10 +322,9 @@ def test_periods_that_are_none_are_told(periods, error, words):
 @pytest.mark.parametrize(
     ("lags", "words"),
     [
-        ([1.0, 2.0], r"lags must be a tensor \(lags,\) with at least one, got list"),
+        ([1.0, 2.0], r"lags must be a tensor \(lags,\) of finite numbers, at least one, got list"),
         (torch.ones(2, 2), r"got shape \(2, 2\)"),
-        (torch.ones(0), r"got shape \(0,\)"),
-        (torch.tensor([1.0, math.nan]), "lags must be finite, got 1 NaN or infinite of 2"),
+        (torch.tensor([1.0, math.nan]), "finite numbers"),
     ],
 )
 def test_lags_that_are_none_are_told(lags, words):

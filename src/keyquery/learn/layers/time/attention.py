@@ -68,10 +68,7 @@ class TimeAttention(nn.Module):
         check_choice("how", how, WAYS)
         if not isinstance(time, TimeCode):
             raise TypeError(f"time must be a kq.BochnerTime or kq.MercerTime, got {type(time).__name__}")
-        self.dim = dim
-        self.heads = heads
-        self.how = how
-        self.time = time
+        self.dim, self.heads, self.how, self.time = dim, heads, how, time
         place: dict[str, Any] = {name: attention.get(name) for name in ("device", "dtype")}
         self.mix = nn.Linear(dim + time.dim, dim, **place) if how == "interaction" else None
         self.joint = _MADE[how](dim, heads, time, kernel=kernel, **attention)
@@ -112,7 +109,12 @@ class TimeAttention(nn.Module):
         origin: Shaped[Tensor, "#batch"] | float | None = None,
     ) -> Float[Tensor, "batch n width"]:
         """The input of the inner attention `joint`, which `form` acts on: [x; Φ(t)], or relu(W[x; Φ(t)])."""
-        self._check(x, times)
+        if x.ndim != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
+        if not isinstance(times, Tensor):
+            raise TypeError(f"times must be a tensor, float64 or integers, got {type(times).__name__}")
+        if tuple(times.shape) != tuple(x.shape[:2]):
+            raise ValueError(f"times must be {tuple(x.shape[:2])}, one per event of x, got {tuple(times.shape)}")
         real = mask if mask is not None and mask.ndim == 2 else None
         gain = 1.0 if self.how == "additive" else math.sqrt(self.time.dim)  # entries of size 1, as events have
         z = torch.cat((x, self.time.features(times, origin, real, gain).to(x.dtype)), -1)
@@ -124,20 +126,11 @@ class TimeAttention(nn.Module):
         """The QK form of each head, acting on the output of `join`: events and times together.
 
         For `additive` it has two blocks, M and √r·diag(a) for the cosines and sines.
-
-        >>> layer = kq.TimeAttention(16, 2, kq.BochnerTime(8), how="additive", kernel="skew")
-        >>> layer.form()
-        Form(batch=(2,), r=16, d=24, float32, symmetry ...)
         """
         return self.joint.form()
 
     def time_kernel(self, lags: Shaped[Tensor, " lags"] | None = None) -> TimeKernel:
-        """The time kernel ψ as a Reading with a plot; for `additive` also ψ_h of each head.
-
-        >>> layer = kq.TimeAttention(16, 2, kq.MercerTime(8, degree=2, periods=[1.0, 7.0]), how="additive")
-        >>> len(layer.time_kernel().heads)
-        2
-        """
+        """The time kernel ψ as a Reading with a plot; for `additive` also ψ_h of each head."""
         reading = self.time.time_kernel(lags)
         if not isinstance(self.joint, _Additive):
             return reading
@@ -150,20 +143,15 @@ class TimeAttention(nn.Module):
         """For the repr of the module."""
         return f"how={self.how!r}"
 
-    def _check(self, x: Tensor, times: Tensor) -> None:
-        if x.ndim != 3 or x.shape[-1] != self.dim:
-            raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
-        if not isinstance(times, Tensor):
-            raise TypeError(f"times must be a tensor, float64 or integers, got {type(times).__name__}")
-        if tuple(times.shape) != tuple(x.shape[:2]):
-            raise ValueError(f"times must be {tuple(x.shape[:2])}, one per event of x, got {tuple(times.shape)}")
-
 
 class _Concatenated(Attention):
-    """Attention over [x; Φ(t)] that writes to x alone."""
+    """Attention over [x; Φ(t)] that writes to x alone, with heads of the width that the events alone would have."""
 
     def __init__(self, dim: int, heads: int, time: TimeCode, **options: Any) -> None:
-        super().__init__(dim + time.dim, heads, **_with_width(dim, heads, options))
+        if options.get("head_dim") is None and dim % heads:
+            raise ValueError(f"heads must divide dim unless head_dim is set: {heads} does not divide {dim}")
+        width = options.get("head_dim") or dim // heads
+        super().__init__(dim + time.dim, heads, **{**options, "head_dim": width})
         place = {name: options.get(name) for name in ("device", "dtype")}
         self.output = nn.Linear(heads * self.head_dim, dim, options.get("bias", True), **place)
 
@@ -249,13 +237,6 @@ def _mixed(dim: int, heads: int, time: TimeCode, **options: Any) -> Attention:
 
 
 _MADE: dict[str, Any] = {"concatenated": _Concatenated, "additive": _Additive, "interaction": _mixed}
-
-
-def _with_width(dim: int, heads: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Options with the head dimension that the events alone would have."""
-    if options.get("head_dim") is None and dim % heads:
-        raise ValueError(f"heads must divide dim unless head_dim is set: {heads} does not divide {dim}")
-    return {**options, "head_dim": options.get("head_dim") or dim // heads}
 
 
 def _blocks(first: Tensor, second: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,18 +13,17 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor, nn
 
 from keyquery.learn.layers.time.reading import TimeKernel, checked_lags, usual_lags
-from keyquery.learn.layers.time.timestamps import elapsed_exactly
-from keyquery.learn.layers.time.waves import phases, waves
+from keyquery.learn.layers.time.timestamps import elapsed
 from keyquery.reading import digests, provenance
 
 LEAST = 1e-30  # smallest share: the root has no gradient at 0
+TURN = 2 * math.pi
 
 
 class TimeCode(nn.Module, ABC):
     """Φ(t) = [√w₁ cos ω₁t, √w₁ sin ω₁t, …]: ⟨Φ(t), Φ(t')⟩ = ψ(t − t') = Σᵢ wᵢ cos ωᵢ(t − t'), Σ wᵢ = 1, wᵢ ≥ 0.
 
-    Cosine and sine share ω and w, so that ψ depends only on the lag for all parameter values. Subclasses define
-    `frequencies` (radians per unit of time) and `shares`; those that sample them also `_draw`. Parameters are
+    Cosine and sine share ω and w, so that ψ depends only on the lag for all parameter values. Parameters are
     dimensionless; quantities with a unit are float64 buffers, which keep their precision in any dtype.
 
     Parameters
@@ -59,9 +59,8 @@ class TimeCode(nn.Module, ABC):
     ) -> Float[Tensor, "*batch n dim"]:
         """Φ(times − origin), in the module's dtype; 0 where `mask` is False.
 
-        Times are float64 or integers. Phases are computed without loss of precision, even for nanoseconds since 1970
-        with origin 0, and reduced to one period before the cast. The default origin is the first real time of each
-        sequence; encodings are comparable between calls only with the same origin.
+        Times are float64 or integers; phases are float64, reduced to one period before the cast. The default origin is
+        the first real time of each sequence; encodings are comparable between calls only with the same origin.
         """
         code = self.features(times, origin, mask)
         return code if mask is None else code.where(mask.unsqueeze(-1), 0.0)
@@ -78,8 +77,9 @@ class TimeCode(nn.Module, ABC):
             self._draw()
         wide = torch.promote_types(self.dtype, torch.float32)
         sizes = (gain * self.shares().clamp(min=LEAST).sqrt()).to(wide)
-        since, rest = elapsed_exactly(times, origin, mask)
-        return waves(since, self.frequencies(), sizes, rest).to(self.dtype)
+        turns = elapsed(times, origin, mask).unsqueeze(-1) * (self.frequencies() / TURN)
+        angles = ((turns - turns.round()) * TURN).to(wide)
+        return torch.stack((angles.cos() * sizes, angles.sin() * sizes), -1).flatten(-2).to(self.dtype)
 
     def forward(
         self,
@@ -91,40 +91,23 @@ class TimeCode(nn.Module, ABC):
         return self.encode(times, origin, mask)
 
     def kernel(self, lags: Shaped[Tensor, "*lags"]) -> Float64[Tensor, "*lags"]:
-        """ψ(lags) in float64, with the current frequencies.
-
-        >>> kq.MercerTime(8, degree=2, periods=2).kernel(torch.zeros(1))
-        tensor([1.], dtype=torch.float64, grad_fn=...)
-        """
-        return phases(lags.double(), self.frequencies()).cos() @ self.shares()
+        """ψ(lags) in float64, with the current frequencies."""
+        return (lags.double().unsqueeze(-1) * self.frequencies()).cos() @ self.shares()
 
     def time_kernel(self, lags: Shaped[Tensor, " lags"] | None = None) -> TimeKernel:
-        """ψ over lags as a Reading with a plot. Default lags: up to half of the longest period.
-
-        >>> reading = kq.MercerTime(8, degree=2, periods=[1.0, 7.0]).time_kernel()
-        >>> reading.values[0], max(reading.lags)
-        (1.0, 3.5)
-        """
+        """ψ over lags as a Reading with a plot. Default lags: up to half of the longest period."""
         with torch.no_grad():
             lags = usual_lags(self.frequencies()) if lags is None else checked_lags(lags)
             values = self.kernel(lags.to(self.frequencies().device))
-            spectrum = [
-                {"frequency": frequency, "share": share}
-                for frequency, share in zip(self.frequencies().tolist(), self.shares().tolist(), strict=True)
-            ]
-        source = provenance(code=self._description(), tensors=digests(self.state_dict()))
+            both = zip(self.frequencies().tolist(), self.shares().tolist(), strict=True)
+            spectrum = [{"frequency": frequency, "share": share} for frequency, share in both]
+        described = f"{type(self).__name__}({self.extra_repr()})"
+        source = provenance(code=described, tensors=digests(self.state_dict()))
         return TimeKernel(lags=lags.tolist(), values=values.tolist(), spectrum=spectrum, provenance=source)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Use one draw of frequencies for all calls inside, such as queries and keys encoded separately.
-
-        >>> code, times = kq.BochnerTime(8), torch.zeros(3).double()
-        >>> with code.held():
-        ...     same = code.encode(times + 1, origin=0).equal(code.encode(times + 1, origin=0))
-        >>> same
-        True
-        """
+        """Use one draw of frequencies for all calls inside, such as queries and keys encoded separately."""
         if self.training and not self._held:
             self._draw()
         before, self._held = self._held, True
@@ -140,9 +123,6 @@ class TimeCode(nn.Module, ABC):
 
     def _draw(self) -> None:
         """Resample the frequencies."""
-
-    def _description(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # A year in seconds does not fit into float16, nor a week into bfloat16: buffers stay float64.

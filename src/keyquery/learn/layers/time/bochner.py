@@ -94,13 +94,7 @@ class BochnerTime(TimeCode):
 
     @torch.no_grad()
     def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
-        """Initialise the frequencies from data: periods from twice an inter-event time to twice a sequence length.
-
-        >>> code = kq.BochnerTime(4, "free")
-        >>> code.see(torch.arange(10).double())
-        >>> 2 * torch.pi / code.frequencies()
-        tensor([ 2.0000, 18.0000], dtype=torch.float64, grad_fn=...)
-        """
+        """Initialise the frequencies from data: periods from twice an inter-event time to twice a sequence length."""
         self.base.copy_(self._base(*spread(times, mask)))
 
     def extra_repr(self) -> str:
@@ -142,7 +136,5 @@ class Monotone(nn.Module):
     def forward(self, u: Float64[Tensor, " f"]) -> Float64[Tensor, " f"]:
         """g(u), in float64."""
         z = u.clamp(1e-6, 1 - 1e-6).logit()
-        weight = softplus(self.weight.double())
-        slope = softplus(self.slope.double())
-        bias = self.bias.double()
-        return softplus(self.line.double()) * z + (slope * z.unsqueeze(-1) + bias).tanh() @ weight
+        line, weight, slope = (softplus(part.double()) for part in (self.line, self.weight, self.slope))
+        return line * z + (slope * z.unsqueeze(-1) + self.bias.double()).tanh() @ weight

@@ -26,9 +26,8 @@ class MercerTime(TimeCode):
         Φ(t) = [√c_pj cos(2πjt/p), √c_pj sin(2πjt/p)] for j = 1 … degree and every period p
         ψ(t − t') = Φ(t)·Φ(t') = Σ c_pj cos(2πj(t − t')/p)
 
-    The functions are the eigenfunctions of a kernel of period p, and c its eigenvalues (Mercer). Cosine and sine share
-    c ≥ 0, so that ψ depends on t − t' only; c is a normalised softplus, so that ψ(0) = 1. The constant function is left
-    out, since it adds the same to every score.
+    The functions are the eigenfunctions of a kernel of period p, and c ≥ 0 its eigenvalues (Mercer), which sum to 1.
+    The constant function is left out, since it adds the same to every score.
 
     Parameters
     ----------
@@ -100,13 +99,7 @@ class MercerTime(TimeCode):
 
     @torch.no_grad()
     def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
-        """Initialise the periods from data, from twice an inter-event time to twice a sequence length; not for a list.
-
-        >>> code = kq.MercerTime(4, degree=1, periods=2)
-        >>> code.see(torch.arange(10).double())
-        >>> code.periods()
-        tensor([ 2.0000, 18.0000], dtype=torch.float64, grad_fn=...)
-        """
+        """Initialise the periods from data, unless they were listed: from twice a gap to twice a sequence."""
         periods = spaced(*spread(times, mask), len(self.base))
         if not self.given:
             self.base.copy_(periods)
@@ -120,11 +113,9 @@ def _periods(periods: Any) -> Float64[Tensor, " p"]:
     if isinstance(periods, Number):
         check_count("periods", periods, least=1)
         return spaced(*FIRST, int(periods))  # type: ignore[call-overload]
-    listed = list(periods) if isinstance(periods, Iterable) and not isinstance(periods, (str, bytes)) else None
-    if not listed:
+    if not isinstance(periods, Iterable) or isinstance(periods, (str, bytes)) or not (listed := list(periods)):
         raise ValueError(f"periods must be a number of periods, or a non-empty list of them, got {periods!r}")
-    listed = [period.item() if isinstance(period, Tensor) else period for period in listed]
-    for period in listed:
+    for period in (listed := [period.item() if isinstance(period, Tensor) else period for period in listed]):
         check_number("periods", period)
         if period < SHORTEST:
             raise ValueError(f"periods must be above 0, at least {SHORTEST:g}, got {period}")

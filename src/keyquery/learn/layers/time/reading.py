@@ -35,11 +35,9 @@ class TimeKernel(Reading, kind="time kernel"):
 
     def records(self) -> list[dict[str, Any]]:
         """One row per lag."""
-        each = self.heads or []
-        return [
-            {"lag": lag, "psi": value, **{f"head_{head}": row[i] for head, row in enumerate(each)}}
-            for i, (lag, value) in enumerate(zip(self.lags, self.values, strict=True))
-        ]
+        heads = {f"head_{number}": row for number, row in enumerate(self.heads or [])}
+        columns = {"lag": self.lags, "psi": self.values, **heads}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def usual_lags(frequencies: Float64[Tensor, " f"]) -> Float64[Tensor, " lags"]:
@@ -50,9 +48,7 @@ def usual_lags(frequencies: Float64[Tensor, " f"]) -> Float64[Tensor, " lags"]:
 
 def checked_lags(lags: Any) -> Float64[Tensor, " lags"]:
     """Validated lags, as float64 on the CPU."""
-    if not isinstance(lags, Tensor) or lags.ndim != 1 or len(lags) == 0:
+    if not isinstance(lags, Tensor) or lags.ndim != 1 or len(lags) == 0 or not bool(lags.isfinite().all()):
         received = f"shape {tuple(lags.shape)}" if isinstance(lags, Tensor) else type(lags).__name__
-        raise ValueError(f"lags must be a tensor (lags,) with at least one, got {received}")
-    if not bool(lags.isfinite().all()):
-        raise ValueError(f"lags must be finite, got {int((~lags.isfinite()).sum())} NaN or infinite of {len(lags)}")
+        raise ValueError(f"lags must be a tensor (lags,) of finite numbers, at least one, got {received}")
     return lags.double().cpu()

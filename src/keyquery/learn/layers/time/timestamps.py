@@ -1,9 +1,9 @@
-"""Timestamps: exact differences from an origin, masks, and typical scales."""
+"""Timestamps: differences from an origin, masks, and typical scales."""
 
 from __future__ import annotations
 
 import math
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -11,45 +11,26 @@ import torch
 from jaxtyping import Bool, Float64, Shaped
 from torch import Tensor
 
-LOW = 2**32 - 1  # the lower half of a 64-bit integer
 
-
-def elapsed_exactly(
+def elapsed(
     times: Shaped[Tensor, "*batch n"],
     origin: Shaped[Tensor, "*#batch"] | float | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
-) -> tuple[Float64[Tensor, "*batch n"], Float64[Tensor, "*batch n"] | None]:
-    """times − origin in float64, 0 where `mask` is False, and its rounding error; None if times are floats.
+) -> Float64[Tensor, "*batch n"]:
+    """times − origin in float64, 0 where `mask` is False; integers are subtracted as integers, such as nanoseconds.
 
-    Default origin: the first real time of each sequence. Integers are subtracted as integers, so that nanoseconds since
-    1970 stay exact.
+    Default origin: the first real time of each sequence.
     """
     _check(times, mask)
     start = _first(times, mask) if origin is None else _origin(origin, times)
-    since, rest = _difference(times, start.unsqueeze(-1))
+    since = (times - start.unsqueeze(-1)).double()
     if mask is not None:
-        since, rest = since.where(mask, 0.0), None if rest is None else rest.where(mask, 0.0)
+        since = since.where(mask, 0.0)
     if not torch.compiler.is_compiling() and not since.is_meta and not bool(since.detach().sum().isfinite()):
         bad = int((~since.isfinite()).sum())
         where = "" if mask is None else " wherever mask is True"
         raise ValueError(f"times and origin must be finite{where}, got {bad} NaN or infinite of {since.numel()}")
-    return since, rest
-
-
-def _difference(times: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:
-    """times − start as the nearest float64 and the remainder; integers in halves of 32 bits, which cannot overflow."""
-    if times.is_floating_point():
-        return times - start.double(), None
-    fraction = None
-    if start.is_floating_point():
-        whole = start.floor().clamp(-(2.0**63), 2.0**63 - 1024)
-        fraction, start = start - whole, whole.long()
-    times, start = times.long(), start.long()
-    high = ((times >> 32) - (start >> 32)).double() * 2.0**32
-    low = ((times & LOW) - (start & LOW)).double()
-    low = low if fraction is None else low - fraction
-    since = high + low
-    return since, low - (since - high)
+    return since
 
 
 def spread(times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> tuple[float, float]:
@@ -57,19 +38,13 @@ def spread(times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | N
 
     The gap is the 5 % quantile of the positive inter-event times, the length the 95 % quantile.
     """
-    elapsed_exactly(times, mask=mask)  # validates them
-    times = times.detach()
-    last = torch.inf if times.is_floating_point() else torch.iinfo(times.dtype).max
-    ordered = (times if mask is None else times.masked_fill(~mask, last)).sort(-1).values
-    count = times.new_full(times.shape[:-1], times.shape[-1], dtype=torch.int64) if mask is None else mask.sum(-1)
-    # Neighbours are subtracted themselves: nanoseconds of years, counted from the first, would be rounded.
-    between = _difference(ordered[..., 1:], ordered[..., :-1])[0]
-    real = torch.arange(between.shape[-1], device=times.device) < count.unsqueeze(-1) - 1
-    gaps = _positive(between.where(real, 0.0))
+    since = elapsed(times, mask=mask)
+    real = torch.ones_like(since, dtype=torch.bool) if mask is None else mask
+    ordered = since.detach().masked_fill(~real, torch.inf).sort(-1).values
+    gaps = _positive(ordered.diff())
     if len(gaps) == 0:
         raise ValueError("times must hold a sequence with two different times, to initialise the periods from")
-    end = ordered.gather(-1, (count - 1).clamp(min=0).unsqueeze(-1))
-    spans = _positive(_difference(end, ordered[..., :1])[0])
+    spans = _positive(ordered.masked_fill(ordered.isinf(), -torch.inf).amax(-1) - ordered[..., 0])
     shortest, longest = 2 * float(np.quantile(gaps, 0.05)), 2 * float(np.quantile(spans, 0.95))
     return shortest, max(longest, shortest)
 
@@ -96,21 +71,17 @@ def _first(times: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _origin(origin: Any, times: Tensor) -> Tensor:
-    if isinstance(origin, Tensor):
-        _check_dtype("origin", origin)
-        batch = times.shape[:-1]
-        fits = origin.ndim <= len(batch)
-        fits = fits and all(a in (1, b) for a, b in zip(origin.shape[::-1], batch[::-1], strict=False))
-        if not fits:
-            raise ValueError(f"origin must be a number or {tuple(batch)}, got {tuple(origin.shape)}")
-        return origin.to(times.device)
-    if isinstance(origin, bool) or not isinstance(origin, Real):
-        raise TypeError(f"origin must be a number or a tensor, got {type(origin).__name__}")
-    if not isinstance(origin, Integral) or times.is_floating_point():
-        return torch.tensor(origin, dtype=torch.float64, device=times.device)
-    if not -(2**63) <= int(origin) < 2**63:
-        raise ValueError(f"origin must fit into 64 bits, as times do, got {origin}")
-    return torch.tensor(int(origin), device=times.device)
+    if not isinstance(origin, Tensor):
+        if isinstance(origin, bool) or not isinstance(origin, Real):
+            raise TypeError(f"origin must be a number or a tensor, got {type(origin).__name__}")
+        whole = isinstance(origin, int) and not times.is_floating_point()
+        return torch.tensor(origin, dtype=torch.int64 if whole else torch.float64, device=times.device)
+    _check_dtype("origin", origin)
+    batch = times.shape[:-1]
+    fits = origin.ndim <= len(batch)
+    if not fits or not all(a in (1, b) for a, b in zip(origin.shape[::-1], batch[::-1], strict=False)):
+        raise ValueError(f"origin must be a number or {tuple(batch)}, got {tuple(origin.shape)}")
+    return origin.to(times.device)
 
 
 def _check(times: Tensor, mask: Tensor | None) -> None:
@@ -129,7 +100,7 @@ def _check(times: Tensor, mask: Tensor | None) -> None:
 
 
 def _check_dtype(name: str, value: Tensor) -> None:
-    """Raise for float32 and shorter: the precision they have lost cannot be recovered."""
+    """Raise for float32 and shorter."""
     if value.dtype not in (torch.float64, torch.int64, torch.int32):
         raise TypeError(
             f"{name} must be float64 or integers, got {value.dtype}: float32 cannot resolve Unix seconds that are less "
