@@ -19,69 +19,39 @@ def rope(kind, **parameters):
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
 
 
+MOE = {"num_experts_per_tok": 1, "num_local_experts": 2, "num_experts": 2}
+QWEN_MOE = {**MOE, "model": "Qwen2MoeModel", "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+SMOL = {"model": "SmolLM3Model", "num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+LONG = {"max_position_embeddings": 128, "original_max_position_embeddings": 32}
+LONG |= rope("longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0] * 4)
+YARN = rope("yarn", factor=40.0, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=64)
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 VARIANTS = {
     "falcon, multi-query": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
-    "falcon, one key a query": (
-        "falcon",
-        {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 4},
-    ),
+    "falcon, one key a query": ("falcon", {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 4}),
     "gpt2, unscaled": ("gpt2", {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": False}),
     "phi, query and key norms": ("phi", {"qk_layernorm": True}),
     "llama, biases": ("llama", {"attention_bias": True}),
     "llama, linear": ("llama", rope("linear", factor=4.0)),
-    "llama, llama3": (
-        "llama",
-        rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
-    ),
+    "llama, llama3": ("llama", LLAMA3),
     "llama, yarn": ("llama", rope("yarn", factor=4.0, original_max_position_embeddings=64)),
     "phi3, longrope": (
         "phi3",
-        {
-            "max_position_embeddings": 128,
-            "original_max_position_embeddings": 32,
-            **rope("longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0] * 4),
-        },
+        {**LONG, **rope("longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0] * 4)},
     ),
     "deepseek v2": ("deepseek", {"model": "DeepseekV2Model"}),
     "deepseek, no query latent": ("deepseek", {"q_lora_rank": None}),
     "deepseek, pairs apart": ("deepseek", {"rope_interleave": False}),
-    "deepseek, yarn": (
-        "deepseek",
-        rope("yarn", factor=40.0, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=64),
-    ),
+    "deepseek, yarn": ("deepseek", YARN),
     "opt, post-norm": ("opt", {"do_layer_norm_before": False}),
     "wav2vec2, pre-norm": ("wav2vec2", {"do_stable_layer_norm": True}),
     "deberta, no positions": ("deberta_v2", {"relative_attention": False, "pos_att_type": []}),
     "gpt_neox, all rotary": ("gpt_neox", rope("default", partial_rotary_factor=1.0)),
     "modernbert, local and global": ("modernbert", {"num_hidden_layers": 4}),
-    "gemma3, local and global": ("gemma3", {"num_hidden_layers": 6}),
-    "granite": ("llama", {"model": "GraniteModel", "attention_multiplier": 0.3}),
-    "granite, mixture": (
-        "llama",
-        {"model": "GraniteMoeModel", "attention_multiplier": 0.3, "num_local_experts": 2, "num_experts_per_tok": 1},
-    ),
-    "smollm3, some layers unturned": (
-        "llama",
-        {
-            "model": "SmolLM3Model",
-            "num_hidden_layers": 4,
-            "pad_token_id": 0,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
-    ),
-    "qwen2, mixture": (
-        "qwen2",
-        {
-            "model": "Qwen2MoeModel",
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16,
-        },
-    ),
+    "granite": ("llama", {"model": "GraniteMoeModel", "attention_multiplier": 0.3, **MOE}),
+    "smollm3, some layers unturned": ("llama", SMOL),
+    "qwen2, mixture": ("qwen2", QWEN_MOE),
     "umt5": ("t5", {"model": "UMT5Model"}),
-    "mt5": ("t5", {"model": "MT5Model"}),
     "stablelm, biases": ("stablelm", {"use_qkv_bias": True}),
     "qwen3, no groups": ("qwen3", {"num_key_value_heads": 4}),
 }

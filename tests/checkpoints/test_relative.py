@@ -49,15 +49,6 @@ def test_tables_of_windows(tmp_path):
     assert torch.equal(bias[:, 0, 0].float(), table[-1])
 
 
-def test_a_table_of_no_square_window_is_refused(tmp_path):
-    prefix = "encoder.layer.0.attention.attention."
-    name = f"{prefix}relative_position_bias.relative_position_bias_table"
-    tensors = {**attention(prefix, 8, "query", "key", "value"), name: torch.randn(20, 2)}
-    found = write(tmp_path, tensors, model_type="beit", num_attention_heads=2)
-    with pytest.raises(ValueError, match="a table of 20 biases is not that of a square window"):
-        found.pair_bias(found[0], torch.arange(2), torch.arange(2))
-
-
 @pytest.mark.parametrize("side", ["query", "key"])
 def test_vectors_of_positions_by_brute_force(side):
     vectors, content = torch.randn(2, 5, 3), torch.randn(2, 4 if side == "query" else 6, 3)

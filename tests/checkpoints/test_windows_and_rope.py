@@ -13,25 +13,19 @@ import keyquery as kq
 from keyquery.proof.families import tiny_model
 
 LENGTH = 14
+SOME = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 WINDOWED = {
     "mistral": ("mistral", {"sliding_window": 5}),
     "mistral, none": ("mistral", {"sliding_window": None}),
-    "mixtral": (
-        "mistral",
-        {"model": "MixtralModel", "sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 1},
-    ),
-    "starcoder2": ("starcoder2", {"sliding_window": 5}),
     "phi3": ("phi3", {"sliding_window": 5}),
-    "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
-    "qwen2, none": ("qwen2", {"use_sliding_window": False, "sliding_window": 5, "max_window_layers": 1}),
-    "qwen3": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen2": ("qwen2", SOME),
+    "qwen2, none": ("qwen2", {**SOME, "use_sliding_window": False}),
     "gemma2": ("gemma2", {"sliding_window": 5, "num_hidden_layers": 3}),
     "gemma3": ("gemma3", {"sliding_window": 5, "num_hidden_layers": 7}),
     "gemma3, both ways": ("gemma3", {"sliding_window": 8, "num_hidden_layers": 7, "use_bidirectional_attention": True}),
     "gpt_oss": ("gpt_oss", {"sliding_window": 5, "num_hidden_layers": 3}),
     "modernbert": ("modernbert", {"local_attention": 8, "num_hidden_layers": 4}),
     "gpt_neo": ("gpt_neo", {"window_size": 5, "attention_types": [[["global", "local"], 1]]}),
-    "llama": ("llama", {}),
 }
 # How configs said it before they had `layer_types`, and what they then left unsaid.
 OLD = {
@@ -70,35 +64,24 @@ def test_windows_are_those_of_the_model(case, tmp_path):
         assert torch.equal(seen_by_us(layer), expected), layer.name
 
 
+LONGER = {"original_max_position_embeddings": 64, "max_position_embeddings": 256}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONG = {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [3.0] * 4}
 ROPES = {
     "scaling without a base": {"rope_parameters": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 500.0},
     "scaling without any base": {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
     "the old scaling": {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 500.0},
     "both": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_parameters": {"rope_type": "default"}},
-    "yarn, length outside": {
-        "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0},
-        "original_max_position_embeddings": 64,
-        "max_position_embeddings": 256,
-    },
-    "yarn, length outside and inside": {
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-        "original_max_position_embeddings": 64,
-        "max_position_embeddings": 256,
-    },
-    "yarn, no length": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "max_position_embeddings": 256},
+    "yarn, length outside": {"rope_parameters": {**YARN, "rope_theta": 10000.0}, **LONGER},
+    "yarn, length outside and inside": {"rope_scaling": {**YARN, "original_max_position_embeddings": 32}, **LONGER},
+    "yarn, no length": {"rope_scaling": YARN, "max_position_embeddings": 256},
     "yarn, no factor": {
-        "rope_scaling": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64},
+        "rope_scaling": {**YARN, "factor": None, "original_max_position_embeddings": 64},
         "max_position_embeddings": 512,
     },
-    "llama3, no length": {
-        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        "max_position_embeddings": 128,
-    },
-    "longrope": {
-        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [3.0] * 4},
-        "original_max_position_embeddings": 64,
-        "max_position_embeddings": 256,
-    },
+    "llama3, no length": {"rope_scaling": LLAMA3, "max_position_embeddings": 128},
+    "longrope": {"rope_scaling": LONG, **LONGER},
 }
 
 

@@ -251,21 +251,14 @@ def test_weights_that_are_not_asked_for_are_not_dequantised(tmp_path):
     assert len(list(kq.read(save(tmp_path, tensors, {})))) == 1
 
 
+NF4 = "weight.quant_state.bitsandbytes__nf4"
 MISSING = {
     "fp8": (fp8_blocks, "weight_scale_inv", r"q_proj\.weight is stored as float8_e4m3fn without scales"),
     "int4": (packed_int(4), "weight_scale", r"q_proj\.weight_packed .* lacks .*q_proj\.weight_scale"),
-    "int4, zero points": (
-        packed_int(4, asymmetric=True),
-        "weight_shape",
-        r"q_proj\.weight_scale has the shape \(160, 5\), expected|no whole group|packed 4-bit|expected uint8",
-    ),
-    "nvfp4": (nvfp4, "weight_scale", r"q_proj\.weight_packed .* lacks .*q_proj\.weight_scale"),
     "mxfp4": (mxfp4_blocks, "weight_scales", r"q_proj\.weight_blocks .* MXFP4, which lacks .*q_proj\.weight_scales"),
     "gptq": (gptq(4), "qzeros", r"q_proj\.qweight is a weight in GPTQ, which lacks .*q_proj\.qzeros"),
     "awq": (awq, "qzeros", r"q_proj\.qweight is a weight in AWQ, which lacks .*q_proj\.qzeros"),
-    "nf4": (four_bit("nf4", False), "weight.quant_map", r"lacks .*q_proj\.weight\.quant_map"),
-    "nf4's state": (four_bit("nf4", False), "weight.quant_state.bitsandbytes__nf4", r"lacks .*bitsandbytes__nf4"),
-    "nf4's scales": (four_bit("nf4", True), "weight.absmax", r"q_proj\.weight is stored as uint8 without scales"),
+    "nf4's state": (four_bit("nf4", False), NF4, r"lacks .*bitsandbytes__nf4"),
     "int8": (eight_bit, "SCB", r"q_proj\.weight is stored as int8 without scales"),
 }
 

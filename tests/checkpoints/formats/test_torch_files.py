@@ -5,7 +5,6 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
-from contextlib import suppress
 
 import pytest
 import torch
@@ -60,14 +59,6 @@ def test_it_reads_what_torch_reads(tmp_path, zipped, mapped):
     assert len({one.untyped_storage().data_ptr() for one in found["views"][:4]}) == 1  # shared, as they were
     found["views"][0].zero_()  # and the file is not written to
     assert same(load_pickled(path), expected)
-
-
-def test_what_is_mapped_is_not_copied(tmp_path):
-    path = saved(tmp_path, {"w": torch.zeros(2**22)})
-    before = path.read_bytes()
-    found = load_pickled(path, mapped=True)["w"]
-    found.add_(1)
-    assert path.read_bytes() == before
 
 
 # Pickles by hand
@@ -195,16 +186,6 @@ def test_tensors_lie_within_their_storages(claim, words, tmp_path):
     path = zipped(tmp_path, tensor(*claim), {"0": struct.pack("<2f", 1, 2)}, "b.pt")
     with pytest.raises(ValueError, match=words):
         load_pickled(path)
-
-
-def test_a_member_beyond_the_end_is_refused(tmp_path):
-    path = zipped(tmp_path, tensor((2,), (1,)), {"0": struct.pack("<2f", 1, 2)})
-    data = path.read_bytes()
-    at = data.index(b"PK\x01\x02", data.index(b"archive/version\x33") if b"archive/version\x33" in data else 0)
-    for offset in range(at, len(data) - 4):  # every 4 bytes of the directory, overwritten
-        path.write_bytes(data[:offset] + b"\xf0\xff\xff\x7f" + data[offset + 4 :])
-        with suppress(ValueError):
-            load_pickled(path)
 
 
 def test_another_byte_order_is_refused(tmp_path):
