@@ -18,8 +18,7 @@ Every config type of transformers {version}, and how its checkpoints are read. `
 model of each type, saved it, read it, and compared the scores of every attention module with those that the model gave
 to its softmax, at several positions. **Exact** means a relative error of at most 1e-5 in all of them. **Content exact**
 means the same for the product of queries and keys, while some layers have a position term that is not read; the notes
-of those layers say so. Terms that need the inputs of a model, such as the boxes of words, are computed by
-`Heads.given_term`. Sliding windows are compared as well.
+of those layers say so. Sliding windows are compared as well.
 
 | status | types | meaning |
 | --- | --- | --- |

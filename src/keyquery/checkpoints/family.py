@@ -38,13 +38,11 @@ WHOLE |= {"content_bias", "distance_bias", "frequencies", "ssmax"}
 WHOLE.add("dim_scale")  # factors of a query's dimensions, before a softplus
 WHOLE.add("head_scale")  # the logarithm of a factor on the scores of each head
 WHOLE.add("query_shift")  # what is added to the queries of each head
-WHOLE |= {"gate_constant", "box_frequencies"}
 WHOLE.add("clip")  # a bound of what enters a projection
 WHOLE.add("second")  # a packed weight that queries and keys pass after their own
 # Roles that a file may lack.
 SOMETIMES = {"query_norm", "key_norm", "first_norm", "packed_bias", *WHOLE}
 SOMETIMES |= {"reduction", "memory_norm", "distances", "distance_norm", "distance_key", "distance_query"}
-SOMETIMES |= {"bias_tables", "column_bias", "row_bias", "gate", "box_projection"}
 SOMETIMES |= {"coordinates", "coordinate_biases"}
 # Required roles; one of each group.
 NEEDED: dict[str, list[tuple[str, ...]]] = {
@@ -95,7 +93,7 @@ class Attention:
     pool: str | None = None
     part: str = ""  # what it is called where a module has several, such as "global"
     window: str | None = None  # layers with a sliding window, without `layer_types`: see positions/sequence.py
-    # Position term: "alibi", "t5", "clipped"; those of positions/relative.py and given.py; "unread": it is not read
+    # Position term: "alibi", "t5", "clipped"; those of positions/relative.py; "unread": it is not read
     position: str = "none"
     # "half" or "interleaved" pairs; "half of axis": those of each axis; "unread": rotated in a way that is not read
     rope: str | None = None

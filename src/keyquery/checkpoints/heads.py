@@ -17,7 +17,6 @@ from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Projections, moved
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, query_latent, read_rows, values
 from keyquery.checkpoints.norms import dim_scale, epsilon, read_norms, require_finite
-from keyquery.checkpoints.positions.given import GIVEN, given_term
 from keyquery.checkpoints.positions.grids import axial_of
 from keyquery.checkpoints.positions.notes import layer_notes, position_of, precision_notes
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS, Relative, relatives, table_bias
@@ -167,17 +166,6 @@ class Heads:
         if layer.position not in VECTORS:
             return []
         return relatives(layer, self.source, self._config_of(self._locations[layer.index][0]), queries, keys)
-
-    def given_term(
-        self, layer: Layer, tokens: Float[Tensor, "batch n d"], inputs: Mapping[str, Any]
-    ) -> Float[Tensor, "#batch heads n n"] | None:
-        """The term of the scaled score that depends on the inputs of the model, such as boxes of words, if any.
-
-        `tokens` are what enters the layer, and `inputs` those of the model, by name.
-        """
-        if layer.position not in GIVEN:
-            return None
-        return given_term(layer, self.source, self._config_of(self._locations[layer.index][0]), tokens, inputs)
 
     def _read(self, index: int) -> Layer:
         try:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
+from keyquery.checkpoints.positions.relative import GIVEN
 from keyquery.checkpoints.sources import read_tensors
 from keyquery.forms.rope import PlacedRope
 from keyquery.listening.products import Softmax
@@ -26,7 +26,7 @@ QUERY = ("query", "query_down", "query_up", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
 EXACTLY = 1e-6  # relative error of a score that is the same for all keys
 UNTESTED = "only at position 0, or behind a mask"
-CONTENT = ("unread", "rotary")  # terms of positions that are not read
+CONTENT = ("unread", "rotary", *GIVEN)  # terms of positions that are not read
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Comparison:
             both = own_window(event, both)
             if layers[0].position in CONTENT:
                 return content(event, name, both, layers[0], positions)
-            nearest = closest(event, name, self._finished(layers[0], both, tokens, capture.inputs), layers[0])
+            nearest = closest(event, name, self._finished(layers[0], both, tokens), layers[0])
             if memory is not None:
                 both_kinds = torch.cat((both, to_memory(layers[0], tokens.x, memory, positions)), -1)
                 nearest = replace(closest(event, name, both_kinds, layers[0]), why=nearest.why)
@@ -173,13 +173,11 @@ class Comparison:
         except (RuntimeError, ValueError) as error:
             return Match(event.owner, name, bad, bad, f"{type(error).__name__}: {str(error).splitlines()[0][:120]}")
 
-    def _finished(self, layer: Layer, ours: Tensor, tokens: Tokens, inputs: Mapping[str, Any]) -> Tensor:
+    def _finished(self, layer: Layer, ours: Tensor, tokens: Tokens) -> Tensor:
         """With position terms and soft-cap."""
         places = [torch.arange(count) for count in ours.shape[-2:]]
         bias = self.heads.pair_bias(layer, *places)
         ours = ours if bias is None else ours + bias.to(ours)
-        given = self.heads.given_term(layer, tokens.x, inputs)
-        ours = ours if given is None else ours + given.to(ours)
         query, key = (t.expand(-1, -1, layer.weights.query.shape[1], -1, -1) for t in layer.project(tokens.x, tokens.y))
         for term in self.heads.relatives(layer, *places):
             ours = ours + term.scores((query if term.side == "query" else key).flatten(1, 2))

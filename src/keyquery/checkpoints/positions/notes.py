@@ -7,8 +7,7 @@ from typing import Any
 
 from keyquery.checkpoints.family import Location
 from keyquery.checkpoints.norms import token_width
-from keyquery.checkpoints.positions.given import GIVEN
-from keyquery.checkpoints.positions.relative import TABLES, VECTORS
+from keyquery.checkpoints.positions.relative import GIVEN, TABLES, VECTORS
 from keyquery.checkpoints.sources import Source
 
 Config = Mapping[str, Any]
@@ -58,9 +57,7 @@ def layer_notes(location: Location, source: Source, config: Config, part: str, s
         ),
         "positions are rows and columns: scores depend on no single offset": bool(attention.axes),
         "a term of positions is added to its scores and not read": attention.position == "unread",
-        f"{GIVEN.get(attention.position)} is added to its scores: it is read, and in no form": (
-            attention.position in GIVEN
-        ),
+        f"{GIVEN.get(attention.position)} is added to its scores and not read": attention.position in GIVEN,
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
         f"queries and keys are clipped to ±{clip}, which no form has": clip is not None,

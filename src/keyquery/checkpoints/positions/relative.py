@@ -20,6 +20,13 @@ Config = Mapping[str, Any]
 Positions = Int[Tensor, " n"]
 TABLES = ("window", "window with class", "continuous")  # biases by rows and columns
 VECTORS = ("decomposed", "disentangled", "transformer-xl", "xlnet", "relative keys", "shaw", "context")
+# Terms of the inputs of a model, which are not read, and what they are made of.
+GIVEN = {
+    "gated": "a bias of distances, scaled by a gate of the query's token,",
+    "boxes": "a bias of the boxes of two tokens",
+    "scaled boxes": "a bias of the boxes of two tokens",
+    "box vectors": "the product of a query with a vector of the boxes of two tokens",
+}
 
 
 @dataclass(frozen=True, eq=False)

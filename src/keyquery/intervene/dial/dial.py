@@ -20,8 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.checkpoints.positions.given import GIVEN
-from keyquery.checkpoints.positions.relative import TABLES, VECTORS
+from keyquery.checkpoints.positions.relative import GIVEN, TABLES, VECTORS
 from keyquery.forms.parts import PARTS
 from keyquery.intervene.dial.directions import DirectionGains, Directions, check_gain, direction_gains
 from keyquery.intervene.dial.means import MEANS, Means, SiteMeans

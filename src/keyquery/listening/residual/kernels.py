@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.checkpoints.positions.given import GIVEN
+from keyquery.checkpoints.positions.relative import GIVEN
 from keyquery.listening.parts.pairs import ScoredPairs
 
 UNREAD = {
