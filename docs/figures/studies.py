@@ -14,7 +14,6 @@ PICTURES = (
     ("mask.svg", "mask", None),
     ("kernels.svg", "kernels", None),
     ("initialisation.svg", "initialisation", None),
-    ("primal.svg", "primal", None),
 )
 
 

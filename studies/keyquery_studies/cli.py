@@ -12,7 +12,7 @@ from keyquery_studies.kernels.command import kernels
 from keyquery_studies.lineage.command import lineage
 from keyquery_studies.mask.command import mask
 from keyquery_studies.objectives.command import objectives
-from keyquery_studies.primal.command import primal
+from keyquery_studies.primal.study import Primal
 from keyquery_studies.rerank import Rerank
 from keyquery_studies.stability.command import stability
 from keyquery_studies.starts.command import starts
@@ -22,14 +22,13 @@ from keyquery_studies.words import Words
 study = typer.Typer(
     help="Claims about attention, each re-run by one command.", no_args_is_help=True, rich_markup_mode="markdown"
 )
-STUDIES = (Causes, Datapoints, Dial, Rerank, Time, Words)
+STUDIES = (Causes, Datapoints, Dial, Primal, Rerank, Time, Words)
 COMMANDS = (
     objectives,
     mask,
     starts,
     kernels,
     circuit,
-    primal,
     stability,
     lineage,
     *(of.command() for of in STUDIES),

@@ -25,7 +25,7 @@ KINDS = {
     "lineage study": _kind("lineage"),
     "mask study": _kind("mask"),
     "objectives": _kind("objectives"),
-    "primal study": _kind("primal"),
+    "primal study": Kind("keyquery_studies.primal.study", "keyquery_studies.primal.study"),
     "rerank study": _module("rerank"),
     "stability study": _kind("stability"),
     "starts study": _kind("starts"),

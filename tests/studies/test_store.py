@@ -5,9 +5,7 @@ from keyquery_studies.common.language_models import Training, prepare
 from keyquery_studies.common.runner import Job
 from keyquery_studies.kernels.synthetic import Trial
 from keyquery_studies.objectives.study import Place
-from keyquery_studies.primal.arena.speed import Speed
-from keyquery_studies.primal.arena.training import ArenaTraining
-from keyquery_studies.primal.uea_series import SeriesTrial, prepare_series
+from keyquery_studies.primal.series import prepare_series
 
 from keyquery.layers import Shape
 
@@ -21,13 +19,6 @@ JOBS = {
         objective="masked", kernel="general", seed=2, steps=400, share=0.02, init="tied", **TEXT
     ),
     "look-up-skew-128-3-7fbd4992ce": Trial("look-up", "skew", 128, 3),
-    "listops-primal-0.2-0-daa9dcac48": ArenaTraining(
-        task="listops", attention="primal", seed=0, data=DATA, share=0.2, minutes=3.0
-    ),
-    "speed-image-975880c0f9": Speed(task="image", where="cpu"),
-    "JapaneseVowels-primal+-held-out-default-512-4-8fb3fd4ad2": SeriesTrial(
-        dataset="JapaneseVowels", digest=DATA, attention="primal+", seed=4
-    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""The published Long Range Arena model: two blocks of width 64; and an eager softmax for the timing."""
+"""The published model of the Long Range Arena, and what the released code of Primal-Attention does differently."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 
 from keyquery.layers import Encoder
+from keyquery.learn.layers import PrimalAttention, regularizer
 
 WIDTH, DEPTH, HEADS, HIDDEN, DROPOUT = 64, 2, 2, 128, 0.1
-ATTENTIONS = ("primal", "primal+", "general")  # general: softmax, fused
-EAGER = "eager"  # softmax that materialises every score, as in the published timing
 
 
 class Classifier(nn.Module):
@@ -27,20 +25,16 @@ class Classifier(nn.Module):
         self, attention: str, vocabulary: int, length: int, classes: int, primal: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__()
-        kernel = "general" if attention == EAGER else attention
         options: dict[str, Any] = {"hidden": HIDDEN, "dropout": DROPOUT}
-        if kernel != "general":
+        if attention != "general":
             options["primal"] = primal
         self.tokens = nn.Embedding(vocabulary, WIDTH)
         self.places = nn.Parameter(torch.empty(length, WIDTH))
         self.dropout = nn.Dropout(DROPOUT)
-        self.body = Encoder(WIDTH, DEPTH, HEADS, kernel=kernel, **options)
+        self.body = Encoder(WIDTH, DEPTH, HEADS, kernel=attention, **options)
         self.head = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes))
         for weight in (self.tokens.weight, self.places):
             nn.init.normal_(weight, std=0.02)
-        if attention == EAGER:
-            for block in self.body.blocks:
-                block.attention = Eager()
 
     def forward(
         self, tokens: Integer[Tensor, "batch n"], mask: Bool[Tensor, "batch n"] | None = None
@@ -54,21 +48,21 @@ class Classifier(nn.Module):
         return self.head(x.where(real, 0.0).sum(1) / real.sum(1))
 
 
-class Eager(nn.Module):
-    """Eager softmax attention: scores, their softmax and its dropout are all materialised, n × n per head."""
+def start_as_published(model: nn.Module) -> None:
+    """Initialise primal layers with the smaller weights of the released code.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.maps = nn.Linear(WIDTH, 3 * WIDTH)
-        self.output = nn.Linear(WIDTH, WIDTH)
+    There, columns of We and Wr have length 1/√rank, not 1, and Λ = u² with u uniform on (0, 1), not 1/rank.
+    """
+    with torch.no_grad():
+        for layer in _primal(model):
+            layer.directions.mul_(layer.rank**-0.5)
+            layer.log_lambda.copy_(2 * torch.rand_like(layer.log_lambda).clamp(min=1e-3).log())
 
-    def forward(
-        self, x: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None, is_causal: bool = False
-    ) -> Float[Tensor, "batch n dim"]:
-        """Attend; every token attends to every real one."""
-        query, key, value = self.maps(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        scores = query @ key.mT * (WIDTH // HEADS) ** -0.5
-        if mask is not None:
-            scores = scores.masked_fill(~mask[:, None, None], torch.finfo(scores.dtype).min)
-        weights = dropout(scores.softmax(-1), DROPOUT, self.training)
-        return self.output((weights.to(value.dtype) @ value).transpose(1, 2).flatten(2))
+
+def published_regularizer(model: nn.Module) -> Float[Tensor, ""]:
+    """The mean of the losses of a model's primal layers, as the released code has it; `kq.regularizer` is their sum."""
+    return regularizer(model) / max(len(_primal(model)), 1)
+
+
+def _primal(model: nn.Module) -> list[PrimalAttention]:
+    return [layer for layer in model.modules() if isinstance(layer, PrimalAttention)]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from keyquery_studies.common.stacked import stacked
-from keyquery_studies.primal.arena import text_training
-from keyquery_studies.primal.arena.model import Classifier
-from keyquery_studies.primal.arena.side_by_side import SAMPLINGS, SIDES
-from keyquery_studies.primal.arena.stacked import STACKED, _released, _sampled, initial, losses, samples_padding
-from keyquery_studies.primal.arena.text_training import TextRun, TextTraining, accuracy
-from keyquery_studies.primal.released_code import published_regularizer
-from keyquery_studies.primal.study import Plan, run
+from keyquery_studies.primal import text as module
+from keyquery_studies.primal.model import Classifier, published_regularizer
+from keyquery_studies.primal.stacked import STACKED, _released, _sampled, initial, losses, samples_padding
+from keyquery_studies.primal.study import SAMPLINGS, SIDES, Primal
+from keyquery_studies.primal.text import TextRun, TextTraining, accuracy, prepare_texts
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -74,24 +73,21 @@ def texts(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("attention", SIDES)
 def test_a_training_ends_when_no_model_improves(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_training, "EVERY", 5)
-    monkeypatch.setattr(text_training, "PATIENCE", 2)
+    monkeypatch.setattr(module, "EVERY", 5)
+    monkeypatch.setattr(module, "PATIENCE", 2)
     splits = {
         name: texts(count, seed)
         for seed, (name, count) in enumerate({"train": 64, "validation": 32, "test": 32}.items())
     }
     options = {"attention": attention, "data": "", "lr": 3e-3, "length": 24, "steps": 400, "batch": 8}
     runs = [TextRun(seed=seed, **options) for seed in (0, 1)]
-    rows = TextTraining(runs, splits, "cpu").train(lambda: False)
+    rows = TextTraining(runs, splits, "cpu").train()
     for row in rows:
         assert row["ended"] == "validation"
         assert row["accuracy"] == 1.0
         assert row["validation"] == 0.0
     last = max(row["best_step"] for row in rows)
     assert {row["steps_run"] for row in rows} == {last + 10}
-    early = TextTraining(runs, splits, "cpu").train(lambda: True)
-    assert [(row["ended"], row["steps_run"]) for row in early] == [("time", 5)] * 2
-    assert [row["curve"] for row in early] == [row["curve"][:1] for row in rows]
 
 
 @pytest.mark.parametrize("attention", STACKED)
@@ -162,25 +158,55 @@ def test_start_of_the_released_layer() -> None:
     assert directions.norm(dim=2).mean().item() == pytest.approx(20**-0.5, rel=0.05)
 
 
-@pytest.mark.slow
-def test_texts_are_compared_at_the_best_rates(tmp_path: Path) -> None:
+@pytest.fixture
+def films(tmp_path: Path) -> Path:
+    """Texts of one letter, by their label; more than 2,500 to train on."""
     rows = [("train" if i < 2600 else "test", i % 2, "ab"[i % 3 % 2] * 4) for i in range(2620)]
     lines = [f"{split}\t{label}\t{text}" for split, label, text in rows]
-    (tmp_path / "films.tsv").write_text("split\tlabel\ttext\n" + "\n".join(lines) + "\n")
-    plan = Plan(part="text", seeds=(0, 1), length=8, steps=2, batch=8)
-    reading = run(tmp_path, tmp_path / "out", plan, "cpu")
+    folder = tmp_path / "films"
+    folder.mkdir()
+    (folder / "films.tsv").write_text("split\tlabel\ttext\n" + "\n".join(lines) + "\n")
+    return folder
+
+
+def test_texts_are_bytes_with_a_validation_split(films: Path, tmp_path: Path) -> None:
+    facts = prepare_texts(films / "films.tsv", tmp_path / "kept")
+    assert facts["examples"] == [100, 2500, 20]
+    splits = module.load_texts(tmp_path / "kept" / f"texts-{facts['digest']}.npz", 6, "cpu")
+    tokens, labels = splits["test"]
+    assert tokens.shape == (20, 6)
+    assert labels.tolist() == [0, 1] * 10
+    assert bytes(tokens[0].tolist()) in (b"aaaa\0\0", b"bbbb\0\0")
+    assert prepare_texts(None, tmp_path / "kept") == facts
+    with pytest.raises(ValueError, match="texts need a"):
+        prepare_texts(None, tmp_path / "none")
+
+
+@pytest.mark.slow
+def test_texts_are_compared_at_the_best_rates(study: Any, films: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keyquery_studies.common.rates.EXTENSIONS", 0)
+    options = ["--part", "text", "--seed", 0, "--seed", 1, "--length", 8, "--steps", 2, "--batch", 8]
+    reading = study("primal", "--data", films, *options)
     arms = {name: [row for row in reading.text if row["attention"] == name] for name in SIDES}
     for name, own in arms.items():
         (rate,) = [row["lr"] for row in own if row["seed"] == 1]
         tried = {row["lr"]: row["validation"] for row in own if row["seed"] == 0}
-        assert len(tried) > 2
+        assert len(tried) == 3
         assert tried[rate] == min(tried.values())
         arms[name] = [row for row in own if row["lr"] == rate]
     gap = reading.contrasts()[0]
     assert (gap["attention"], gap["less"], gap["seeds"]) == ("primal", "general", 2)
     means = [sum(row["accuracy"] for row in arms[name]) / 2 for name in ("primal", "general")]
     assert gap["change"] == pytest.approx(means[0] - means[1])
-    assert run(tmp_path, tmp_path / "out", plan, "cpu").text == reading.text
+
+
+def test_series_are_run_by_every_attention_under_both_protocols(study: Any, series: Path) -> None:
+    options = ["--part", "series", "--dataset", "Waves", "--seed", 0, "--width", 16, "--epochs", 1]
+    reading = study("primal", "--data", series, *options)
+    assert len({(row["attention"], row["protocol"]) for row in reading.series}) == len(reading.series) == 6
+    assert [row["part"] for row in reading.summary()] == ["series"] * 6
+    with pytest.raises(ValueError, match="part must be one of 'series', 'text', 'all', got 'arena'"):
+        Primal(part="arena").run(None, "cpu")
 
 
 def test_sampling_is_compared_after_as_many_steps() -> None:

@@ -18,8 +18,7 @@ from torch.nn.functional import cross_entropy, dropout, gelu, normalize, pad, re
 
 from keyquery.learn.layers.primal.sample import evenly, take
 from keyquery_studies.common.stacked import Weights, embed, linear, norm, split_heads, within
-from keyquery_studies.primal.arena.model import DEPTH, DROPOUT, HEADS, WIDTH, Classifier
-from keyquery_studies.primal.released_code import start_as_published
+from keyquery_studies.primal.model import DEPTH, DROPOUT, HEADS, WIDTH, Classifier, start_as_published
 
 # "released": the released layer in our model; "released, all positions": pooled over padding as well, as it was.
 # The last two sample tokens where the other layer does.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,28 +16,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.layers import Attention
 from keyquery.learn.base import hold_out
 from keyquery.learn.data import load_ts
 from keyquery.learn.data.series import Series
 from keyquery.learn.inputs.sequences import padded, statistics
-from keyquery.learn.layers import PrimalAttention
 from keyquery.learn.series.network import SeriesNetwork
 from keyquery.learn.series.training import TIE, Labelled, epochs_of, judged
 from keyquery.learn.training import Recipe, train
-from keyquery.support.checks import check_choice, check_count
+from keyquery.support.checks import check_choice
 from keyquery.support.files import write_all
 from keyquery_studies.common.runner import device_name
-from keyquery_studies.common.store import array_file, digest_of, npz_bytes, read_json, result_name
-from keyquery_studies.primal.released_code import published_regularizer, start_as_published
+from keyquery_studies.common.store import array_file, digest_of, npz_bytes, read_json
+from keyquery_studies.common.study import Trial
+from keyquery_studies.primal.model import published_regularizer, start_as_published
 
 ATTENTIONS = ("primal", "primal+", "general")
 PROTOCOLS = ("held out", "published")
-VARIANTS = ("default", "ksvd", "no loss", "e only", "data independent", "causal")
 BATCH, DROPOUT, HELD_OUT = 16, 0.1, 0.2
 JUDGED = 64  # batch size of evaluation
-SAMPLE = 16  # test series whose kernel spectra are computed
-VALUES = 64  # singular values recorded per kernel
 # Rank and eta of primal and of primal+, as published, per dataset.
 PUBLISHED = {
     "EthanolConcentration": ((30, 0.1), (40, 0.2)),
@@ -147,7 +142,7 @@ def _load(path: Path, device: str) -> tuple[Labelled, Labelled]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeriesTrial:
+class SeriesTrial(Trial):
     """One network on one dataset.
 
     Under "held out", the epoch is selected on a stratified validation split, a fifth of the training data; under
@@ -159,7 +154,6 @@ class SeriesTrial:
     digest: str  # of the data
     attention: str
     protocol: str = "held out"
-    variant: str = "default"
     seed: int = 0
     width: int = 512
     heads: int = 8
@@ -167,69 +161,19 @@ class SeriesTrial:
     rank: int = 20
     eta: float = 0.1
     epochs: int = 100
-    bins: int | None = None  # pooled segments that the head flattens; None: one per token, as published
 
     def __post_init__(self) -> None:
         check_choice("attention", self.attention, ATTENTIONS)
-        check_choice("protocol", self.protocol, PROTOCOLS)
-        check_choice("variant", self.variant, VARIANTS)
-        check_count("epochs", self.epochs)
-        check_count("width", self.width)
         if self.width % self.heads:
             raise ValueError(f"heads must divide width: {self.heads} does not divide {self.width}")
-        check_count("bins", self.bins, optional=True)
-        if self.attention == "general" and self.variant not in ("default", "causal"):
-            raise ValueError(f"variant {self.variant!r} needs primal attention, not {self.attention!r}")
-
-    @property
-    def name(self) -> str:
-        """The name of its result file."""
-        words = (self.dataset, self.attention, self.protocol, self.variant, self.width, self.seed)
-        fixed = {
-            "start": "published",
-            "batch": BATCH,
-            "dropout": DROPOUT,
-            "held_out": HELD_OUT,
-            "sample": SAMPLE,
-            "values": VALUES,
-        }
-        return result_name(words, {**asdict(self), **fixed, "recipe": asdict(self.recipe(1))})
-
-    def recipe(self, every: int) -> Recipe:
-        """The published recipe, with `every` steps per epoch."""
-        plain: dict[str, Any] = {
-            "optimiser": "radam",
-            "schedule": "flat",
-            "warmup": 0,
-            "weight_decay": 0.0,
-            "clip": 4.0,
-        }
-        return Recipe(self.epochs * every, lr=1e-3, seed=self.seed, check_every=every, **plain)
 
     def network(self, dims: int, classes: int, length: int) -> SeriesNetwork:
-        """The network at initialisation, for training series of at most `length` tokens."""
-        primal: dict[str, Any] = {}
-        if self.variant == "ksvd":
-            primal["loss"] = "ksvd"
-        if self.variant == "data independent":
-            primal["data_dependent"] = False
-        sizes: dict[str, Any] = {
-            "width": self.width,
-            "depth": self.depth,
-            "heads": self.heads,
-            "dropout": DROPOUT,
-            "bins": length if self.bins is None else self.bins,
-        }
-        eta = 0.0 if self.variant == "no loss" else self.eta
+        """The network at initialisation, for training series of at most `length` tokens, each with its own weights."""
+        sizes: dict[str, Any] = {"width": self.width, "depth": self.depth, "heads": self.heads, "bins": length}
+        primal: dict[str, Any] = {"attention": self.attention, "rank": self.rank, "eta": self.eta}
         torch.manual_seed(self.seed)
-        network = SeriesNetwork(dims, classes, attention=self.attention, rank=self.rank, eta=eta, **sizes, **primal)
+        network = SeriesNetwork(dims, classes, dropout=DROPOUT, **primal, **sizes)
         start_as_published(network)
-        if self.variant == "causal":
-            network.encoder.is_causal = True
-        if self.variant == "e only":
-            for layer in network.modules():
-                if isinstance(layer, PrimalAttention):
-                    _without_r(layer)
         return network
 
     def run(self, folder: Path, device: str) -> dict[str, Any]:
@@ -245,86 +189,26 @@ class SeriesTrial:
         last = [1.0]
 
         def validate(network: Any) -> float:
-            accuracy, loss = judged(network, checked, JUDGED)
-            errors.append(accuracy)
+            error, loss = judged(network, checked, JUDGED)
+            errors.append(error)
             if len(errors) == self.epochs:
-                last[0] = accuracy if checked is test else judged(network, test, JUDGED)[0]
-            return accuracy + TIE * loss
+                last[0] = error if checked is test else judged(network, test, JUDGED)[0]
+            return error + TIE * loss
 
-        sample = test.take(np.linspace(0, len(test.target) - 1, min(SAMPLE, len(test.target))).astype(int))
-        decay = {"start": decays(model, sample)}
-        start = perf_counter()
-        log = train(model, draw, _loss, self.recipe(every), validate=validate)
-        seconds = perf_counter() - start
-        decay["trained"] = decays(model, sample)
+        options: dict[str, Any] = {"optimiser": "radam", "schedule": "flat", "warmup": 0, "weight_decay": 0.0}
+        recipe = Recipe(self.epochs * every, lr=1e-3, clip=4.0, seed=self.seed, check_every=every, **options)
+        log = train(model, draw, _loss, recipe, validate=validate)
         return {
-            **asdict(self),
-            "batch": BATCH,
+            **self.settings(),
             "learned": len(learned.target),
             "parameters": sum(weight.numel() for weight in model.parameters()),
             "accuracy": 1 - judged(model, test, JUDGED)[0],
             "last_accuracy": 1 - last[0],
             "best_epoch": log.best_step // every,
-            "curve": [1 - accuracy for accuracy in errors],  # validation accuracy
-            "decay": decay,
-            "seconds": seconds,
+            "curve": [1 - error for error in errors],  # validation accuracy
             "device": device_name(device),
         }
 
 
 def _loss(model: nn.Module, batch: Labelled) -> Float[Tensor, ""]:
     return cross_entropy(model(*batch.data), batch.target) + published_regularizer(model)
-
-
-def _without_r(layer: PrimalAttention) -> None:
-    """Remove r from [e; r]: its output weights are zero and get no gradient."""
-    with torch.no_grad():
-        layer.concat.weight[:, layer.rank :] = 0
-    is_e = torch.arange(2 * layer.rank) < layer.rank
-    layer.concat.weight.register_hook(lambda gradient: gradient * is_e.to(gradient))
-
-
-@torch.no_grad()
-def decays(model: SeriesNetwork, sample: Labelled) -> list[list[float] | None]:
-    """Per layer, the kernel's singular values over their sum, largest first, averaged over heads and series.
-
-    The kernel is K = Φ_q f(X)ᵀf(X) Φ_kᵀ of a primal layer, and the attention matrix of softmax attention. A causal
-    primal layer has none.
-    """
-    layers: list[Any] = [block.attention for block in model.encoder.blocks]
-    inputs: list[Tensor] = []
-    hooks = [layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for layer in layers]
-    was = model.training
-    model.eval()(*sample.data)
-    model.train(was)
-    for hook in hooks:
-        hook.remove()
-    spectra: list[list[float] | None] = []
-    for layer, x in zip(layers, inputs, strict=True):
-        if isinstance(layer, PrimalAttention):
-            causal = model.encoder.is_causal and layer.data_dependent
-            rows = [] if causal else [head["spectrum"] for head in layer.ksvd(x, sample.data.real).heads]
-            values = torch.tensor(rows, dtype=torch.float64) if rows else None
-        else:
-            assert isinstance(layer, Attention)
-            values = _softmax_values(layer, x, sample.data.real, model.encoder.is_causal)
-        spectra.append(None if values is None else _shares(values))
-    return spectra
-
-
-def _shares(values: Float[Tensor, "kernels values"]) -> list[float]:
-    shares = (values / values.sum(-1, keepdim=True)).mean(0)
-    return shares[:VALUES].tolist()
-
-
-def _softmax_values(layer: Attention, x: Tensor, real: Tensor, causal: bool) -> Float[Tensor, "kernels values"]:
-    """Singular values of the attention matrix over real tokens, per series and head, zero-padded."""
-    query, key = (part.double() for part in layer.queries_and_keys(x))
-    spectra = []
-    for number, mask in enumerate(real):
-        scores = query[number][:, mask] @ key[number][:, mask].mT * layer.scale
-        if causal:
-            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
-        values = torch.linalg.svdvals(scores.softmax(-1)).cpu()
-        spectra.append(torch.nn.functional.pad(values, (0, real.shape[1] - values.shape[-1])))
-    return torch.cat(spectra)

@@ -1,1 +1,0 @@
-"""Tasks of the Long Range Arena: two generators, two real datasets, and the model."""
