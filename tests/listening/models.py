@@ -1,6 +1,5 @@
 """Models to listen to: classes of one's own in plain PyTorch, and whether a model is as it was."""
 
-import math
 from functools import wraps
 
 import torch
@@ -11,41 +10,14 @@ import keyquery as kq
 from keyquery.listening import attachment
 from keyquery.listening.exclusive import _SHARED
 from keyquery.listening.transformers_attention import TABLE, unwrapped, uses_interface
+from tests.instruments.plain import SelfAttention
 
 
-class CausalSelfAttention(nn.Module):
-    """As in minGPT: one fused projection, a buffer as mask, softmax over q·kᵀ."""
+class CausalSelfAttention(SelfAttention):
+    """As in minGPT: one fused projection, softmax over q·kᵀ."""
 
-    def __init__(self, width=16, heads=4, longest=128):
-        super().__init__()
-        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.n_head = heads
-        self.register_buffer("bias", torch.ones(longest, longest).tril()[None, None])
-
-    def forward(self, x):
-        b, n, width = x.shape
-        q, k, v = (t.view(b, n, self.n_head, -1).transpose(1, 2) for t in self.c_attn(x).split(width, dim=2))
-        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-        att = att.masked_fill(self.bias[:, :, :n, :n] == 0, float("-inf"))
-        y = torch.softmax(att, dim=-1) @ v
-        return self.c_proj(y.transpose(1, 2).contiguous().view(b, n, width))
-
-
-class GPT(nn.Module):
-    """A GPT without a config."""
-
-    def __init__(self, attention=CausalSelfAttention, width=16, layers=2):
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(60, width), nn.Embedding(16, width)
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
-        self.attentions = nn.ModuleList(attention(width) for _ in range(layers))
-        self.head = nn.Linear(width, 60, bias=False)
-
-    def forward(self, idx):
-        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
-        for norm, attention in zip(self.norms, self.attentions, strict=True):
-            x = x + attention(norm(x))
-        return self.head(x)
+    def __init__(self, width=16, heads=4):
+        super().__init__(width, heads, fused=False)
 
 
 class FusedAttention(nn.Module):

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import keyquery as kq
 from keyquery.proof.families import tiny_model
+from tests.instruments.plain import GPT
 from tests.listening.models import (
-    GPT,
     CausalSelfAttention,
     EinsumAttention,
     FusedAttention,

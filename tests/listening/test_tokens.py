@@ -12,7 +12,8 @@ from transformers import StaticCache
 import keyquery as kq
 from keyquery.listening.tokens import Bound, Run
 from keyquery.proof.families import tiny_model
-from tests.listening.models import GPT, randomised
+from tests.instruments.plain import GPT
+from tests.listening.models import randomised
 
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0]])
 REAL = MASK.bool()
@@ -170,7 +171,7 @@ def test_positions_of_layers_of_ours():
 def test_a_model_of_ones_own_embeds_positions():
     class Shifted(GPT):
         def forward(self, idx):
-            return self.attentions[0](self.wte(idx) + self.wpe(torch.arange(idx.shape[1]) + 3))
+            return self.h[0](self.wte(idx) + self.wpe(torch.arange(idx.shape[1]) + 3))
 
     assert calls_of(randomised(GPT()), idx=ids(2, 5))[0].positions.tolist() == [[0, 1, 2, 3, 4]]
     assert calls_of(randomised(Shifted()), idx=ids(2, 5))[0].positions.tolist() == [[3, 4, 5, 6, 7]]

@@ -20,6 +20,7 @@ from itertools import permutations
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from keyquery.checkpoints.positions.relative import Relative
 from keyquery.forms.parts import PARTS, Rotated
@@ -108,10 +109,13 @@ class ScoreVariance:
         heads, n, m = len(query), query.shape[1], key.shape[1]
         means = self._means_at(positions, query, key, ROLES[sequence % len(ROLES)])
         products, sinks, moves = [], [], []
-        if self.by_position:
-            self._reserve(positions, query)
-        for numbers in torch.arange(heads).split(at_once(n * m, query)):
-            chosen = slice(int(numbers[0]), int(numbers[-1]) + 1)
+        if self.by_position:  # slopes for positions up to the last ones
+            before = self._slopes or [query.new_zeros(0, heads, query.shape[2])] * 2
+            more = [max(int(at.max()) + 1 - len(slopes), 0) for at, slopes in zip(positions, before, strict=True)]
+            self._slopes = [pad(slopes, (0, 0, 0, 0, 0, count)) for slopes, count in zip(before, more, strict=True)]
+        at_once = max(CELLS.get(query.device.type, MANY_CELLS) // (n * m), 1)
+        for start in range(0, heads, at_once):
+            chosen = slice(start, min(start + at_once, heads))
             seen = visible if len(visible) == 1 else visible[chosen]
             (first, vectors), *others = [
                 self._parts(query[chosen], key[chosen], mean_query[chosen], mean_key[chosen], positions, chosen)
@@ -122,10 +126,9 @@ class ScoreVariance:
             sinks.append(sink_of(first[:, POSITION], second[:, POSITION], positions[1], seen))
             if self.by_position:
                 moves.append(self._follow(first, vectors, positions, chosen, earlier))
-        increase(self.products, sequence, torch.cat(products, 1))
-        increase(self.sinks, sequence, torch.cat(sinks))
-        if earlier:
-            increase(self.moves, sequence, torch.cat(moves, 1))
+        sums = [(self.products, torch.cat(products, 1)), (self.sinks, torch.cat(sinks))]
+        for by_sequence, value in [*sums, (self.moves, torch.cat(moves, 1))] if earlier else sums:
+            by_sequence[sequence] = by_sequence[sequence] + value if sequence in by_sequence else value
         self._followed += 1
         self.tokens[sequence % GROUPS] += n
         if not self.is_cross:
@@ -144,11 +147,22 @@ class ScoreVariance:
     def _parts(
         self, query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor, positions: Both, chosen: slice
     ) -> tuple[Float[Tensor, "heads parts n m"], Rotated]:
-        """Pairs, swapped pairs, popularity, query-only and position."""
+        """Pairs, swapped pairs, popularity, query-only and position; in cross-attention nothing can be swapped."""
+        at, rope = positions[0], self._rope
         if self.is_cross:
-            return _cross_parts(query, key, mean_query, mean_key, positions, self._rope)
-        at, _ = positions
-        out, vectors = stacked_parts(query, key, mean_query, mean_key, at, self._rope)
+            sides = [torch.stack((x - mean, mean)) for x, mean in ((query, mean_query), (key, mean_key))]
+            if rope is not None:
+                sides = [rope.rotate(side, places) for side, places in zip(sides, positions, strict=True)]
+            (query, mean_query), (key, mean_key) = sides
+            vectors = Rotated(query, key, mean_query, mean_key, query, key)
+        else:
+            vectors = Rotated.of(query, key, mean_query, mean_key, at, rope)
+        out = query.new_empty(len(query), len(PARTS), query.shape[1], key.shape[1])
+        out[:, 0] = vectors.query @ vectors.key.mT
+        out[:, 1] = out[:, 0] if self.is_cross else out[:, 0].mT if rope is None else vectors.swapped()
+        out[:, POPULARITY] = vectors.query_mean @ vectors.key.mT
+        out[:, QUERY_ONLY] = vectors.query @ vectors.key_mean.mT
+        out[:, POSITION] = vectors.query_mean @ vectors.key_mean.mT
         bias = None if self._bias is None else self._bias(at, at)
         if bias is not None:
             out[:, POSITION] += bias[chosen].to(out)
@@ -156,16 +170,6 @@ class ScoreVariance:
         for term in [] if self._terms is None else self._terms(at, at):
             add_term(parts, term.of_heads(chosen), query, key, mean_query, mean_key)
         return out, vectors
-
-    def _reserve(self, positions: Both, query: Tensor) -> None:
-        """Allocate slopes for positions up to the last ones."""
-        heads, _, rank = query.shape
-        before = self._slopes or [query.new_zeros(0, heads, rank)] * 2
-        lengths = [max(int(at.max()) + 1, len(slopes)) for at, slopes in zip(positions, before, strict=True)]
-        self._slopes = [
-            torch.cat((slopes, slopes.new_zeros(length - len(slopes), heads, rank)))
-            for slopes, length in zip(before, lengths, strict=True)
-        ]
 
     def _follow(
         self, parts: Tensor, vectors: Rotated, positions: Both, chosen: slice, earlier: Sequence[Tensor]
@@ -196,41 +200,6 @@ class ScoreVariance:
         if self.contents is None:
             self.contents = moment.new_zeros(GROUPS, *moment.shape)
         self.contents[group] += moment
-
-
-def stacked_parts(
-    query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor, at: Tensor, rope: Rope | None
-) -> tuple[Float[Tensor, "heads parts n n"], Rotated]:
-    """Pairs, swapped pairs, popularity, query-only and position, without what positions add to scores."""
-    vectors = Rotated.of(query, key, mean_query, mean_key, at, rope)
-    out = _products_of_vectors(vectors)
-    out[:, 1] = out[:, 0].mT if rope is None else vectors.swapped()
-    return out, vectors
-
-
-def _cross_parts(
-    query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor, positions: Both, rope: Rope | None
-) -> tuple[Float[Tensor, "heads parts n m"], Rotated]:
-    """As `stacked_parts`, with keys of another sequence; pairs stand for swapped pairs."""
-    sides = [torch.stack((x - mean, mean)) for x, mean in ((query, mean_query), (key, mean_key))]
-    if rope is not None:
-        sides = [rope.rotate(side, at) for side, at in zip(sides, positions, strict=True)]
-    (query, mean_query), (key, mean_key) = sides
-    vectors = Rotated(query, key, mean_query, mean_key, query, key)
-    out = _products_of_vectors(vectors)
-    out[:, 1] = out[:, 0]
-    return out, vectors
-
-
-def _products_of_vectors(vectors: Rotated) -> Float[Tensor, "heads parts n m"]:
-    """The parts but for swapped pairs, whose place is left empty."""
-    heads, n, m = len(vectors.query), vectors.query.shape[1], vectors.key.shape[1]
-    out = vectors.query.new_empty(heads, len(PARTS), n, m)
-    out[:, 0] = vectors.query @ vectors.key.mT
-    out[:, POPULARITY] = vectors.query_mean @ vectors.key.mT
-    out[:, QUERY_ONLY] = vectors.query @ vectors.key_mean.mT
-    out[:, POSITION] = vectors.query_mean @ vectors.key_mean.mT
-    return out
 
 
 def add_term(
@@ -273,13 +242,3 @@ def sink_of(
     # Rows sum to 0: m₁ keys with mean a leave the others −m₁a/(m − m₁), squares m₁a²·m/(m − m₁) in all.
     squares = first_sum * second_sum / among.clamp(min=1) * count / others * (count > among)
     return squares.sum(-1).double()
-
-
-def at_once(cells: int, like: Tensor) -> int:
-    """How many heads are computed at a time, with so many scores each."""
-    return max(CELLS.get(like.device.type, MANY_CELLS) // max(cells, 1), 1)
-
-
-def increase(sums: dict[int, Tensor], sequence: int, value: Tensor) -> None:
-    """Add to the sum of a sequence."""
-    sums[sequence] = sums[sequence] + value if sequence in sums else value
