@@ -286,36 +286,37 @@ def test_a_model_on_two_devices(device):
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])  # whose backward pass is in another thread
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing_in_a_model_of_ones_own(reentrant, device):
+@pytest.mark.parametrize("name", ["functions", "interface", "layers"])
+def test_activation_checkpointing_is_refused_where_attention_is_changed(name, device):
+    """In the backward pass padding and positions are not known; listening alone sees every call once."""
     torch.use_deterministic_algorithms(device == "cpu")
+    (model, inputs), gradients = ADAPTERS[name](), []
+    model, inputs = model.to(device), [x.to(device) for x in inputs]
+    block = {"functions": "h.0", "interface": "layers.0", "layers": "blocks.0"}[name]
+    block = model.get_submodule(block)
+    whole, before = block.forward, state(model)
 
-    class Checkpointed(Residual):
-        again = False
+    def run():
+        out = model(*inputs)
+        return (out if isinstance(out, torch.Tensor) else out[0]).square().sum()
 
-        def forward(self, x):
-            for attention in self.attentions:
-                x = x + (checkpoint(attention, x, use_reentrant=reentrant) if self.again else attention(x))
-            return x
+    def again(*args, **kwargs):
+        return checkpoint(whole, *args, use_reentrant=False, **kwargs)
 
-    class TorchAttention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.MultiheadAttention(16, 4, batch_first=True)
-
-        def forward(self, x):
-            return self.layer(x, x, x)[0]
-
-    model = randomised(Checkpointed(CausalSelfAttention(), EinsumAttention(), FusedAttention(), TorchAttention()))
-    model, gradients = model.to(device), []
-    x = torch.randn(3, 5, 16).double().to(device).requires_grad_()
-    before = state(model)
-    for Checkpointed.again in (False, True):
+    for forward in (whole, again):
+        block.forward = forward
         model.zero_grad()
-        x.grad = None
-        with kq.listen(model, lambda call: {"query": 1.5 * call.query, "value": -call.value}):
-            model(x).square().sum().backward()
-        gradients.append([x.grad, *(weight.grad.clone() for weight in model.parameters())])
-    for plain, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(again, plain)
+        with kq.listen(model) as calls:
+            run().backward()
+        assert len(calls) == 2
+        gradients.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(checkpointed, plain)
+    with (
+        pytest.raises(RuntimeError, match="turn activation checkpointing off") as error,
+        kq.listen(model, lambda call: {"query": 1.5 * call.query}),
+    ):
+        run().backward()
+    assert_one_sentence(error)
+    del block.forward
     assert_as_before(model, before)

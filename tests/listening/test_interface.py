@@ -135,43 +135,6 @@ def test_without_padding_a_fused_causal_model_has_no_mask_and_is_causal():
     assert plain.shape == (2, 6, 32)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "BloomForCausalLM"])
-def test_activation_checkpointing_computes_what_was_replaced_again(name, reentrant):
-    """With left padding, which is known in the forward alone."""
-    model = tiny_model(name.removesuffix("ForCausalLM").lower(), model=name).double().train()
-    inputs = {**padded("llama"), "use_cache": False}
-    gradients = []
-    for again in (False, True):
-        if again:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-            model.enable_input_require_grads()
-        model.zero_grad()
-        with kq.listen(model, lambda call: {"query": call.query * (1 + call.positions[:, None, :, None] / 9)}):
-            model(**inputs).logits[inputs["attention_mask"].bool()].square().sum().backward()
-        gradients.append([weight.grad.clone() for weight in model.parameters()])
-    for plain, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(again, plain)
-
-
-def test_a_forward_that_is_computed_again_must_be_known():
-    """Two forwards with other padding wait for their backward pass: which of them is computed again cannot be told."""
-    model = tiny_model("llama", model="LlamaForCausalLM").train()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    inputs = {**padded("llama"), "use_cache": False}
-    other = {**inputs, "attention_mask": inputs["attention_mask"].flip(0)}
-    with kq.listen(model, lambda call: {"query": 2 * call.query}):
-        loss = model(**inputs).logits.sum() + model(**inputs).logits.sum()
-        loss.backward()  # all the same
-        loss = model(**inputs).logits.sum() + model(**other).logits.sum()
-        with pytest.raises(RuntimeError, match="call backward after each") as error:
-            loss.backward()
-    assert_one_sentence(error)
-    with kq.listen(model) as calls:
-        model(**inputs).logits.sum().backward()
-    assert len(calls) == 2  # not those of the backward pass
-
-
 def by_width(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **_):
     """An implementation that derives its scale from the width of queries."""
     key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], 1) for t in (key, value))

@@ -53,6 +53,7 @@ class Attachment:
         self.on_error: list[OnError] = []  # of listeners that change nothing
         self.layers: dict[str, int] = {}  # number of every attention module, by the order of first calls
         self.ran: set[str] = set()  # modules called attention, where torch functions are watched
+        self.replaces = False  # whether a listener has replaced something
         self.inside = 0  # depth of attention functions that another adapter has seen
         self.changes = ExitStack()
 
@@ -79,8 +80,9 @@ class Attachment:
         If no listener changes anything, an error does not reach the model, and nothing is saved for gradients:
         activation checkpointing counts what a forward saves.
         """
-        if not self.changes_calls and in_backward():
-            return None, {}  # it was seen in the forward
+        if in_backward() and not (self.run.frames and self.changes_calls):  # it was seen in the forward
+            self.check_again(name)
+            return None, {}
         try:
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.changes_calls):
                 return self.dispatch(module, name, facts())
@@ -98,11 +100,11 @@ class Attachment:
 
     def dispatch(self, module: nn.Module, name: str, facts: Facts) -> tuple[Call, dict[str, Tensor]]:
         """Show a call to all listeners, each with what those before it replaced; returns it, and what was replaced."""
-        if not (self.run.frames or in_backward()):
+        if not self.run.frames:
             raise RuntimeError(
                 f"{name or 'the model'} was called outside of the model's forward: call the model itself"
             )
-        if self.run.thread != get_ident() and not in_backward():
+        if self.run.thread != get_ident():
             raise RuntimeError("the model is running in another thread: run one after the other")
         call, merged = self.call(module, name, facts), dict[str, Tensor]()
         seen, left = call, len(self.listeners)
@@ -114,9 +116,16 @@ class Attachment:
                 seen = seen.replaced(new) if left or "scores" in merged else seen
                 if "scores" in merged and seen.given_scores is not None:  # with later queries, keys and bias in them
                     merged["scores"] = seen.given_scores
-        if not self.run.frames:  # activations of the backward pass end with it
-            self.run.arguments.pop(module, None)
+        self.replaces = self.replaces or bool(merged)
         return call, merged
+
+    def check_again(self, name: str) -> None:
+        """Raise if a module that computes a forward again, in the backward pass, computed it with changes."""
+        if self.replaces:
+            raise RuntimeError(
+                f"{name} is computed again in the backward pass, where its attention cannot be changed: "
+                "turn activation checkpointing off"
+            )
 
     def call(self, module: nn.Module, name: str, facts: Facts) -> Call:
         """The call of a module, with its number and its tokens."""
@@ -158,6 +167,7 @@ def add_listener(model: nn.Module, listener: OnCall, changes: ExitStack, on_erro
 def _remove(model: nn.Module, attachment: Attachment, listener: OnCall, on_error: OnError | None) -> None:
     if listener in attachment.listeners:
         attachment.listeners.remove(listener)
+        attachment.replaces = False
     if on_error in attachment.on_error:
         attachment.on_error.remove(on_error)
     if not attachment.listeners and _ATTACHED.get(model) is attachment:

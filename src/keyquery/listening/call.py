@@ -35,20 +35,10 @@ class Tokens:
     real: Bool[Tensor, "batch m"] | None = None
     shift: Int[Tensor, "batch 1"] | None = None
 
-    def fit(self, batch: int, n: int, m: int) -> bool:
-        """Whether they are of a call of these sizes."""
-        sizes = {len(x) for x in vars(self).values() if x is not None}
-        return sizes <= {1, batch} and self.positions.shape[-1] == n and self.key_positions.shape[-1] == m
-
     def rows(self, rows: slice, batch: int) -> Tokens:
         """The tokens of some of `batch` sequences."""
         fields = {name: x if x is None or len(x) != batch else x[rows] for name, x in vars(self).items()}
         return Tokens(**fields)
-
-    def same(self, other: Tokens) -> bool:
-        """Whether others are equal."""
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return self is other or all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
 
 
 @dataclass(frozen=True, eq=False)

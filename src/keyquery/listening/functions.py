@@ -76,32 +76,29 @@ class Functions(Products):
         self.attachment, self.modules = attachment, modules
         self.pending: list[Softmax] = []  # whose product with values was not seen yet
         self.on = False
-        self.again = ExitStack()  # in which it is on while a module is computed again, in a backward pass
 
     def around(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model, or one inside of it, with the mode on."""
-        with ExitStack() if self.on else self.running():
+        if self.on:
             return call(*args, **kwargs)
-
-    def running(self) -> ExitStack:
-        """Context in which the mode is on."""
-        stack = ExitStack()
         self.on = True
-        stack.callback(setattr, self, "on", False)
         self.stack.clear()
         self.pending.clear()
-        stack.enter_context(self)
-        return stack
+        try:
+            with self:
+                return call(*args, **kwargs)
+        finally:
+            self.on = False
 
     def idle(self) -> bool:
         """Inside of attention that another adapter, or this one, has seen."""
         return self.attachment.inside > 0
 
     def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """A module is called, in the model's forward or, by activation checkpointing, in the backward pass."""
+        """A module is called."""
         if name and not self.on and not self.attachment.run.frames and self.attachment.changes_calls:
             if in_backward():
-                self.again = self.running()
+                self.attachment.check_again(name)
             elif looks_like_attention(module):
                 raise RuntimeError(f"{name} was called outside of the model's forward: call the model itself")
         super().enter(name, module, args, kwargs)
@@ -118,8 +115,6 @@ class Functions(Products):
                 raise RuntimeError(f"{name or 'the model'} changes its attention after the softmax: not supported")
         if not self.attachment.run.frames:
             self.attachment.run.arguments.pop(module, None)
-            if not self.stack:
-                self.again.close()
 
     def softmax(self, event: Softmax) -> None:
         """Wait for the product with values."""

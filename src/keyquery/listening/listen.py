@@ -40,7 +40,8 @@ def listen(model: nn.Module, on_call: OnCall | None = None) -> Iterator[list[Cal
     ValueError
         If the model ran, and none of its attention went through torch; or if a replaced tensor does not fit.
     RuntimeError
-        If two threads use the model at the same time, or an attention module is called without its model.
+        If two threads use the model at the same time, an attention module is called without its model, or activation
+        checkpointing calls one again that was changed.
 
     Examples
     --------

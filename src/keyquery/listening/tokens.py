@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +30,6 @@ from keyquery.listening.inputs.positions import cross_tokens, fitting, self_toke
 REAL = ("attention_mask", "decoder_attention_mask", "padding_mask")
 HIDDEN = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
 POSITION_EMBEDDING = re.compile(r"wpe|places|pos\w*|emb\w*_pos\w*")
-FORWARDS = 16  # that may wait for their backward pass, where activations are computed again
 
 
 def in_backward() -> bool:
@@ -110,9 +108,6 @@ class Run:
         self.rotary: Tensor | None = None  # ids given to a rotary embedding
         self.arguments: dict[nn.Module, Arguments] = {}
         self._tokens: dict[Any, tuple[Tokens, Any]] = {}  # with what they come from, whose ids stay valid so
-        # Of forwards with gradients, by module: activations may be computed again in their backward pass.
-        self._waiting: defaultdict[str, deque[Tokens]] = defaultdict(partial(deque, maxlen=FORWARDS))
-        self._computed_again = False
         self._paused = False
 
     def attach(self, modules: Mapping[str, nn.Module], changes: ExitStack) -> None:
@@ -146,9 +141,6 @@ class Run:
             return
         if not self.frames or module is self.model:
             self.count += 1
-            if self._computed_again or not torch.is_grad_enabled():
-                self._waiting.clear()
-            self._computed_again = False
         if module is self.model:  # an interrupt may have left frames, and a model does not call itself
             noted = {module: self.arguments[module]} if module in self.arguments else {}  # just now, if it attends
             self.clear()
@@ -198,7 +190,7 @@ class Run:
 
     def note(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep what an attention module is called with."""
-        if self.frames and self.thread != get_ident():
+        if self.thread != get_ident() if self.frames else in_backward():
             return
         if isinstance(module, Attention):
             kwargs = signature_of(type(module).forward).bind_partial(module, *args, **kwargs).arguments
@@ -226,8 +218,6 @@ class Run:
         Layers of one forward share them, so that what is computed from positions can be reused.
         """
         batch, n, m = len(query), query.shape[-2], key.shape[-2]
-        if not self.frames:
-            return self._again(name, batch, n, m)
         given = self.arguments.get(module, Arguments())
         if real is None:  # keys of cross-attention are the encoder's; a cache may keep fewer keys, or have free slots
             cached = not cross and given.cache is not None
@@ -246,25 +236,7 @@ class Run:
                 else self_tokens(ids, absolute is not None, real, n, m, total, query)
             )
             self._tokens[facts] = tokens, (candidates, self.embedded, real, queries)
-        waiting, tokens = self._waiting[name], self._tokens[facts][0]
-        if not waiting or waiting[-1] is not tokens:
-            waiting.append(tokens)
-        return tokens
-
-    def _again(self, name: str, batch: int, n: int, m: int) -> Tokens:
-        """The tokens of a call that is computed again in the backward pass."""
-        self._computed_again = True
-        known = [tokens for tokens in self._waiting[name] if tokens.fit(batch, n, m)]
-        if not known:
-            raise RuntimeError(
-                f"{name or 'the model'} was called outside of the model's forward: call the model itself"
-            )
-        if not all(tokens.same(known[0]) for tokens in known):
-            raise RuntimeError(
-                f"{name or 'the model'} is computed again for one of several forwards with other padding or positions: "
-                "call backward after each"
-            )
-        return known[0]
+        return self._tokens[facts][0]
 
     def _mask(self, shape: tuple[int, int], name: str, given: Arguments, cached: bool = False) -> Tensor | None:
         """The mask of tokens of a shape, or with `cached` of any length, if there is one."""
