@@ -7,7 +7,6 @@ import keyquery as kq
 from keyquery.learn.inputs.tables import Rows
 from keyquery.learn.layers import AttributeAttention, DatapointEncoder
 from keyquery.learn.npt.network import TableNetwork
-from keyquery.learn.training import Recipe, train
 
 SIZES = (0, 3, 0, 2, 0)
 
@@ -192,72 +191,6 @@ def test_points_carry_what_they_have_seen():
     with_points = layer(x)
     layer.block.attention.points.data += 1
     assert not torch.allclose(layer(x), with_points)
-
-
-# The look-up oracle: targets independent of features, every row twice, its target shown once.
-
-
-def doubled(generator, tables, n):
-    x = torch.randn(tables, n, 4, generator=generator)
-    values = torch.cat((x, x), 1)
-    hidden = torch.zeros(values.shape, dtype=torch.bool)
-    hidden[:, n:, -1] = True
-    return Rows(values, torch.zeros(values.shape, dtype=torch.long), hidden)
-
-
-def asked(made, rows):
-    return made.target(made(*rows))[:, rows.hidden.shape[1] // 2 :, 0]
-
-
-def looked_up(n, embedding, depth, heads, steps, lr, rows="full"):
-    """A network that was trained to find a row's twin, on fresh tables at every step."""
-    torch.manual_seed(0)
-    made = TableNetwork((0,) * 4, embedding, depth, heads, rows=rows)
-    recipe = Recipe(steps, lr=lr, schedule="flat+cosine", warmup=min(100, steps // 4), weight_decay=0.0, bf16=False)
-
-    def loss(model, table):
-        return (asked(model, table) - table.values[:, n:, -1]).square().mean()
-
-    train(made, lambda step, generator: doubled(generator, 16, n), loss, recipe)
-    return made
-
-
-@torch.no_grad()
-def correlation(made, n):
-    table = doubled(torch.Generator().manual_seed(10**6), 64, n)
-    pairs = torch.stack((asked(made, table).flatten(), table.values[:, n:, -1].flatten()))
-    return torch.corrcoef(pairs)[0, 1].item()
-
-
-@torch.no_grad()
-def moved(made, n, by=2.0):
-    """How far the twins of rows move, each by itself and its target raised; and by how much all others do."""
-    table = doubled(torch.Generator().manual_seed(10**6 + 1), 1, n)
-    before, twins, rest = asked(made, table)[0], [], []
-    for row in range(n):
-        values = table.values.clone()
-        values[0, row, -1] += by
-        change = (asked(made, table._replace(values=values))[0] - before) / by
-        twins.append(change[row].item())
-        rest.append(torch.cat((change[:row], change[row + 1 :])).abs().mean().item())
-    return twins, rest
-
-
-def leak(made, n):
-    table = doubled(torch.Generator().manual_seed(3), 2, n)
-    values = torch.where(table.hidden, 99.0, table.values)
-    return (asked(made, table._replace(values=values)) - asked(made, table)).abs().max().item()
-
-
-@pytest.mark.slow
-@pytest.mark.unchecked
-def test_a_small_network_looks_up_the_target_of_a_twin():
-    made = looked_up(n=6, embedding=16, depth=2, heads=2, steps=350, lr=4e-3)
-    assert correlation(made, 6) > 0.97
-    twins, rest = moved(made, 6)
-    assert 0.8 < sum(twins) / 6 < 1.2
-    assert max(rest) < 0.15
-    assert leak(made, 6) == 0
 
 
 @pytest.mark.parametrize("published", [False, True])

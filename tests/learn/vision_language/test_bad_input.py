@@ -133,20 +133,6 @@ def test_matching_tells_what_it_cannot_take(fitted):
     assert fitted.match(images, ["unheard words", "red"]).shape == (2,)
 
 
-def test_files_that_are_not_whole_are_told(fitted, tmp_path):
-    path = tmp_path / "model.safetensors"
-    fitted.save(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-40])
-    with pytest.raises(ValueError, match="is not a complete estimator file"):
-        kq.VisualParser.load(path)
-    path.write_bytes(whole.replace(b'\\"depth\\": 2', b'\\"depth\\": 3'))
-    with pytest.raises(ValueError, match=r"is not a complete VisualParser file: joint\.blocks\.2"):
-        kq.VisualParser.load(path)
-    with pytest.raises(FileNotFoundError):
-        kq.VisualParser.load(tmp_path / "none")
-
-
 def test_matching_at_chance_is_reported():
     images = np.random.default_rng(0).integers(256, size=(8, 8, 8), dtype=np.uint8)
     model = kq.VisualParser(

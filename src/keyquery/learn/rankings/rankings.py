@@ -49,29 +49,6 @@ class RankingScores(Reading, kind="ranking scores"):
         return [dict(row) for row in self.rows]
 
 
-def average_precision(ranks: Int[np.ndarray, " hits"], relevant: int) -> float:
-    """Standard AP: (1/n) Σ_j (j + 1)/(ρ_j + 1), ρ_j the rank of the j-th hit, both from 0, n = `relevant`."""
-    return float((np.arange(1, len(ranks) + 1) / (ranks + 1)).sum() / relevant)
-
-
-def trapezoidal_precision(ranks: Int[np.ndarray, " hits"], relevant: int) -> float:
-    """Trapezoidal AP: (1/n) Σ_j ½(j/ρ_j + (j + 1)/(ρ_j + 1)), first term 1 where ρ_j = 0; never above standard AP."""
-    order = np.arange(len(ranks))
-    before = np.where(ranks == 0, 1.0, order / np.maximum(ranks, 1))
-    return float((before + (order + 1) / (ranks + 1)).sum() / 2 / relevant)
-
-
-def recall(ranks: Int[np.ndarray, " hits"], relevant: int, k: int) -> float:
-    """The share of the relevant items among the first k."""
-    return float((ranks < k).sum() / relevant)
-
-
-def ndcg(ranks: Int[np.ndarray, " hits"], relevant: int, k: int) -> float:
-    """Σ 1/log₂(ρ_j + 2) over hits among the first k, divided by that of the ideal ranking."""
-    gain = (1 / np.log2(ranks[ranks < k] + 2)).sum()
-    return float(gain / (1 / np.log2(np.arange(min(relevant, k)) + 2)).sum())
-
-
 def score_rankings(ranked: Any, relevant: Any, junk: Any = None, at: Sequence[int] = (1, 10, 100)) -> RankingScores:
     """Score ranked lists by average precision, recall@k and nDCG@k.
 
@@ -110,8 +87,6 @@ def score_rankings(ranked: Any, relevant: Any, junk: Any = None, at: Sequence[in
     score_revisited : The setups of ROxford and RParis.
     """
     lists = _lists(ranked)
-    if isinstance(at, int):
-        raise TypeError(f"at must be a sequence of cutoffs k, such as (1, 10), got {at}")
     for k in at:
         check_count("a k of at", k)
     relevant_items = _indices("relevant", relevant, lists)
@@ -152,14 +127,16 @@ def _measures(
 ) -> dict[str, Any]:
     if (both := np.intersect1d(relevant, junk)).size:
         raise ValueError(f"an item must not be both relevant and junk, got {both[0]} in both")
-    kept = ranked[~np.isin(ranked, junk)]
-    ranks, count = np.flatnonzero(np.isin(kept, relevant)), len(relevant)
-    precisions = {"average_precision": average_precision, "trapezoidal_precision": trapezoidal_precision}
-    metrics: dict[str, Any] = {name: measure(ranks, count) if count else None for name, measure in precisions.items()}
+    ranks = np.flatnonzero(np.isin(ranked[~np.isin(ranked, junk)], relevant))  # ρ_j of the j-th hit, from 0
+    count, order = len(relevant), np.arange(len(ranks))
+    precision = (order + 1) / (ranks + 1)
+    before = np.where(ranks == 0, 1.0, order / np.maximum(ranks, 1))  # the precision one rank above
+    metrics = {"average_precision": precision.sum(), "trapezoidal_precision": (before + precision).sum() / 2}
     for k in at:
-        metrics |= {f"recall@{k}": recall(ranks, count, k) if count else None}
-        metrics |= {f"ndcg@{k}": ndcg(ranks, count, k) if count else None}
-    return {"relevant": count, **metrics}
+        gains = 1 / np.log2(np.arange(max(count, len(ranked))) + 2)
+        metrics[f"recall@{k}"] = (ranks < k).sum()
+        metrics[f"ndcg@{k}"] = count * gains[ranks[ranks < k]].sum() / gains[: max(min(count, k), 1)].sum()
+    return {"relevant": count, **{name: float(value / count) if count else None for name, value in metrics.items()}}
 
 
 def _lists(ranked: Any) -> Int[np.ndarray, "q m"]:

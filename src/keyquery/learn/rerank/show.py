@@ -38,12 +38,19 @@ def lines(reading: Reranking) -> list[Any]:
             table.add_row(
                 *cells, Text(mark(item), style=STYLES[direction(item)]), Text(short(name, LONGEST) + right), score
             )
-        precision = query["precision"]
-        known = precision is not None and precision["before"] is not None
-        scores = f", average precision {precision['before']:.3f} → {precision['after']:.3f}" if known else ""
-        shown += ["", Text(f"{short(query['name'] or 'query ' + str(query['query']), LONGEST)}{scores}"), table]
+        scores = _precision(query)
+        name = short(query["name"] or f"query {query['query']}", LONGEST)
+        shown += ["", Text(f"{name}, {scores}" if scores else name), table]
     rest = len(reading.queries) - QUERIES
     return shown + ([f"{rest} more queries not shown: use --json, --csv or --html for all"] if rest > 0 else [])
+
+
+def _precision(query: Mapping[str, Any]) -> str:
+    """The average precision before and after, if it is known."""
+    precision = query["precision"]
+    if precision is None or precision["before"] is None:
+        return ""
+    return f"average precision {precision['before']:.3f} → {precision['after']:.3f}"
 
 
 def direction(item: Mapping[str, Any]) -> str:
@@ -85,16 +92,10 @@ def moves(reading: Reranking, pyplot: Any, query: int = 0) -> Any:
         axis.text(x, 0.3, side, ha="center", weight="bold")
         if below:
             axis.text(x, reading.most + 0.85, "lower ranks", ha="center", va="top", size=6.5, color=COLOURS["stays"])
-    axis.set_title(_title(chosen), loc="left")
+    axis.set_title(
+        ": ".join(filter(None, [short(chosen["name"] or f"query {query}", LETTERS), _precision(chosen)])), loc="left"
+    )
     return figure
-
-
-def _title(query: Mapping[str, Any]) -> str:
-    name = short(query["name"] or f"query {query['query']}", LETTERS)
-    precision = query["precision"]
-    if precision is None or precision["before"] is None:
-        return name
-    return f"{name}: average precision {precision['before']:.3f} → {precision['after']:.3f}"
 
 
 def _places(item: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -178,11 +179,9 @@ def _facts(reading: Reranking) -> str:
 
 
 def _query(reading: Reranking, query: Mapping[str, Any]) -> dict[str, Any]:
-    precision = query["precision"]
-    known = precision is not None and precision["before"] is not None
     return {
         "name": f"Query {query['query']}" if query["name"] is None else query["name"],
-        "note": f"average precision {precision['before']:.3f} → {precision['after']:.3f}" if known else "",
+        "note": _precision(query),
         "picture": reading.thumbnails.get(f"query {query['query']}"),
         "before": list(query["before"]),
         "after": list(query["after"]),
