@@ -45,7 +45,6 @@ ELSEWHERE = {
     "keyquery wiring smollm2.gguf --ids repeated.txt --html wiring.html": "bench/attribution.py",
     "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --depth 2": "bench/attribution.py",
     "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --without 16.0": "bench/attribution.py",
-    "python bench/attribution.py smollm2.gguf --part circuit": "bench/attribution.py",
     TOGETHER: "tests/studies/test_together.py",
     "keyquery look model.gguf": "tests/checkpoints/formats/test_gguf.py",
     "keyquery look model.gguf --text reviews.txt": "tests/checkpoints/formats/test_gguf.py",
@@ -77,7 +76,10 @@ ATLAS = "docs/atlas.md"  # needs wheels of some hundred megabytes; tests/test_at
 KNOWN = [command for command in ALL.pop(ATLAS) if command.startswith("keyquery")]
 # They take hours, or need the wheels: understood, and not run.
 READ = [one for found in (*ALL.values(), KNOWN) for one in found if one.startswith("keyquery study") or found is KNOWN]
-RUN = {page: [one for one in found if one not in ELSEWHERE and one not in READ] for page, found in ALL.items()}
+RUN = {
+    page: [one for one in found if one not in ELSEWHERE and one not in READ and not one.startswith("python bench/")]
+    for page, found in ALL.items()
+}
 # The README is tested at every change, all other pages by `make test-all`.
 BY_PAGE = [pytest.param(p, marks=[] if p == "README.md" else pytest.mark.slow) for p, found in RUN.items() if found]
 

@@ -21,7 +21,7 @@ GIVEN = {"albert": 0, "bert": 0, "deberta_v2": 0, "distilbert": 0, "electra": 0,
 TEXT = sorted(
     name for name, family in families().items() if family.tiny and family.tiny.get("inputs", "text") == "text"
 )
-FAST = ("bert", "bloom", "gemma2", "gpt2", "llama", "opt")
+FAST = ("bert", "bloom", "gpt2", "llama")
 NAMES = [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in TEXT]
 WINDOWS = {"gemma2": 4, "gemma3": 4, "gpt_oss": 4, "mistral": 4}
 LENGTHS = (9, 4, 7, 6, 3, 8)

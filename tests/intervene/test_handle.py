@@ -12,7 +12,7 @@ from keyquery.intervene.handle import Handle, lasting, put
 from keyquery.listening.exclusive import left_open, temporarily
 from tests.intervene.dial.test_running import decoder, text
 from tests.intervene.tiny import assert_as_it_was, encoder, snapshot
-from tests.listening.test_exclusive import BUSY, in_another_thread
+from tests.listening.test_exclusive import BUSY
 
 MODELS = {
     "keyquery": lambda: (kq.Attention(8, 2), {"x": torch.randn(1, 4, 8)}),
@@ -128,28 +128,6 @@ def test_a_part_a_whole_and_a_wrapper_stand_for_the_model():
         kq.undo("model.safetensors")
 
 
-def test_undo_inside_a_block_is_the_end_of_the_change():
-    model = Unchanged(decoder("llama"), text(1, 6))
-    with kq.dial(model.model, skew=0), kq.ablate_heads(model.model, heads="0.0"):
-        kq.undo(model.model)
-        model.check()
-    model.check()
-
-
-def test_what_a_listener_left_attached_is_removed():
-    model = Unchanged(decoder("llama"), text(1, 6))
-
-    def listen(stack):
-        stack.callback(model.model.register_forward_hook(lambda *_: None).remove)
-
-    context = temporarily(model.model, listen)
-    context.__enter__()
-    kq.undo(model.model)
-    model.check()
-    context.__exit__(None, None, None)
-    model.check()
-
-
 def test_an_undo_that_fails_does_not_keep_the_others():
     layer = torch.nn.Linear(2, 2)
     before = snapshot(layer)
@@ -184,19 +162,6 @@ def test_a_handle_says_whether_it_is_active_and_how_to_undo_it():
         pass
     kq.undo(model)
     assert repr(swapped) == "<swap to 'psd' attention of LlamaForCausalLM, undone>"
-
-
-def test_a_dial_made_in_one_thread_is_used_turned_and_undone_in_others():
-    model = Unchanged(decoder("llama"), text(1, 6))
-    dial = in_another_thread(lambda: kq.dial(model.model, skew=0))
-    dialled = model.run()
-    assert torch.equal(in_another_thread(model.run), dialled)
-    in_another_thread(dial.turn)
-    assert torch.equal(model.run(), model.result)
-    in_another_thread(lambda: kq.ablate_heads(model.model))
-    dial.undo()
-    kq.undo(model.model)
-    model.check()
 
 
 UNDOING = {

@@ -125,36 +125,41 @@ def test_a_cache_that_was_filled_elsewhere_is_refused():
             model(**text(1, 1), past_key_values=cache)
 
 
+BAD = [
+    ({"heads": "7.0"}, r"no self-attention layer 7, requested by '7\.0'; available: 0 to 1"),
+    ({"heads": [(1, 9)]}, "layer 1 has no head 9"),
+    ({"heads": "three"}, r'pairs \(layer, head\) or strings such as "3.\*"'),
+    ({"heads": 0}, r'strings such as "0\.\*", got 0'),
+    ({"heads": []}, "at least one head"),
+    ({"symmetric": float("nan")}, "symmetric"),
+    ({"skew": "off"}, "skew"),
+    ({"skew": 1e39}, "skew must be a gain"),
+    ({"data": []}, "no activations"),
+    ({"data": text(1, 5)}, "data must be batches: .* got a dict"),
+    ({"data": [torch.ones(1, 5)]}, "data must be batches: .* got a Tensor"),
+]
+MODELS = [
+    (lambda: "llama", r"torch.nn.Module, got str"),
+    (lambda: nn.MultiheadAttention(8, 2, device="meta"), "on the meta device"),
+    (lambda: nn.MultiheadAttention(8, 2, add_zero_attn=True), "has extra keys"),
+    (lambda: kq.Attention(8, 2, dropout=0.1), r"in training mode with dropout: call model.eval\(\) first"),
+    (lambda: tiny_model("deberta_v2"), "disentangled position terms"),
+]
+
+
 @pytest.mark.unchecked
 def test_bad_input_is_told_and_changes_nothing():
     model = decoder("llama")
-    with pytest.raises(ValueError, match=r"no self-attention layer 7, requested by '7\.0'; available: 0 to 1"):
-        kq.dial(model, heads="7.0")
-    with pytest.raises(ValueError, match="layer 1 has no head 9"):
-        kq.dial(model, heads=[(1, 9)])
-    with pytest.raises(ValueError, match=r'pairs \(layer, head\) or strings such as "3.\*"'):
-        kq.dial(model, heads="three")
-    with pytest.raises(ValueError, match="at least one head"):
-        kq.dial(model, heads=[])
-    with pytest.raises((TypeError, ValueError), match="symmetric"):
-        kq.dial(model, symmetric=float("nan"))
-    with pytest.raises((TypeError, ValueError), match="skew"):
-        kq.dial(model, skew="off")
-    with pytest.raises(ValueError, match="no activations"):
-        kq.dial(model, data=[])
-    with pytest.raises(TypeError, match=r"torch.nn.Module, got str"):
-        kq.dial("llama")
-    with pytest.raises(ValueError, match="attention"):
-        kq.dial(nn.Linear(3, 3))
-    with pytest.raises(ValueError, match="on the meta device"):
-        kq.dial(nn.MultiheadAttention(8, 2, device="meta"))
-    with pytest.raises(ValueError, match=r"in training mode with dropout: call model.eval\(\) first"):
-        kq.dial(kq.Attention(8, 2, dropout=0.1))
-    with pytest.raises(ValueError, match="disentangled position terms"):
-        kq.dial(tiny_model("deberta_v2"), position=0)
+    for options, said in BAD:
+        with pytest.raises((TypeError, ValueError), match=said):
+            kq.dial(model, **options)
+    for make, said in MODELS:
+        with pytest.raises((TypeError, ValueError), match=said):
+            kq.dial(make(), position=0)
     with kq.dial(model, popularity=0), pytest.raises(ValueError, match="already dialled or projected: undo that first"):
         kq.dial(model, heads="0.0", data=[text(1, 5)])
     assert model not in _CHANGED
+    kq.dial(model, heads=[[0, 1]]).undo()
 
 
 def test_a_swapped_model_is_dialled_as_the_original_is():

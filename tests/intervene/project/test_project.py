@@ -134,5 +134,7 @@ def test_bad_input_is_told():
             kq.project(layer, **options)
     with pytest.raises(ValueError, match="rank must be even"):
         kq.project(layer_of(kq.Rope(8)), head=(0, 0), rank=3)
+    with pytest.raises(ValueError, match=r"head must select one head, got '0\.\*', which selects 2"):
+        kq.project(layer, "0.*")
     with pytest.raises(ValueError, match="is an MLA head"):
         kq.project(model, head=(1, 0), kernel="psd")
