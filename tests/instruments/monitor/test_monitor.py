@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import warnings
 import weakref
 
 import numpy as np
@@ -73,11 +72,7 @@ def test_training_is_bit_identical(kind):
     assert kq.Reading.load(reading.to_json()) == reading
     for metric in ("largest", "bound", "sigma", "query_gradient", "entropy", "sink", "effective_rank"):
         assert all(curve[0] is not None for curve in reading.curves[metric]), metric
-    assert all(
-        m <= b
-        for of, to in zip(reading.curves["largest"], reading.curves["bound"], strict=True)
-        for m, b in zip(of, to, strict=True)
-    )
+    assert (np.array(reading.curves["largest"]) <= np.array(reading.curves["bound"])).all()
 
 
 COMPILED = """
@@ -169,16 +164,9 @@ def test_trainer_callback(tmp_path):
     monitor = kq.Monitor(model, every=2, strict=True, on_alarm=lambda alarm: None)
     ids = torch.randint(60, (8, 12))
     rows = [{"input_ids": row, "labels": row} for row in ids]
-    options = {
-        "max_steps": 4,
-        "per_device_train_batch_size": 2,
-        "report_to": [],
-        "save_strategy": "no",
-        "use_cpu": True,
-    }
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), gradient_accumulation_steps=2, disable_tqdm=True, logging_steps=1, **options
-    )
+    options = {"max_steps": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1}
+    options |= {"report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(str(tmp_path), **options)
     trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[monitor.callback()])
     trainer.train()
     reading = monitor.reading()
@@ -245,19 +233,3 @@ def test_a_monitor_that_is_dropped_leaves_the_model():
     assert "_compiled_call_impl" not in vars(model)
     train(model, steps=1)
     assert len(records) == 1
-
-
-def test_weights_that_become_nan_raise_an_alarm():
-    torch.manual_seed(0)
-    model, alarms = LanguageModel(Shape(60, 32, 2, 4, 32, True, "symmetric", rope=True)), []
-    monitor = kq.Monitor(model, every=1, structure=1, on_alarm=alarms.append)
-    train(model, monitor, steps=2)
-    with torch.no_grad():
-        model.body.blocks[0].attention.key.weight[0, 0] = torch.nan
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its form cannot be read
-        train(model, monitor, steps=1)
-    reading = monitor.reading()
-    assert reading.curves["largest"][0][-1] is None
-    assert [alarm["step"] for alarm in alarms if alarm["rule"] == "overflow"] == [2]
-    assert "NaN or infinite" in alarms[-1]["reason"]

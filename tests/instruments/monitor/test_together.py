@@ -109,22 +109,12 @@ def test_two_processes_record_what_one_would(tmp_path):
         torch.testing.assert_close(ours["clipped"], weights, rtol=1e-4, atol=1e-5)
 
 
-class Ids(torch.utils.data.Dataset):
-    def __init__(self):
-        self.rows = torch.randint(60, (24, 16), generator=torch.Generator().manual_seed(1))
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, at):
-        return self.rows[at]
-
-
 @pytest.mark.unchecked
 @pytest.mark.filterwarnings("ignore")  # Lightning's own
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_lightning(package, tmp_path):
     lightning = pytest.importorskip(package)
+    rows = torch.randint(60, (24, 16), generator=torch.Generator().manual_seed(1))
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -147,7 +137,7 @@ def test_lightning(package, tmp_path):
             callbacks=[monitor.lightning(tau)] if watched else [], logger=False, enable_progress_bar=False,
             enable_checkpointing=False, enable_model_summary=False,
         )  # fmt: skip
-        trainer.fit(module, torch.utils.data.DataLoader(Ids(), batch_size=4), ckpt_path=checkpoint)
+        trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=4), ckpt_path=checkpoint)
         return torch.cat([weight.detach().flatten() for weight in module.parameters()]), trainer, monitor
 
     plain, _, _ = fit(2, False)
