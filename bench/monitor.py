@@ -1,4 +1,4 @@
-"""What a monitor costs: a training step with it over one without, its maxima against float64, and its memory by length.
+"""What a monitor costs: a training step with it over one without, and its maxima against float64.
 
 On a GPU: a RoPE language model of 125 million parameters, sequences of 4,096 tokens, bfloat16 autocast; on the CPU a
 small one in float32. Steps with and without a record alternate in one run.
@@ -105,17 +105,6 @@ def exactness(device: str):
     return float(((largest - truth) / truth).abs().max())
 
 
-def memory(n: int):
-    """Bytes beyond the queries and keys of n tokens, at the peak."""
-    query, key = (torch.randn(1, HEADS, n, RANK, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()
-    call_statistics(call_of(query, key))
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - held
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
@@ -124,10 +113,6 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     where, name = ("H200", torch.cuda.get_device_name()) if device == "cuda" else ("CPU", "cpu")
     rows = [row(f"largest logits against float64, relative error, {where}", [exactness(device)], "", "1e-5")]
-    if device == "cuda":
-        short, long = memory(4096), memory(32768)
-        rows.append(row("memory of logit statistics, 32,768 over 4,096 tokens, H200", [long / short], "times", "8"))
-        rows.append(row("memory of logit statistics, 12 heads, 32,768 tokens, H200", [long / 2**20], "MiB", "–"))
     batch, length = (1, 4096) if device == "cuda" else (8, 128)
     shares, step, record, structure = overheads(device, batch, length, options.rounds, options.cycles)
     print(
