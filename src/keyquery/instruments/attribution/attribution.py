@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from keyquery.instruments.attribution.paths import unfolded
 from keyquery.instruments.attribution.table import HeadScores
-from keyquery.instruments.attribution.target import Features, Target, facts_of, running, sequence_of
+from keyquery.instruments.attribution.target import Features, Target, facts_of, running, sequence_of, texts_of
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.batches import LENGTH
 from keyquery.listening.inputs.data import Data
-from keyquery.listening.inputs.encoding import token_text
 from keyquery.listening.live import live_heads
 from keyquery.listening.residual.recording import recording
 from keyquery.reading import Reading, digests, provenance, short
@@ -199,7 +198,7 @@ def attribute(
     return Attribution(
         model=facts_of(source, heads, name),
         head=target.name,
-        tokens=_tokens(batch, len(weights), prepared.tokenizer),
+        tokens=texts_of(batch, len(weights), prepared.tokenizer)[0],
         sources=scores.sources,
         table={view: short(table.tolist(), DIGITS) for view, table in tables.items()},
         query=None if pair is None else pair[0],
@@ -241,13 +240,6 @@ def _pair(scores: HeadScores, target: Target, query: int | None, key: int | None
         why = "it comes after the query" if key > query else "it is outside of the window"
         raise ValueError(f"key {key} is not visible to query {query} in {target.name}: {why}")
     return query, key
-
-
-def _tokens(batch: Batch, n: int, tokenizer: Any) -> list[str]:
-    ids = next((t for name in ("input_ids", "decoder_input_ids") if isinstance(t := batch.get(name), Tensor)), None)
-    if ids is None or ids.shape[-1] != n:
-        return [str(position) for position in range(n)]
-    return [token_text(number, tokenizer) for number in ids[0].tolist()]
 
 
 def _largest(scores: HeadScores, weights: Tensor) -> list[dict[str, Any]]:

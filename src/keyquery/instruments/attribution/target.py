@@ -17,6 +17,7 @@ from keyquery.intervene.rewrites import check_unchanged
 from keyquery.intervene.selection import select
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.data import Data, Prepared
+from keyquery.listening.inputs.encoding import token_text
 from keyquery.listening.inputs.load import in_float32
 from keyquery.listening.residual.kernels import Kernel, position_bias
 from keyquery.listening.residual.recording import Recording, features_of, sources_of
@@ -61,15 +62,11 @@ class Target:
     def of(cls, heads: Heads, head: str | tuple[int, int]) -> Target:
         """The head that a string or a pair names; raises if there is none."""
         groups = attention_layers(heads)
-        if isinstance(head, str) and not head.rpartition(".")[2].strip().isdecimal():
-            raise ValueError(f'head must name one head, such as "3.1", got {head!r}')
-        if isinstance(head, str) and head.strip().rpartition(".")[0] in groups:
-            stem, _, text = head.strip().rpartition(".")
-            head = (groups[stem][-1].index, int(text)) if text.isdecimal() else head
+        stem, _, text = head.strip().rpartition(".") if isinstance(head, str) else ("", "", "")
+        if stem in groups and text.isdecimal():
+            head = (groups[stem][-1].index, int(text))
         known = {layers[-1].index: range(layers[-1].heads) for layers in groups.values()}
-        chosen = [
-            (index, number) for index, numbers in select(head, known, heads.labels()).items() for number in numbers
-        ]
+        chosen = [(index, n) for index, numbers in select(head, known, heads.labels()).items() for n in numbers]
         if len(chosen) != 1:
             raise ValueError(f'head must name one head, such as "3.1", got {head!r}')
         index, number = chosen[0]
@@ -116,27 +113,40 @@ def attention_layers(heads: Heads) -> dict[str, list[Layer]]:
     return groups
 
 
+def tokens_in(batch: Batch) -> Tensor:
+    """The first tensor (batch, tokens, …) of a batch."""
+    ids = next((t for t in batch.values() if isinstance(t, Tensor) and t.ndim > 1), None)
+    if ids is None:
+        raise ValueError("inputs must hold tensors (batch, tokens, …)")
+    return ids
+
+
+def texts_of(batch: Batch, n: int, tokenizer: Any) -> list[list[str]]:
+    """Names of the n tokens of each sequence; positions where they have no ids."""
+    named = (batch.get(name) for name in ("input_ids", "decoder_input_ids"))
+    ids = next((t for t in named if isinstance(t, Tensor) and t.shape[-1] == n), None)
+    if ids is None:
+        return [[str(position) for position in range(n)] for _ in tokens_in(batch)]
+    return [[token_text(number, tokenizer) for number in row] for row in ids.tolist()]
+
+
 def sequence_of(batches: Sequence[Batch], number: int) -> Batch:
     """One sequence of the data without its padding, as a batch."""
     before = 0
     for batch in batches:
-        ids = next((t for t in batch.values() if isinstance(t, Tensor) and t.ndim > 1), None)
-        if ids is None:
-            raise ValueError("inputs must hold tensors (batch, tokens, …)")
-        if number < before + len(ids):
-            row = number - before
+        if (row := number - before) < len(tokens_in(batch)):
             mask = batch.get("attention_mask")
             real = mask[row].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
             return {name: _row(value, row, real) for name, value in batch.items()}
-        before += len(ids)
+        before += len(tokens_in(batch))
     raise ValueError(f"sequence must be between 0 and {before - 1}, got {number}")
 
 
 def _row(value: Any, row: int, real: Tensor | None) -> Any:
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
-    own = value[row]
-    return (own[real] if real is not None and own.ndim and len(own) == len(real) else own).unsqueeze(0)
+    part = value[row]
+    return (part[real] if real is not None and part.ndim and len(part) == len(real) else part).unsqueeze(0)
 
 
 def _check_features(features: Any, tokens: int, width: int) -> None:

@@ -12,12 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.instruments.attribution.target import attention_layers, facts_of, running
+from keyquery.instruments.attribution.target import attention_layers, facts_of, running, texts_of, tokens_in
 from keyquery.instruments.attribution.variance import Sums, WiringSums, capacity_of
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.batches import LENGTH, TOKENS
 from keyquery.listening.inputs.data import Data
-from keyquery.listening.inputs.encoding import token_text
 from keyquery.listening.live import live_heads
 from keyquery.listening.parts.on_data import rows_of
 from keyquery.listening.residual.kernels import Kernel, centred
@@ -169,7 +168,7 @@ def wiring(
         tokens=sum(map(_count, batches)),
         layers=[{"layer": label, "sources": sums.layers[label].sources} for label in groups],
         heads=short(measured, DIGITS),
-        texts=_texts(batches[0], prepared.tokenizer),
+        texts=texts_of(batches[0], tokens_in(batches[0]).shape[1], prepared.tokenizer),
         examples=short(shown, DIGITS),
         notes=list(dict.fromkeys(note for layers in groups.values() for layer in layers for note in layer.notes)),
         provenance=provenance(text=prepared.origin, length=length, seed=seed, tensors=digests(model.state_dict())),
@@ -178,19 +177,18 @@ def wiring(
 
 def _in_memory(batches: Sequence[Batch], heads: Heads) -> Iterator[Batch]:
     """Batches of as few sequences as the memory for their writes allows."""
-    writes = capacity_of(heads)
+    width = heads[0].weights.query.shape[-1]
     for batch in batches:
-        ids = next(t for t in batch.values() if isinstance(t, Tensor) and t.ndim > 1)
-        width = heads[0].weights.query.shape[-1]
-        rows = max(1, MEMORY // (4 * writes * width * ids.shape[1]))
-        for start in range(0, len(ids), rows):
-            stop = start + rows
-            yield {key: t[start:stop] if isinstance(t, Tensor) and t.ndim else t for key, t in batch.items()}
+        count, n = tokens_in(batch).shape[:2]
+        rows = max(1, MEMORY // (4 * capacity_of(heads) * width * n))
+        for start in range(0, count, rows):
+            part = slice(start, start + rows)
+            yield {key: t[part] if isinstance(t, Tensor) and t.ndim else t for key, t in batch.items()}
 
 
 def _count(batch: Batch) -> int:
-    mask, ids = batch.get("attention_mask"), next(t for t in batch.values() if isinstance(t, Tensor) and t.ndim > 1)
-    return int(mask.sum()) if isinstance(mask, Tensor) else ids.shape[0] * ids.shape[1]
+    mask = batch.get("attention_mask")
+    return int(mask.sum()) if isinstance(mask, Tensor) else tokens_in(batch).shape[:2].numel()
 
 
 def _heads(label: str, layers: Sequence[Layer], sums: Sums) -> list[dict[str, Any]]:
@@ -254,11 +252,3 @@ def _largest(added: Float[Tensor, "batch n n"], seen: Tensor) -> list[dict[str, 
 def _clearest(side: Mapping[str, Any], sources: Sequence[str]) -> list[str]:
     clear = [index for index in range(len(sources)) if _cell(side, index)["clear"]]
     return [sources[index] for index in sorted(clear, key=lambda index: -side["share"][index])[:SHOWN]]
-
-
-def _texts(batch: Batch, tokenizer: Any) -> list[list[str]]:
-    ids = batch.get("input_ids")
-    if not isinstance(ids, Tensor):
-        rows, n = next(t for t in batch.values() if isinstance(t, Tensor) and t.ndim > 1).shape[:2]
-        return [[str(position) for position in range(n)] for _ in range(rows)]
-    return [[token_text(number, tokenizer) for number in row] for row in ids.tolist()]

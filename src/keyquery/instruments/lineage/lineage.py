@@ -137,7 +137,7 @@ def _label(
         return "identical", ["all query and key tensors are equal, bit for bit"]
     by_test = {test.test: test for test in tests}
     related = {name for name, test in by_test.items() if test.p < LEVEL}
-    reasons = [f"{name}: p {_equals(test.p)}" for name, test in by_test.items()]
+    reasons = [f"{name}: p = {p_text(test.p)}".replace("= <", "<") for name, test in by_test.items()]
     if not related:
         if not tests:
             return "cannot tell", ["heads and residual streams have different widths: neither test applies"]
@@ -152,11 +152,6 @@ def _label(
     if best.reordered:
         return "disguised", [*reasons, "heads stand in another order"]
     return _degree(merge, moved, reasons)
-
-
-def _equals(p: float) -> str:
-    text = p_text(p)
-    return text if text.startswith("<") else f"= {text}"
 
 
 def _degree(
