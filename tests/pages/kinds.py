@@ -64,24 +64,6 @@ def decoder():
     return kq.Decoder(16, depth=2, heads=2).eval(), torch.randn(4, 9, 16)
 
 
-def attribution():
-    model, x = decoder()
-    return kq.attribute(model, inputs={"x": x[:1]}, head="1.0", query=6, key=2, depth=2)
-
-
-def wiring():
-    model, x = decoder()
-    return kq.wiring(model, inputs=[{"x": x}])
-
-
-def transport():
-    return kq.transport(torch.rand(3, 8, 2, generator=torch.Generator().manual_seed(0)), labels=["a", "b"] * 4)
-
-
-def look():
-    return tiny("bert")[2]
-
-
 def ablation():
     rows = [
         {"layer": layer, "head": head, "part": part, "change": change, "low": change - 0.02, "high": change + 0.02}
@@ -94,19 +76,19 @@ def ablation():
 
 READINGS = {
     "ablation": ablation,
-    "attribution": attribution,
+    "attribution": lambda: kq.attribute(decoder()[0], inputs={"x": decoder()[1][:1]}, head="1.0", query=6, key=2),
     "causes": causes,
-    "comparison": lambda: kq.compare(look(), look()),
+    "comparison": lambda: kq.compare(tiny("bert")[2], tiny("bert")[2]),
     "discovery": discovery,
     "flow": flow,
     "lineage": lambda: kq.lineage(decoder()[0], decoder()[0]),
-    "look": look,
+    "look": lambda: tiny("bert")[2],
     "monitor": monitored,
     "reranking": reranking,
     "roles": roles,
     "survey": survey,
-    "transport": transport,
-    "wiring": wiring,
+    "transport": lambda: kq.transport(torch.rand(3, 8, 2), labels=["a", "b"] * 4),
+    "wiring": lambda: kq.wiring(decoder()[0], inputs=[{"x": decoder()[1]}]),
 }
 
 

@@ -24,9 +24,6 @@ class Evil:
         return EVIL if ids[0] % 2 else f" word{ids[0]}"
 
 
-RAW = {"symmetry": 0.1, "column_directionality": 0.2, "column_directionality_norms": 0.3}
-
-
 def tiny(family, sample=8, **options):
     """A tiny model of a family, one batch, and the look at it."""
     from keyquery.proof.families import tiny_model
@@ -42,24 +39,14 @@ def tiny(family, sample=8, **options):
 def crowd(layers, heads, rank, tokens, rotary):
     """A look of many heads, with every kind of figure that a page shows."""
     rng = np.random.default_rng(0)
-    plain = (
-        "column_directionality",
-        "column_directionality_norms",
-        "symmetric_energy",
-        "positive_share",
-        "effective_rank",
-    )
+    words = [f"token{i}" for i in range(max(tokens, 5))]
+    plain = ("column_directionality", "symmetric_energy", "skew_energy", "positive_share", "effective_rank")
 
-    def figures():
+    def weights():
         spectra = {"eigenvalues": 2 * rank, "skew_values": 2 * rank, "singular_values": rank}
         drawn = {name: np.sort(rng.normal(size=size))[::-1].tolist() for name, size in spectra.items()}
-        offsets = {"offset": list(range(8)), "contents": rng.random(8).tolist(), "exchange": rng.random(8).tolist()}
-        return {
-            **{name: float(rng.normal()) for name in (*plain, "skew_energy", "stable_rank")},
-            "symmetry": float(rng.uniform(-1, 1)),
-            **drawn,
-            **({"offsets": offsets} if rotary else {}),
-        }
+        numbers = {name: float(rng.normal()) for name in (*plain, "column_directionality_norms", "stable_rank")}
+        return {**numbers, **drawn, "symmetry": float(rng.uniform(-1, 1))}
 
     def on_data():
         shares = {"symmetry": 0.5, **dict(zip(PARTS, rng.dirichlet([1] * 5).tolist(), strict=True)), "interaction": 0.0}
@@ -73,35 +60,29 @@ def crowd(layers, heads, rank, tokens, rotary):
         }
 
     def head(layer, number):
-        said = [f"token{i}" for i in range(5)]
+        curves = {"offset": list(range(8)), "contents": rng.random(8).tolist(), "exchange": rng.random(8).tolist()}
         return {
-            "layer": layer,
-            "head": number,
-            "name": f"layers.{layer}.self_attn.{number}",
-            "kind": "self",
-            "scale": rank**-0.5,
-            "rank": rank,
-            "raw": figures(),
-            "folded": {key: value for key, value in figures().items() if key != "offsets"},
+            **{"layer": layer, "head": number, "name": f"layers.{layer}.self_attn.{number}", "kind": "self"},
+            **{"scale": rank**-0.5, "rank": rank, "label": "mixed", "evidence": "estimated"},
+            "raw": {**weights(), **({"offsets": curves} if rotary else {})},
+            "folded": weights(),
             "on_data": on_data(),
-            "label": "mixed",
             "reason": "needs position and skew (0.104 nats); all else could go for 0.001",
-            "evidence": "estimated",
             "properties": ["psd", "low rank 7"],
-            "objects": [{"value": float(rng.normal()), "tokens": said, "opposite": said}] * 4,
-            "relations": [{"value": float(rng.normal()), "pairs": [said[:2]] * 5}] * 4,
+            "objects": [{"value": float(rng.normal()), "tokens": words[:5], "opposite": words[:5]}] * 4,
+            "relations": [{"value": float(rng.normal()), "pairs": [words[:2]] * 5}] * 4,
             "scores": {part: rng.normal(size=(tokens, tokens)).tolist() for part in PARTS},
         }
 
-    rows = [
-        {"layer": i, "name": f"layers.{i}.self_attn", "kind": "self", "causal": rotary, "raw": RAW}
-        for i in range(layers)
-    ]
+    raw = {"symmetry": 0.1, "column_directionality": 0.2, "column_directionality_norms": 0.3}
     return Look(
         model={"name": "many heads", "layers": layers, "width": heads * rank, "family": "llama"},
-        layers=rows,
+        layers=[
+            {"layer": i, "name": f"layers.{i}.self_attn", "kind": "self", "causal": rotary, "raw": raw}
+            for i in range(layers)
+        ],
         heads=[head(layer, number) for layer in range(layers) for number in range(heads)],
-        sample={"tokens": [f"token{i}" for i in range(tokens)]},
+        sample={"tokens": words[:tokens]},
         provenance={"data": {"tokens": 20000, "sequences": 156, "length": 128, "longest": 128, "from": "text.txt"}},
     )
 
@@ -136,26 +117,18 @@ def scored(score, null=0.05, clears=True):
     return {"score": score, "low": score - 0.02, "high": score + 0.02, "null": null, "sequences": 32, "clears": clears}
 
 
-def heads_of(layers, heads):
-    """Every role in turn, and every ninth head without one."""
-    rows = []
-    for layer in range(layers):
-        for head in range(heads):
-            number = (layer * heads + head) % (len(ROLES) + 1)
-            role = ROLES[number] if number < len(ROLES) else None
-            scores = {name: {"random": scored(0.8 if name == role else 0.01 * (1 + head))} for name in ROLES}
-            scores["retrieval"] = {"needle": scores["retrieval"]["random"]}
-            scores["sink"]["text"] = scored(0.9 if role == "sink" else 0.1)
-            place = {"layer": layer, "head": head, "name": f"layers.{layer}.{head}", "kind": "self"}
-            rows.append({**place, "role": role, "roles": [role] if role else [], "scores": scores})
-    return rows
-
-
 def roles():
-    """Roles of 18 heads: every role in turn."""
+    """Roles of 18 heads: every role in turn, and every ninth head without one."""
+    rows = []
+    for index in range(18):
+        role = [*ROLES, None][index % (len(ROLES) + 1)]
+        scores = {name: {"random": scored(0.8 if name == role else 0.01 * (1 + index % 6))} for name in ROLES}
+        scores["retrieval"] = {"needle": scores["retrieval"]["random"]}
+        scores["sink"]["text"] = scored(0.9 if role == "sink" else 0.1)
+        place = {"layer": index // 6, "head": index % 6, "name": f"layers.{index // 6}.{index % 6}", "kind": "self"}
+        rows.append({**place, "role": role, "roles": [role] if role else [], "scores": scores})
     facts = {"least": 0.3, "error": 0.05, "length": 128, "data": ["random", "needle", "text"]}
-    model = {"name": "every role", "layers": 3}
-    return Roles(model=model, heads=heads_of(3, 6), notes=["a note"], provenance=facts)
+    return Roles(model={"name": "every role", "layers": 3}, heads=rows, notes=["a note"], provenance=facts)
 
 
 def monitored(count=4):

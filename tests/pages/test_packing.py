@@ -14,7 +14,4 @@ def test_packed_numbers_are_those_of_three_digits(values):
         # A value halfway between two such numbers may go to either.
         near = {float(f"{value * (1 + e):.2e}") for e in (0, 1e-12, -1e-12)}
         assert given_back in near
-
-
-def test_what_is_missing_stays_missing():
     assert unpacked(pack([1.0, np.nan, 0.0, -2.5])) == [1.0, None, 0.0, -2.5]

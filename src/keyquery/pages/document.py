@@ -48,20 +48,8 @@ def document(
 
 
 def page(reading: Reading) -> str:
-    """The page of a reading as HTML.
+    """The page of a reading as self-contained HTML, if its kind has one.
 
-    Parameters
-    ----------
-    reading
-        A reading of a kind that has a page.
-
-    Returns
-    -------
-    str
-        HTML, self-contained.
-
-    Examples
-    --------
     >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
     '<!doctype html>'
     """

@@ -28,23 +28,9 @@ PAPER |= {"svg.hashsalt": "keyquery"}  # reproducible files
 
 
 def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
-    """A figure of a reading, by name. Default: the first figure of its kind.
+    """A matplotlib figure of a reading, `what` by name, with the figure's options. Default: the first of its kind.
 
     Looks and comparisons have "triangle", their default on data, and "map", the symmetry of each head.
-
-    Parameters
-    ----------
-    reading
-        The reading.
-    what
-        Name of the figure. Default: the first of its kind.
-    **options
-        Options of the figure.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        The figure.
     """
     figures = getattr(show_of(reading), "FIGURES", {})
     if not figures:
@@ -74,13 +60,6 @@ def _paper(pyplot: Any) -> Iterator[None]:
 def check_picture(path: Path) -> None:
     """Refuse a path with an extension that is not supported for figures.
 
-    Parameters
-    ----------
-    path
-        The file.
-
-    Examples
-    --------
     >>> check_picture(Path("heads.gif"))
     Traceback (most recent call last):
     ValueError: heads.gif: a figure must be a .pdf, .png or .svg file
@@ -90,25 +69,10 @@ def check_picture(path: Path) -> None:
 
 
 def picture_bytes(path: Path, reading: Reading, what: str | None = None, **options: Any) -> bytes:
-    """A reading's figure as the content of an image file.
+    """A reading's figure as the content of an image file, whose extension selects the format: .svg, .png or .pdf.
 
-    The triangle and causal graphs as .svg need no other package; all else is drawn with matplotlib.
-
-    Parameters
-    ----------
-    path
-        The file, whose extension selects the format: .svg, .png or .pdf.
-    reading
-        The reading.
-    what
-        Name of the figure. Default: the triangle, or the first figure of the kind.
-    **options
-        Options of the figure.
-
-    Returns
-    -------
-    bytes
-        Content of the file.
+    The triangle and causal graphs as .svg need no other package; all else is drawn with matplotlib. `what` and
+    `options` are those of `plot`, but a look has the triangle also without data.
     """
     check_picture(path)
     show = show_of(reading)

@@ -11,21 +11,8 @@ from keyquery.reading import Reading
 
 
 def html(reading: Reading) -> str:
-    """HTML of a reading: its page in a frame if it has one, else its records as a table; all text is escaped.
-
-    Parameters
-    ----------
-    reading
-        Any reading.
-
-    Returns
-    -------
-    str
-        HTML.
-    """
-    drawable = hasattr(show_of(reading), "page") and getattr(
-        reading, "sketch", True
-    )  # a transport path may lack its sketch
+    """HTML of a reading: its page in a frame if it has one, else its records as a table; all text is escaped."""
+    drawable = hasattr(show_of(reading), "page") and getattr(reading, "sketch", True)  # a path may lack its sketch
     return frame(reading) if drawable else _table(reading)
 
 
@@ -39,9 +26,8 @@ def _table(reading: Reading) -> str:
     records = reading.records()
     names = list(records[0]) if records else []
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(_cell(row[name]))}</td>" for name in names) + "</tr>" for row in records
-    )
+    cells = ("".join(f"<td>{escape(_cell(row[name]))}</td>" for name in names) for row in records)
+    rows = "".join(f"<tr>{of_row}</tr>" for of_row in cells)
     caption = escape(f"{reading.kind} ({len(records)} rows)")
     return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 

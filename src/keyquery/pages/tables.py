@@ -14,21 +14,17 @@ else:
         """A class of rich, imported when it is called or asked for a method."""
 
         def __init__(self, module: str, name: str) -> None:
-            self._place = module, name
-
-        def _found(self) -> Any:
-            module, name = self._place
-            return getattr(import_module(module), name)
+            self._class = lambda: getattr(import_module(module), name)
 
         def __call__(self, *values: Any, **options: Any) -> Any:
-            return self._found()(*values, **options)
+            return self._class()(*values, **options)
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(self._found(), name)
+            return getattr(self._class(), name)
 
     Table, Text = _Late("rich.table", "Table"), _Late("rich.text", "Text")
 
-__all__ = ["Table", "Text", "columns_table", "plain_table"]
+__all__ = ["Table", "Text", "columns_table"]
 
 
 def columns_table(first: str, *columns: Any) -> Any:
@@ -38,11 +34,4 @@ def columns_table(first: str, *columns: Any) -> Any:
     for column in columns:
         numeric = isinstance(column, str)
         table.add_column(column, justify="right" if numeric else "left", no_wrap=numeric)
-    return table
-
-
-def plain_table(first: str) -> Any:
-    """A table without lines, with only its first column."""
-    table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column(first, no_wrap=True)
     return table

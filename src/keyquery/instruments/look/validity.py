@@ -11,15 +11,8 @@ from keyquery.instruments.roles.naming import check_roles
 
 MODEL = {"name": str, "layers": int, "width": int, "labels": list}
 LAYER = {"layer": int, "raw.symmetry": Real, "raw.column_directionality": Real}
-HEAD = {
-    "layer": int,
-    "head": int,
-    "name": str,
-    "raw.symmetry": Real,
-    "raw.effective_rank": Real,
-    "folded.symmetry": Real,
-    "label": str,
-}
+HEAD = {"layer": int, "head": int, "name": str, "label": str}
+HEAD |= dict.fromkeys(("raw.symmetry", "raw.effective_rank", "folded.symmetry"), Real)
 ON_DATA = dict.fromkeys(("symmetry", *PARTS, "interaction"), Real)
 CROSS = dict.fromkeys(("pairwise", *PARTS[2:], "interaction"), Real)
 TENSORS = ("same", "changed", "missing", "new")
@@ -55,10 +48,8 @@ def check_look(model: Any, layers: Any, heads: Any) -> None:
 
 def _check_costs(where: str, costs: Any) -> None:
     """Validate the costs of a head: change, low and high by name."""
-    rows = list(costs.values()) if isinstance(costs, Mapping) else [None]
-    for row in rows:
-        numbers = isinstance(row, Sequence) and len(row) == 3 and all(type(x) in (int, float) for x in row)
-        if not numbers:
+    for row in costs.values() if isinstance(costs, Mapping) else [None]:
+        if not (isinstance(row, list) and len(row) == 3 and all(type(x) in (int, float) for x in row)):
             raise ValueError(f"not a look: {where} must have change, low and high by name, got {row!r:.60}")
 
 
@@ -78,9 +69,7 @@ def _check_metrics(where: str, value: Any) -> None:
 
 def _check_share(where: str, value: Any) -> None:
     limit = LARGEST_RANK if ".effective_rank" in where else LARGEST
-    if value is not None and not (
-        isinstance(value, Real) and not isinstance(value, bool) and abs(float(value)) <= limit
-    ):
+    if value is not None and not (type(value) in (int, float) and abs(value) <= limit):
         raise ValueError(f"not a look: {where} must be a number from −{limit:g} to {limit:g}, got {value!r:.60}")
 
 

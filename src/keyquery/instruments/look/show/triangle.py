@@ -19,7 +19,7 @@ from keyquery.support.extras import optional
 SIDE, LEFT, TOP, WIDTH, HEIGHT = 360.0, 40.0, 96.0, 440.0, 530.0  # of one panel, in user units
 TALL = SIDE * math.sqrt(3) / 2
 BUBBLE, SMALL, MANY = 7.5, 4.5, 300  # radius of a bubble, and radius if there are more than MANY heads
-CORNERS = PARTS[:3]
+CORNERS, PLACES = PARTS[:3], ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2))
 JOINT = 1.249  # √5.99/1.96: a joint 95 % region of two variables is wider than their intervals
 CORNER_POINTS = 20  # of the outline of a 95 % region
 HINT = "Shares of score variance need data: keyquery look MODEL --text FILE"
@@ -96,14 +96,12 @@ def region(data: Mapping[str, Any]) -> Points:
     if len(ends) < len(CORNERS) or total <= 0:
         return []
     x, y = barycentric(*(data[part] for part in CORNERS))
-    xx = xy = yy = 0.0
-    for (low, high), at in zip(ends, ((0, 0), (1, 0), (0.5, math.sqrt(3) / 2)), strict=True):
-        dx, dy = ((corner - here) * JOINT * (high - low) / 2 / total for corner, here in zip(at, (x, y), strict=True))
-        xx, xy, yy = xx + dx * dx, xy + dx * dy, yy + dy * dy
-    # The Cholesky factor maps the unit circle to the ellipse.
-    wide = math.sqrt(xx)
-    across = xy / wide if wide > 0 else 0.0
-    tall = math.sqrt(max(yy - across**2, 0.0))
+    halves = [JOINT * (high - low) / 2 / total for low, high in ends]
+    dx, dy = ([(corner[i] - (x, y)[i]) * h for corner, h in zip(PLACES, halves, strict=True)] for i in range(2))
+    # The Cholesky factor of the covariance maps the unit circle to the ellipse.
+    wide = math.hypot(*dx)
+    across = sum(a * b for a, b in zip(dx, dy, strict=True)) / wide if wide > 0 else 0.0
+    tall = math.sqrt(max(sum(b * b for b in dy) - across**2, 0.0))
     turns = [2 * math.pi * i / CORNER_POINTS for i in range(CORNER_POINTS)]
     return [_inside(x + wide * math.cos(t), y + across * math.cos(t) + tall * math.sin(t)) for t in turns]
 
@@ -202,7 +200,7 @@ def _heading(look: Look, named: bool) -> str:
 
 
 def _frame(look: Look) -> str:
-    left, right, top = _at(0, 0), _at(1, 0), _at(0.5, math.sqrt(3) / 2)
+    left, right, top = (_at(*place) for place in PLACES)
     below = TOP + TALL
     parts = [
         _text(LEFT - 20, below + 24, "symmetric", "corner symmetric", "start"),
