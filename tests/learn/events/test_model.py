@@ -260,15 +260,3 @@ def test_it_is_saved_bit_for_bit(tmp_path, information):
     assert np.array_equal(again.predict_time(*data), model.predict_time(*data))
     assert again.interactions(*data).to_json() == model.interactions(*data).to_json()
     assert again.history_ == model.history_
-
-
-def test_what_is_set_after_a_fit_is_for_the_next_one(tmp_path):
-    types, times = np.array(["a", "b"] * 20), np.arange(40.0)
-    model = kq.EventModel(width=8, heads=2, window=8, epochs=1, validation_fraction=0, random_state=0, device="cpu")
-    before = model.fit(types, times).evaluate(types, times)
-    model.set_params(width=16, heads=4, window=3, time="positions", information="target_time", calendar=True)
-    assert model.evaluate(types, times) == before
-    model.save(tmp_path / "model")
-    again = kq.EventModel.load(tmp_path / "model", device="cpu")
-    assert again.evaluate(types, times) == before
-    assert (again.width, again.window, again.information) == (8, 8, "past")

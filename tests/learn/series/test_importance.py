@@ -116,11 +116,7 @@ def test_every_step_has_a_whole_bar_and_a_value_between_gaps_a_dot():
     assert dots.get_marker() == "."
     assert below.patches[0].get_data().edges.tolist() == [-0.5, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
     assert below.get_title("left") == "drop in its log-odds without the step itself"
-    shortest = drawn([[1.0]])
-    assert shortest.axes[0].lines[1].get_xdata().tolist() == [0]
-    for one in (figure, shortest):
-        one.draw_without_rendering()
-        assert all(tick == int(tick) for tick in one.axes[1].get_xticks())
+    assert drawn([[1.0]]).axes[0].lines[1].get_xdata().tolist() == [0]
 
 
 def test_dims_are_called_by_their_columns_and_those_left_out_are_told():
@@ -128,7 +124,3 @@ def test_dims_are_called_by_their_columns_and_those_left_out_are_told():
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["wind", "heat"]
     figure = drawn(np.ones((4, 40)), predicted="very long " * 9)
     assert figure.axes[0].get_ylabel() == "first 12 of 40 dimensions"
-    figure.draw_without_rendering()
-    legend, title = figure.legends[0].get_window_extent(), figure.axes[0].title.get_window_extent()
-    panels = [axis.get_tightbbox() for axis in figure.axes]
-    assert not any(legend.overlaps(box) for box in (*panels, title))

@@ -220,15 +220,6 @@ def test_seeds_files_and_clones(tmp_path):
     assert (again.penalty_, again.loss_) == (model.penalty_, model.loss_)
 
 
-def test_importance_finds_where_the_classes_differ():
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(40, 48)) / 3, np.arange(40) % 2
-    X[y == 1, 20:28] += 3 * np.hanning(8)
-    model = small().fit(X, y)
-    relevance = np.mean(model.importance(X[1:6:2]).relevance, 0)
-    assert relevance[20:28].mean() > 3 * abs(relevance[:12].mean())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
