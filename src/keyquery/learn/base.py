@@ -115,7 +115,7 @@ class SavedEstimator(Estimator, ABC):
             known = {name: value for name, value in params if name in cls._get_param_names()}
             estimator = cls(**{**known, "device": device})
             estimator._check()
-            estimator.params_, estimator.history_ = facts["params"], list(facts["history"])
+            estimator.params_, estimator.history_ = known, list(facts["history"])
             build, depth = estimator._restore(facts, tensors)
             weights = {name.removeprefix(cls._prefix): tensor for name, tensor in tensors.items()}
             estimator.network_ = filled(build, weights, depth)
