@@ -171,27 +171,27 @@ def _in_turn(
 ) -> Iterator[Any]:
     """Layers in order, several at a time: on small matrices one thread per layer beats many threads per matrix.
 
-    A GPU solves one layer while other threads read the next ones.
+    A GPU solves one layer while other threads read the next ones, each in a stream of its own.
     """
-    if device is not None and device.type == "cuda":
+    on_gpu = device is not None and device.type == "cuda"
+    if on_gpu:
         workers = max(workers, STREAMS)
         torch.cuda.synchronize(device)
     if workers == 1:
         yield from map(measure, chosen)
         return
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        if on_gpu:
+            torch.cuda.set_stream(torch.cuda.Stream(device))
+
     before = torch.get_num_threads()
     try:
-        with ThreadPoolExecutor(workers, initializer=_begin_thread, initargs=(device,)) as pool:
+        with ThreadPoolExecutor(workers, initializer=begin) as pool:
             yield from pool.map(measure, chosen)
     finally:
         torch.set_num_threads(before)
-
-
-def _begin_thread(device: torch.device | None) -> None:
-    """One CPU thread, and a stream of its own on a GPU, so that small kernels of several layers run side by side."""
-    torch.set_num_threads(1)
-    if device is not None and device.type == "cuda":
-        torch.cuda.set_stream(torch.cuda.Stream(device))
 
 
 def _chosen(heads: Heads, layers: Sequence[int] | None) -> list[int]:

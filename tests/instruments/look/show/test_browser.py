@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import math
+import re
 
 import pytest
 import torch
@@ -217,3 +218,88 @@ def test_paper_keeps_the_colours_of_maps_bars_and_legends(visit):
         tab.emulate_media(media="print")
         wanted = "[...document.querySelectorAll('*')].map((node) => getComputedStyle(node).printColorAdjust)"
         assert set(tab.evaluate(wanted)) == {"exact"}
+
+
+# Every figure is chosen, and what then stands there is told, in one call: each call would draw the page.
+CHOOSE_EACH = """() => [...document.querySelectorAll('.of-map option')].map(one => one.value).map(key => {
+    const select = document.querySelector('.of-map select');
+    select.value = key;
+    select.dispatchEvent(new Event('input', {bubbles: true}));
+    select.dispatchEvent(new Event('change', {bubbles: true}));
+    const cells = [...document.querySelectorAll('.cell[data-at]:not(.empty)')].map(one => [one.dataset.at,
+        parseFloat(one.style.getPropertyValue('--amount')), one.style.getPropertyValue('--tone')]);
+    return {key, cells, ends: document.querySelector('.ends-of')?.getAttribute('aria-label')};
+})"""
+
+
+def share(text):
+    """An end of a scale, which may be in percent."""
+    return three(text.removesuffix(" %")) / 100 if text.endswith(" %") else three(text.replace("+", ""))
+
+
+def test_any_figure_of_the_reading_colours_the_map(visit, looks):
+    """Also one that the page has never heard of."""
+    reading = looks["llama"][2]
+    heads = [
+        {**head, "on_data": {**head["on_data"], 'odd "name" é': (-1) ** i * i, "note": "no number"}}
+        for i, head in enumerate(reading.heads)
+    ]
+    shown = visit(dataclasses.replace(reading, heads=heads)).evaluate(CHOOSE_EACH)
+    views = [one for one in shown if one["key"].split(".")[0] in ("raw", "folded", "on_data")]
+    keys = {one["key"] for one in views}
+    assert {"raw.symmetry", "folded.stable_rank", "on_data.popularity", 'on_data.odd "name" é'} <= keys
+    assert not [key for key in keys if re.search(r"eigenvalues|note|intervals", key)]
+    for one in views:
+        view, _, name = one["key"].partition(".")
+        values = {f"{head['layer']}.{head['head']}": head[view][name] for head in heads}
+        cells = {place: (amount, tone) for place, amount, tone in one["cells"]}  # how strong, in which of two colours
+        assert cells.keys() == values.keys(), name
+        negative = {tone for place, (_, tone) in cells.items() if values[place] < 0}
+        positive = {tone for place, (_, tone) in cells.items() if values[place] > 0}
+        assert not negative & positive, name
+        for tone in negative | positive:  # within a colour, more is stronger
+            some = sorted((abs(values[p]), amount) for p, (amount, own) in cells.items() if own == tone and values[p])
+            assert [amount for _, amount in some] == sorted(amount for _, amount in some), name
+        low, high = (share(end) for end in one["ends"][5:].split(" to "))
+        slack = 0.005 if one["ends"].endswith("%") else 0.0
+        assert low <= min(values.values()) + 0.005 * abs(min(values.values())) + slack, name
+        assert high >= max(values.values()) - 0.005 * abs(max(values.values())) - slack, name
+
+
+def rows(tab):
+    return tab.locator("#table tbody tr").evaluate_all("all => all.map(one => one.dataset.item)")
+
+
+def test_back_and_forward_walk_over_what_was_chosen(visit, looks):
+    tab = visit(looks["llama"][2])
+    first = title(tab)
+    start = tab.locator(".of-map select").input_value()
+    tab.locator('.cell[data-at="1.2"]').click()
+    tab.locator(".of-map select").select_option("raw.stable_rank")
+    tab.locator(".of-map").get_by_role("button", name="symmetry folded", exact=True).click()
+    tab.get_by_role("button", name="layer 0", exact=True).click()
+    assert tab.evaluate("location.hash") == "#0?map=folded.symmetry"
+    steps = [("Layer 1, head 2", "folded.symmetry"), ("Layer 1, head 2", "raw.stable_rank")]
+    for words, key in [*steps, ("Layer 1, head 2", start), (first, start)]:
+        tab.go_back()
+        tab.locator(".of-detail h2", has_text=words).wait_for()
+        assert tab.locator(".of-map select").input_value() == key
+    assert tab.evaluate("location.hash") == ""
+    tab.go_forward()
+    tab.locator(".of-detail h2", has_text="Layer 1, head 2").wait_for()
+
+
+def test_a_row_shows_its_head(visit, looks):
+    tab = visit(looks["llama"][2], "#0.0?sort=-raw.symmetry")  # which opens the table
+    order = sorted(looks["llama"][2].heads, key=lambda head: -head["raw"]["symmetry"])
+    assert rows(tab) == [f"{head['layer']}.{head['head']}" for head in order]
+    tab.locator("#table tbody tr").nth(3).locator("td").nth(2).click()
+    place = rows(tab)[3]
+    assert tab.evaluate("location.hash") == f"#{place}?sort=-raw.symmetry"
+    assert title(tab) == f"Layer {place[0]}, head {place[2]}"
+    assert tab.locator('#table tr[aria-selected="true"]').get_attribute("data-item") == place
+    tab.locator(f'tr[data-item="{rows(tab)[5]}"] button').press("Enter")  # and by the keyboard
+    assert tab.locator('#table tr[aria-selected="true"]').get_attribute("data-item") == rows(tab)[5]
+    assert tab.evaluate("document.activeElement.textContent") == rows(tab)[5]
+    tab.locator('.cell[data-at="1.1"]').click()
+    assert tab.locator('#table tr[aria-selected="true"]').get_attribute("data-item") == "1.1"

@@ -51,16 +51,13 @@ def tab_of(look: Look, picture: int) -> dict[str, Any]:
     frame = _frame(look)
     keys = [one["key"] for one in frame["measures"]]
     quick = [key for key in ("cost", "parts", "role", *(f"{view}.symmetry" for view in VIEWS)) if key in keys]
-    blocks: list[dict[str, Any]] = [
+    detail: dict[str, Any] = {"type": "detail", "items": [item(head, look, kept) for head in look.heads]}
+    detail |= {"blocks": charts(look, frame, kept), "hints": {CHANGES: "differs in the first half of each window"}}
+    blocks = [
         _summary(look),
         {"type": "map", "place": "seven", "quick": quick, "side": _side(look)},
         {"type": "triangle", "place": "five", "picture": picture},
-        {
-            "type": "detail",
-            "items": [item(head, look, kept) for head in look.heads],
-            "blocks": charts(look, frame, kept),
-            "hints": {CHANGES: "differs in the first half of each window"},
-        },
+        detail,
         {"type": "items", "columns": [column("label", [labelled(head) for head in look.heads])]},
     ]
     state = {"at": key_of(_opened(look)), "map": quick[0], "view": "raw"}
@@ -172,35 +169,26 @@ def _notes(look: Look, tokens: int, kept: int) -> list[str]:
     count, on_data, missing = len(look.heads), has_data(look), "not in this page"
     cross = sum(head["kind"] == "cross" for head in look.heads)
     longest = max(len(head["raw"]["eigenvalues"]) for head in look.heads)
-    cut = count > MANY and longest > OUTERMOST
-    described = any("objects" in head for head in look.heads)
-    notes = [
-        (not on_data, f"Shares on data are {missing}: keyquery look MODEL --text FILE --html page.html"),
-        (not kept, f"Attention maps are {missing}: they need a model that takes token ids, and --text FILE."),
-        (
-            0 < kept < tokens,
-            f"With {count:,} heads, only the first {kept} of {tokens} tokens are included; the JSON has all.",
-        ),
-        (
-            not described,
-            f"Token directions are {missing}: use --directions 4; the checkpoint must contain embeddings.",
-        ),
-        (cut, f"With {count:,} heads, spectra are cut to their {OUTERMOST} outermost values; the JSON has all."),
-        (
-            cross > 0 and on_data and not crossed(look),
-            f"{cross} cross-attention heads have no shares on data; their bars are omitted.",
-        ),
-        (
-            crossed(look),
-            f"{cross} cross-attention heads have a pairwise part instead of symmetric and skew, since contents of two "
-            "sequences cannot be swapped; the triangle leaves them out.",
-        ),
-    ]
-    sentences = [note for holds, note in notes if holds]
+    notes = []
+    if not on_data:
+        notes.append(f"Shares on data are {missing}: keyquery look MODEL --text FILE --html page.html")
+    if not kept:
+        notes.append(f"Attention maps are {missing}: they need a model that takes token ids, and --text FILE.")
+    elif kept < tokens:
+        notes.append(f"With {count:,} heads, only the first {kept} of {tokens} tokens are included; the JSON has all.")
+    if not any("objects" in head for head in look.heads):
+        notes.append(f"Token directions are {missing}: use --directions 4; the checkpoint must contain embeddings.")
+    if count > MANY and longest > OUTERMOST:
+        notes.append(f"With {count:,} heads, spectra are cut to their {OUTERMOST} outermost values; the JSON has all.")
+    if crossed(look):
+        pairwise = "a pairwise part instead of symmetric and skew, since contents of two sequences cannot be swapped"
+        notes.append(f"{cross} cross-attention heads have {pairwise}; the triangle leaves them out.")
+    elif cross > 0 and on_data:
+        notes.append(f"{cross} cross-attention heads have no shares on data; their bars are omitted.")
     roles = look.provenance.get("roles") or {}
-    sentences += [*roles.get("notes", []), *(rule(roles) if roles else [])]
+    notes += [*roles.get("notes", []), *(rule(roles) if roles else [])]
     few = (look.provenance.get("data") or {}).get("note")
-    return versioned([*sentences, *([f"{few}."] if few else [])], look.provenance)
+    return versioned([*notes, *([f"{few}."] if few else [])], look.provenance)
 
 
 # Layers

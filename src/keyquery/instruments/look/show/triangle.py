@@ -227,8 +227,8 @@ def _bubble(dot: Dot, radius: float, titled: bool) -> str:
     place, colour = f'cx="{x:.1f}" cy="{y:.1f}"', depth_colour(dot.depth)
     inner = f'<circle class="dot" {place} r="{radius * math.sqrt(dot.filled):.1f}" fill="{colour}"/>'
     rim = f'stroke="{colour}" stroke-opacity="{strength(dot):.2f}"'
-    outer = f'<circle class="bubble" {place} r="{radius}" {rim}/>'
     title = f"<title>{escape(dot.title)}</title>" if titled else ""
+    outer = f'<circle class="bubble" {place} r="{radius}" {rim}/>'
     return f'<g class="head" data-head="{dot.layer}.{dot.head}">{inner}{outer}{title}</g>'
 
 
