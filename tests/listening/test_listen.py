@@ -294,18 +294,11 @@ DECODERS = {
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_generation_with_a_cache_is_as_without_listening(name):
-    """Also with every tensor replaced by itself: fused, or from its parts."""
+    """With every tensor replaced by itself: fused, or from its parts."""
     model = tiny_model(name, model=DECODERS[name]).double()
     inputs = {"input_ids": torch.randint(3, 60, (2, 5)), "attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1] * 5])}
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     plain = model.generate(**inputs, **options)
-    with kq.listen(model) as calls:
-        assert torch.equal(model.generate(**inputs, **options), plain)
-    assert len(calls) == 2 * 6
-    assert [call.query.shape[-2] for call in calls[::2]] == [5] + [1] * 5
-    assert [call.key.shape[-2] for call in calls[::2]] == list(range(5, 11))
-    assert calls[-1].positions.tolist() == [[7], [9]]
-    assert calls[-1].key_positions[0, 2:].tolist() == list(range(8))
     seen = []
 
     def same(call):

@@ -29,6 +29,7 @@ def test_every_softmax_of_products_is_captured_and_no_other():
     def odd(model, x):
         scores = torch.einsum("nd,md->nm", model.q(x), model.k(x)) / 2
         (scores * 2).softmax(-1)  # nothing is made of it
+        x.new_ones(2, 5, 4) @ model.q(x)[0], torch.einsum("bnd,d->bn", x[None], model.k(x)[0])  # no pairs
         return (scores + 1).softmax(-1) @ x, model.router(x).softmax(-1)
 
     model, x = Calls(odd), torch.randn(5, 4)

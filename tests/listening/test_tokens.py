@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from transformers import StaticCache
 
 import keyquery as kq
-from keyquery.listening.tokens import Bound, Run
+from keyquery.listening.tokens import Bound
 from keyquery.proof.families import tiny_model
 from tests.instruments.plain import GPT
 from tests.listening.models import randomised
@@ -107,14 +106,6 @@ def test_each_side_of_an_encoder_decoder_has_its_padding(name):
     assert all(torch.equal(call.key_positions[REAL], COUNTED[REAL]) for call in crossed)
 
 
-def test_layers_of_a_forward_share_their_tokens():
-    """So that what is computed of them is computed once."""
-    model = tiny_model("llama")
-    calls = calls_of(model, input_ids=ids(4, 6), attention_mask=MASK)
-    assert calls[0].tokens is calls[1].tokens
-    assert calls[0].tokens is not calls_of(model, input_ids=ids(4, 6), attention_mask=1 - MASK)[0].tokens
-
-
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_static_cache_has_free_slots(name, padded):
@@ -190,20 +181,6 @@ def test_a_mask_may_be_given_to_an_inner_model_alone():
     assert call.name == "backbone.layers.0.self_attn"
     assert_real(call)
     assert torch.equal(call.positions[REAL], (SLOTS - FIRST)[REAL])
-
-
-def test_nothing_is_kept_of_a_forward():
-    """Not even after an error inside of it."""
-    model = tiny_model("llama")
-    run = Run(model)
-    with ExitStack() as changes:
-        run.attach(dict(model.named_modules()), changes)
-        model(ids(2, 4))
-        assert (run.frames, run.arguments, run._tokens, run.embedded, run.rotary) == ([], {}, {}, None, None)
-        with pytest.raises(IndexError):
-            model(torch.full((2, 4), 60))
-        assert (run.frames, run.arguments, run._tokens, run.embedded, run.rotary) == ([], {}, {}, None, None)
-    assert run.count == 2
 
 
 def test_a_bound_function_is_not_copied():

@@ -137,7 +137,7 @@ class Functions(Products):
         """Show the call whose weights meet their values here, and go on with what it was replaced by."""
         weights, value = list(tensors(args))[-2:]
         equation = equation_of(args)
-        order = None if equation is None else contraction(equation, weights.ndim)
+        order = None if equation is None else contraction(equation)
         known = (equation is None or order is not None) and getattr(func, "__name__", "") in (
             *("matmul", "__matmul__", "bmm", "einsum"),
         )
@@ -145,14 +145,15 @@ class Functions(Products):
             event.seen = False
             return self._inside(func, *args, **kwargs)
         self.pending = [other for other in self.pending if other is not event]
-        standard = value if order is None else value.permute(order.right).mT
+        standard = value if order is None else torch.einsum(order.right, value).mT
         call, new = self._show(event.owner, partial(self._facts, event, standard))
         if not new:
             return self._inside(func, *args, **kwargs)
         out = self._inside(call.attend, new, event.dropout)
         if order is None:
             return out.reshape(*weights.shape[:-1], out.shape[-1])
-        return out.reshape(*weights.permute(order.left).shape[:-1], out.shape[-1]).permute(order.out)
+        rows = torch.einsum(order.left, weights).shape[:-1]
+        return torch.einsum(order.out, out.reshape(*rows, out.shape[-1]))
 
     def _facts(self, event: Softmax, value: Tensor | None) -> Facts:
         lead = self._lead(event.scores.shape[:-2])
@@ -193,7 +194,7 @@ class Functions(Products):
 
 def _is_whole(event: Softmax, weights: Tensor, order: Contraction | None) -> bool:
     """Whether weights that meet values are all of a softmax, in the order of its scores; hidden rows may be 0."""
-    weights = weights if order is None else weights.permute(order.left)
+    weights = weights if order is None else torch.einsum(order.left, weights)
     if weights.numel() != event.scores.numel() or weights.shape[-2:] != event.scores.shape[-2:]:
         return False
     if not event.changed or event.dropout:

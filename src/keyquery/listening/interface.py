@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from keyquery.layers import Attention
 from keyquery.listening.attachment import Facts, emit
-from keyquery.listening.call import Call
 from keyquery.listening.exclusive import hold
 from keyquery.listening.tokens import Bound
 from keyquery.listening.transformers_attention import TABLE, unwrapped, uses_interface
@@ -79,11 +78,13 @@ def _attend(
     attention_mask: Any = None,
     **rest: Any,
 ) -> Any:
-    facts = partial(_facts, inner, name, eager, module, query, key, value, attention_mask, rest)
+    facts = partial(_facts, inner is eager, name, module, (query, key, value), attention_mask, rest)
     with emit(module, facts) as (call, new):
         if not new:
             return inner(module, query, key, value, attention_mask, **rest)
-        if "output" not in new and not _is_known(inner, eager):
+        # What transformers' own functions compute is what a call does.
+        known = inner is eager or getattr(inner, "func", inner).__module__.startswith("transformers.")
+        if "output" not in new and not known:
             raise ValueError(
                 f"{call.name} uses attention {name!r}, which is not one of transformers: "
                 'call model.set_attn_implementation("eager") first'
@@ -96,28 +97,16 @@ def _attend(
         return out.transpose(1, 2).contiguous(), weights
 
 
-def _is_known(inner: Any, eager: Any) -> bool:
-    """Whether an attention function computes what transformers' own do, and so what a `Call` does."""
-    return inner is eager or getattr(inner, "func", inner).__module__.startswith("transformers.")
-
-
 def _facts(
-    inner: Any,
-    name: Any,
-    eager: Any,
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Any,
-    rest: Mapping[str, Any],
+    is_eager: bool, name: Any, module: Any, sides: tuple[Tensor, Tensor, Tensor], mask: Any, rest: Mapping[str, Any]
 ) -> Facts:
+    query, key, value = sides
     causal = rest.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     n, m, offset = query.shape[-2], key.shape[-2], None
     if isinstance(mask, Tensor) and mask.ndim == 2:  # flash attention: padding, aligned to the last key
         mask, offset = mask.bool()[:, None, None], m - n if causal else None
-    elif mask is None and inner is not eager and causal and n > 1:
+    elif mask is None and not is_eager and causal and n > 1:
         offset = 0 if name == "sdpa" else m - n
     elif mask is not None and not isinstance(mask, Tensor):
         mask = _dense(mask, module, query, key)
@@ -154,25 +143,14 @@ def _set(module: Any) -> Any:
     return partial(vars(module).pop, "attend_by", None)
 
 
-def _attend_layer(
-    module: Attention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    real: Tensor | None,
-    visible: Tensor | None,
-    is_causal: bool,
-) -> tuple[Tensor, Tensor | None]:
-    with emit(module, partial(_layer_facts, module, query, key, value, real, visible, is_causal)) as (call, new):
+def _attend_layer(module: Attention, *given: Any) -> tuple[Tensor, Tensor | None]:
+    with emit(module, partial(_layer_facts, module, *given)) as (call, new):
         if not new:
-            return module.attend(query, key, value, real, visible, is_causal)
-        return _shown(call, call.attend(new, module.dropout if module.training else 0.0), real)
-
-
-def _shown(call: Call, out: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Outputs with 0 for queries that see no key, and which queries see any."""
+            return module.attend(*given)
+        out, real = call.attend(new, module.dropout if module.training else 0.0), given[3]
     if call.mask is None and real is None:
         return out, None
+    # 0 for queries that see no key, and which queries see any
     shown = torch.ones(len(out), 1, *call.query.shape[-2:-1], call.key.shape[-2], dtype=torch.bool, device=out.device)
     shown = shown if call.mask is None else shown & call.mask
     seen = (shown if real is None else shown & real[:, None, None]).any(-1, keepdim=True)
@@ -180,13 +158,7 @@ def _shown(call: Call, out: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def _layer_facts(
-    module: Attention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    real: Tensor | None,
-    visible: Tensor | None,
-    is_causal: bool,
+    module: Attention, query: Tensor, key: Tensor, value: Tensor, real: Any, visible: Any, is_causal: bool
 ) -> Facts:
     if module.kernel == "rbf":  # −‖k‖²/2 as a further key dimension, with 1 in the query
         query = torch.cat((query, torch.ones_like(query[..., :1])), -1)

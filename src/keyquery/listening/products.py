@@ -6,6 +6,7 @@ ends with them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -171,12 +172,15 @@ class Products(ModuleMode):
         left, right = given[-2:] if name != "__rmatmul__" else given[:-3:-1]
         (left, of_left), (right, of_right) = unscaled(left), unscaled(right)
         equation = equation_of(args)
-        order = None if equation is None else contraction(equation, left.ndim)
+        order = None if equation is None else contraction(equation)
+        sides = None
         with torch._C.DisableTorchFunctionSubclass():
-            sides = (left, right.mT) if order is None else (left.permute(order.left), right.permute(order.right))
+            if order is not None:
+                sides = torch.einsum(order.left, left), torch.einsum(order.right, right)
+            elif equation is None and min(left.ndim, right.ndim) > 1:
+                sides = left, right.mT
         factor = float(kwargs.get("alpha", 1.0)) if name == "baddbmm" else 1.0
-        known = equation is None or order is not None
-        _set(out, Origin((Scaled(sides if known else None, factor * of_left * of_right),)))
+        _set(out, Origin((Scaled(sides, factor * of_left * of_right),)))
 
 
 def origin(tensor: Tensor) -> Origin:
@@ -265,29 +269,26 @@ def is_weight(tensor: Tensor) -> bool:
 
 
 class Contraction(NamedTuple):
-    """An einsum over one index as (…, n, c) × (…, m, c) → (…, n, m): how to permute both operands, and the result."""
+    """An einsum over one index as (…, n, c) × (…, m, c) → (…, n, m): the equations that permute each to and from it."""
 
-    left: list[int]
-    right: list[int]
-    out: list[int]
+    left: str
+    right: str
+    out: str
 
 
-def contraction(equation: str, left_dims: int) -> Contraction | None:
+def contraction(equation: str) -> Contraction | None:
     """The order of an equation such as "bqhd,bkhd->bhqk"; None if it has another form."""
-    sides, _, out = equation.replace(" ", "").partition("->")
-    left, _, right = sides.partition(",")
-    letters = "ZYXWV"[: left_dims - len(left) + 3]  # of an ellipsis
-    left, right, out = left.replace("...", letters), right.replace("...", letters), out.replace("...", letters)
-    shared = [index for index in left if index in right and index not in out]
-    rows = [index for index in left if index not in right and index in out]
-    columns = [index for index in right if index not in left and index in out]
-    batch = [index for index in out if index in left and index in right]
-    if [len(shared), len(rows), len(columns), len(batch)] != [1, 1, 1, len(out) - 2]:
+    left, right, out, *_ = [*re.split(",|->", equation.replace(" ", "")), "", ""]
+    dots = "..." if "..." in out else ""
+    batch = "".join(index for index in out if index in left and index in right and index != ".")
+    row = "".join(index for index in left if index in out and index not in right)
+    column = "".join(index for index in right if index in out and index not in left)
+    shared = "".join(index for index in left if index in right and index not in out)
+    if [len(shared), len(row), len(column), len(batch)] != [1, 1, 1, len(out) - len(dots) - 2]:
         return None
+    batch = dots + batch
     return Contraction(
-        [left.index(index) for index in (*batch, *rows, *shared)],
-        [right.index(index) for index in (*batch, *columns, *shared)],
-        [[*batch, *rows, *columns].index(index) for index in out],
+        f"{left}->{batch}{row}{shared}", f"{right}->{batch}{column}{shared}", f"{batch}{row}{column}->{out}"
     )
 
 

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import lzma
 import os
 import random
@@ -150,26 +149,3 @@ def test_a_line_without_end_is_tokenised_in_parts(tokenizer, tmp_path):
     (batch,) = text_batches(lines, tokenizer, 32, 64)
     (short,) = text_batches(["the sea was calm " * 100], tokenizer, 32, 64)
     assert batch["input_ids"].tolist() == short["input_ids"].tolist()
-
-
-# JSON
-
-
-@pytest.mark.parametrize("reader", ["reading", "config"])
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"kind": "reading", "schema": 1, "provenance": ' + "[" * 50 + "[[]]," * 2_400_000, "lists and objects"),
-        ('{"a": ' + "[" * 101 + "]" * 101 + "}", "nested more than 100 deep"),
-        ('{"a": "' + '\\"' * 6_000_000, ""),
-    ],
-)
-def test_json_is_counted_before_it_is_built(text, words, reader, tmp_path):
-    (tmp_path / "a.json").write_text(text)
-    assert_refused(lambda: READERS[reader](tmp_path / "a.json"), words, seconds=5, growth=200)
-
-
-def test_brackets_in_texts_do_not_count(tmp_path):
-    data = {"a": "[" * 500 + '"{\\' * 9, "b": [[1] * 3] * 1000}
-    (tmp_path / "a.json").write_text(json.dumps(data))
-    assert read_json(tmp_path / "a.json") == data
