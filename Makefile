@@ -33,20 +33,11 @@ format: $(READY)
 
 bench: $(READY)  ## every figure of docs/measured.md and of other pages, measured again
 	$(BIN)/python bench/forms.py
-	$(BIN)/python bench/import.py
+	$(BIN)/python bench/kernels.py
 	$(BIN)/python bench/look.py
-	$(BIN)/python bench/page.py
-	$(BIN)/python bench/soak.py
 	$(BIN)/python bench/structured.py
 	$(BIN)/python bench/dial.py
 	$(BIN)/python bench/primal.py
-	$(BIN)/python bench/overlaps.py
-	$(BIN)/python bench/time.py
-	$(BIN)/python bench/flow.py
-	$(BIN)/python bench/rerank.py
-	$(BIN)/python bench/transport.py
-	$(BIN)/python bench/datapoints.py
-	$(BIN)/python bench/words.py
 	$(BIN)/python bench/survey.py
 
 bench-lens: $(READY)  ## look against TransformerLens, in an environment of its own

@@ -33,8 +33,6 @@ HEADLINES = (
     "dialled attention over plain, 65,536 tokens, 4,096 a sequence, head width 64, H200",
     "how many times less CPU time than causal-learn: 60 graphs of 30 nodes, 768 samples",
     "graphs with equal skeletons, 768 samples",
-    "how many times as fast as plain torch, one query at a time: 8 queries, K = 1,024, L = 512, CPU",
-    "published layers, ours over plain torch: 4,096 × 10 table, embedding 64, depth 8, float32, H200",
     "survey: cost a head among 100,000 heads over that among 100",
 )
 
