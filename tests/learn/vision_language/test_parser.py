@@ -71,7 +71,7 @@ def accuracy(true, false):
 @pytest.mark.slow  # the example of VisualParser learns, too
 def test_it_learns_which_text_is_of_which_image_and_nothing_when_images_are_shuffled():
     images, said = fields(640, 0)
-    model = small(width=16, depth=1, epochs=14, lr=1e-2, batch_size=64).fit(images, texts(said))
+    model = small(width=16, depth=1, epochs=30, lr=1e-2, batch_size=64).fit(images, texts(said))
     images, said = fields(200, 1)
     false = fields(200, 2)[1]
     wrong = [i for i in range(200) if false[i] != said[i]]
