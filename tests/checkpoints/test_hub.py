@@ -154,27 +154,6 @@ def test_a_token_that_must_not_be_sent_by_itself_is_not_sent(site, folder, monke
     assert not [headers for _, headers in hub.asked if TOKEN in str(headers)]
 
 
-def test_a_hub_that_was_left_is_not_trusted_again(site, folder):
-    """Another host cannot have the user's own rights used by sending the request back."""
-    hub = site(lambda handler: None)
-    other = site(
-        lambda handler: handler.reply(
-            302, Location=f"http://127.0.0.1:{hub.server_port}/private{handler.path}", Content_Length="0"
-        )
-    )
-
-    def answer(handler):
-        if handler.path.startswith("/private"):
-            return serve(handler, folder)
-        return handler.reply(302, Location=f"http://127.0.0.1:{other.server_port}{handler.path}", Content_Length="0")
-
-    hub.answer = answer
-    kq.read("org/name")
-    private = [headers for path, headers in hub.asked if path.startswith("/private")]
-    assert private
-    assert not [headers for headers in private if TOKEN in str(headers)]
-
-
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x", "data:application/json,{}"])
 def test_a_redirect_to_what_is_no_web_address_is_refused(target, site):
     site(lambda handler: handler.reply(302, Location=target, Content_Length="0"))

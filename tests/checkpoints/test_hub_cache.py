@@ -1,6 +1,5 @@
 """Hub models that lie in the local cache are read by their names, without a network and without the hub's library."""
 
-import json
 import os
 import shutil
 import sys
@@ -100,11 +99,3 @@ def test_a_bare_name_suggests_the_full_one(hub, tmp_path, monkeypatch):
 def test_a_model_that_cannot_be_run_from_the_cache_is_said_not_to_be_there(hub):
     with pytest.raises(FileNotFoundError, match="a hub model is run from the local cache, where it was not found"):
         load_model("someone/decoder")
-
-
-def test_a_shard_that_was_not_fetched_is_named(hub):
-    snapshot = keep(hub, "someone/decoder")
-    index = {"weight_map": {"a": "model.safetensors", "b": "gone.safetensors"}}
-    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(FileNotFoundError, match=r"lacks the shard gone\.safetensors"):
-        kq.read("someone/decoder")

@@ -23,22 +23,6 @@ def test_scores_are_those_of_multihead_attention(options):
     torch.testing.assert_close((query @ key.mT * layer.scale).softmax(-1).squeeze(1), expected[0])
 
 
-def test_a_whole_transformer_has_self_and_cross_attention():
-    model = nn.Transformer(16, 2, 1, 1, 32, batch_first=True).eval()
-    layers = {layer.name: layer for layer in kq.read(model)}
-    assert {name: layer.kind for name, layer in layers.items()} == {
-        "encoder.layers.0.self_attn": "self",
-        "decoder.layers.0.self_attn": "self",
-        "decoder.layers.0.multihead_attn": "cross",
-    }
-    attention = model.decoder.layers[0].multihead_attn
-    x, memory = torch.randn(1, 4, 16), torch.randn(1, 6, 16)
-    _, expected = attention(x, memory, memory, average_attn_weights=False)
-    layer = layers["decoder.layers.0.multihead_attn"]
-    query, key = layer.project(x[0], memory[0])
-    torch.testing.assert_close((query @ key.mT * layer.scale).softmax(-1).squeeze(1), expected[0])
-
-
 class TimmAttention(nn.Module):
     """timm's vision attention, restated: one qkv, split as (3, heads, r), query and key norms of each head."""
 

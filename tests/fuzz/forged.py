@@ -1,7 +1,6 @@
 """Files that nobody's program wrote: pickles, packed floods and readings, made up or put into real ones."""
 
 import gzip
-import io
 import json
 import lzma
 import pickle
@@ -35,19 +34,16 @@ def _get(place):
 def nested(chance):
     """Lists, tuples or dicts that hold the same ones again and again, or themselves."""
     depth, wide, kind = chance.choice([3, 20, 60, 200]), chance.choice([1, 2, 2, 5]), chance.randrange(4)
-    base = 10_000
-    made = b"]" + _put(base)
-    for level in range(1, depth):
-        inner = _get(base + level - 1)
-        if kind == 0:
-            made += b"0]" + _put(base + level) + b"(" + inner * wide + b"e"
-        elif kind == 1:
-            made += b"0(" + inner * wide + b"t" + _put(base + level)
-        elif kind == 2:
-            pairs = b"".join(b"K" + bytes([i]) + inner for i in range(wide))
-            made += b"0}" + _put(base + level) + b"(" + pairs + b"u"
-        else:
-            made += b"0]" + _put(base + level) + b"(" + (inner + _get(base + level)) * wide + b"e"
+    made = b"]" + _put(10_000)
+    for level in range(10_001, 10_000 + depth):
+        inner, own = _get(level - 1), _put(level)
+        pairs = b"".join(b"K" + bytes([i]) + inner for i in range(wide))
+        made += (
+            b"0]" + own + b"(" + inner * wide + b"e",
+            b"0(" + inner * wide + b"t" + own,
+            b"0}" + own + b"(" + pairs + b"u",
+            b"0]" + own + b"(" + (inner + _get(level)) * wide + b"e",
+        )[kind]
     return made
 
 
@@ -86,13 +82,8 @@ def in_pickle(chance, data):
 
 def in_zip(chance, data):
     """The pickle of a torch file, forged; nothing else of it is changed."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {info.filename: archive.read(info) for info in archive.infolist()}
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, in_pickle(chance, content) if name.endswith(".pkl") else content)
-    return made.getvalue()
+    members = m.members_of(data).items()
+    return m.zipped({name: in_pickle(chance, one) if name.endswith(".pkl") else one for name, one in members})
 
 
 def in_older(chance, data):
@@ -126,21 +117,14 @@ def flooded(pack):
 
 def in_arrays(chance, data):
     """A packed array of zeros, or one that claims more, in the place of one that is there."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    members = m.members_of(data)
     name = chance.choice(list(members))
-    dtype, shape = (
-        chance.choice(["<f8", "|u1", "<U0", "|O", "<i8", "|S0"]),
-        chance.choice([(2**41,), (2**20, 64), (3,)]),
-    )
+    dtype = chance.choice(["<f8", "|u1", "<U0", "|O", "<i8", "|S0"])
+    shape = chance.choice([(2**41,), (2**20, 64), (3,)])
     header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     body = b"\0" * (120 * 2**20 if chance.random() < RARE else chance.choice([0, 24, 2**16]))
     members[name] = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + body
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for one, content in members.items():
-            archive.writestr(one, content)
-    return made.getvalue()
+    return m.zipped(members, zipfile.ZIP_DEFLATED, compresslevel=1)
 
 
 # Readings and names

@@ -160,13 +160,21 @@ def as_zip(chance, data):
     """A member, packed up again with its right checksum; or the bytes."""
     if chance.random() < 0.3:
         return as_bytes(chance, data)
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    members = members_of(data)
     small = [name for name in members if len(members[name]) < 20_000] or list(members)
     name = chance.choice([name for name in small if name.endswith((".pkl", ".npy"))] or small)
     members[name] = as_bytes(chance, members[name])
+    return zipped(members, zipfile.ZIP_DEFLATED if chance.random() < 0.1 else zipfile.ZIP_STORED)
+
+
+def members_of(data):
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {info.filename: archive.read(info) for info in archive.infolist()}
+
+
+def zipped(members, *options, **more):
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED if chance.random() < 0.1 else zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(made, "w", *options, **more) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     return made.getvalue()

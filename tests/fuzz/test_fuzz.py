@@ -10,7 +10,6 @@ import os
 import struct
 import zipfile
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.checkpoints.vocabulary import vocabulary
 from keyquery.layers import LanguageModel
-from keyquery.learn.data import load_images, load_ts
+from keyquery.learn.data import load_ts
 from keyquery.support import files
 from tests.fuzz import readers
 from tests.fuzz.guard import BOUND, Broken, watched
@@ -140,20 +139,12 @@ def linked_shard(folder):
     (folder / "b.safetensors").symlink_to("/dev/zero")
 
 
-def linked_config(folder):
-    readers.llama(folder)
-    (folder / "config.json").unlink()
-    os.mkfifo(folder.parent / "pipe")
-    (folder / "config.json").symlink_to("../pipe")
-
-
 HOSTILE = {
     "a packed pickle": (packed_pickle, "larger than the file"),
     "a GGUF file of many layers": (many_layers, "4294967295 layers, and it holds"),
     "a GGUF array without end": (long_array, "holds 1099511627776 values"),
     "rotary positions without end": (wide_rope, "turn 100000000000 dimensions, and a head has 4"),
     "a shard that links to a device": (linked_shard, r"b\.safetensors is a device or a pipe"),
-    "a config that links to a pipe": (linked_config, r"config\.json is a device or a pipe"),
 }
 
 
@@ -204,34 +195,6 @@ def test_a_packed_text_comes_to_no_more_than_is_said(ending, tmp_path, monkeypat
         files.read_text(tmp_path / f"a{ending}")
 
 
-def test_arrays_that_say_they_are_large_are_refused(tmp_path):
-    path = tmp_path / "a.npz"
-    np.savez(path, images=np.zeros((2, 4, 4), np.uint8))
-    with zipfile.ZipFile(path) as archive:
-        content = archive.read("images.npy").replace(b"(2, 4, 4)", b"(1<<40,)"[:9].ljust(9))
-    content = content.replace(b"(1<<40,)", b"(99999,)")
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("images.npy", content)
-    with pytest.raises(ValueError, match="more than its 160 bytes hold"):
-        load_images(path)
-    np.savez_compressed(path, images=np.zeros((257, 1024, 1024), np.uint8))
-    with pytest.raises(ValueError, match="decompresses to more than"):
-        load_images(path)
-    np.savez(path, images=np.array([None]))
-    with pytest.raises(ValueError, match="images holds objects, which could execute code: refused"):
-        load_images(path)
-
-
-def test_a_picture_that_is_a_program_is_not_run(tmp_path):
-    pytest.importorskip("PIL.Image", reason="needs the extra images")
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "a.png").write_bytes(
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
-    )
-    with pytest.raises(ValueError, match="not an image that Pillow can decode"):
-        load_images(tmp_path)
-
-
 def test_one_long_dimension_among_many_short_ones_is_refused(tmp_path):
     line = ",".join(["1"] * 40_000) + ":1" * 40_000
     (tmp_path / "a.ts").write_text(f"@data\n{line}\n")
@@ -260,9 +223,3 @@ def test_a_config_of_huge_sizes_builds_nothing(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({**facts, **said}))
         with pytest.raises(ValueError, match=r"does not match the model in config|has more than"):
             LanguageModel.load(tmp_path)
-
-
-def test_deep_json_is_refused():
-    for text in ("[" * 100_000, '{"kind": ' * 50_000, '{"kind": "reading", "schema": ' + "1" * 5000 + "}"):
-        with pytest.raises(ValueError, match="not a reading"):
-            kq.Reading.load(text)

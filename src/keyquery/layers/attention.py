@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -204,29 +203,14 @@ class Attention(nn.Module):
         positions: Shaped[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "batch heads n n"]:
         """Attention weights on x, row i of query i; arguments as in `forward`."""
-        return torch.cat(list(self.each_map(x, mask, is_causal, positions)), 1)
-
-    def each_map(
-        self,
-        x: Float[Tensor, "batch n dim"],
-        mask: Bool[Tensor, "..."] | None = None,
-        is_causal: bool = False,
-        positions: Shaped[Tensor, "..."] | None = None,
-    ) -> Iterator[Float[Tensor, "batch 1 n n"]]:
-        """`maps`, one head at a time, to save memory."""
         real, visible = self._check(x, mask, positions, None)
         if real is not None:
             x = x.where(real.unsqueeze(-1), 0.0)
         query, key, _ = self._rotated(x, positions, 0)
         query, key = self._centred(query, key, real)
-        terms = self._key_norm(key)
         # With the identity as values, the output is the attention weights.
-        identity = torch.eye(x.shape[1], dtype=key.dtype, device=key.device).expand(len(x), 1, -1, -1)
-        for head in range(self.heads):
-            mine, its = slice(head, head + 1), slice(shared := head * self.kv_heads // self.heads, shared + 1)
-            seen = visible if visible is None or visible.shape[1] == 1 else visible[:, mine]
-            few = tuple(term[:, its] for term in terms)
-            yield attend(query[:, mine], key[:, its], identity, self.scale, real, seen, is_causal, few)[0]
+        identity = torch.eye(x.shape[1], dtype=key.dtype, device=key.device).expand(len(x), self.kv_heads, -1, -1)
+        return attend(query, key, identity, self.scale, real, visible, is_causal, self._key_norm(key))[0]
 
     def queries_and_keys(self, x: Float[Tensor, "batch n dim"]) -> tuple[Tensor, Tensor]:
         """Queries (batch, heads, n, r) and keys (batch, kv_heads, n, r), before RoPE."""

@@ -19,26 +19,7 @@ PLACE = ("device", "dtype")
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
-
-    `hidden` is the width of the MLP (default: 4·dim). `attention` holds the options of `kq.Attention`; with
-    `kernel="primal"`, `primal` those of `kq.PrimalAttention`.
-
-    Parameters
-    ----------
-    dim
-        Width of the residual stream.
-    heads
-        Attention heads.
-    hidden
-        Width of the MLP. Default: 4·dim.
-    dropout
-        Default: 0.
-    primal
-        Options of `kq.PrimalAttention`, for `kernel="primal"`. Default: none.
-    **attention
-        Options of `kq.Attention`, such as `kernel`.
-    """
+    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)); options as those of `Encoder`."""
 
     def __init__(
         self,

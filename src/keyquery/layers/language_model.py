@@ -42,19 +42,7 @@ class Shape:
 
 
 class LanguageModel(nn.Module):
-    """Token ids to logits: an Encoder, or a Decoder if `shape.causal`.
-
-    Parameters
-    ----------
-    shape
-        Its hyperparameters.
-
-    Examples
-    --------
-    >>> model = LanguageModel(Shape(vocab_size=50, width=16, depth=1))
-    >>> model(torch.tensor([[1, 2, 3]])).shape
-    torch.Size([1, 3, 50])
-    """
+    """Token ids to logits: an Encoder, or a Decoder if `shape.causal`."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -63,13 +51,8 @@ class LanguageModel(nn.Module):
         stack = Decoder if shape.causal else Encoder
         self.tokens = _embedding(shape.vocab_size, shape.width)
         self.places = None if shape.rope else _embedding(shape.length, shape.width)
-        options: dict[str, Any] = {
-            "kernel": shape.kernel,
-            "rope": rope,
-            "dropout": shape.dropout,
-            "head_dim": shape.head_dim,
-        }
-        self.body = stack(shape.width, shape.depth, shape.num_attention_heads, **options)
+        sizes: dict[str, Any] = {"head_dim": shape.head_dim, "dropout": shape.dropout}
+        self.body = stack(shape.width, shape.depth, shape.num_attention_heads, shape.kernel, rope=rope, **sizes)
         for embedding in (self.tokens, self.places):
             if embedding is not None and not embedding.weight.is_meta:
                 nn.init.normal_(embedding.weight, std=0.02)

@@ -18,8 +18,7 @@ from keyquery.checkpoints.sources import read_tensors
 from keyquery.forms.rope import PlacedRope
 from keyquery.listening.products import Softmax
 from keyquery.listening.softmaxes import Capture
-from keyquery.proof.local_scores import by_pairs
-from keyquery.proof.masks import HIDDEN, mask_error
+from keyquery.proof.masks import HIDDEN, by_pairs, mask_error
 from keyquery.proof.tokens import Tokens, entered, own_window, pooled, windows
 
 QUERY = ("query", "query_down", "query_up", "module", "fused")
@@ -264,7 +263,7 @@ def content(event: Softmax, name: str, ours: Tensor, layer: Layer, positions: Te
     for arranged, whole in chain.from_iterable(pairs):
         if rotary:
             mine, other = ours.double(), arranged.double()
-            if not at_zero(positions):
+            if positions is None or bool(positions.any()):  # not all at position 0
                 mine, other = (t.diagonal(dim1=-2, dim2=-1) for t in (mine, other))
             mine, other = (torch.where(other > HIDDEN, t, 0.0) for t in (mine, other))
             error = float((mine - other).abs().max() / other.abs().max().clamp(min=1e-9))
@@ -275,11 +274,6 @@ def content(event: Softmax, name: str, ours: Tensor, layer: Layer, positions: Te
         if error < best.error:
             best = Match(event.owner, name, error, error, mask_error(whole, layer) if error < 1e-4 else "")
     return best
-
-
-def at_zero(positions: Tensor | None) -> bool:
-    """Whether all tokens of a run stand at position 0."""
-    return positions is not None and not bool(positions.any())
 
 
 def fitted(ours: Tensor, theirs: Tensor) -> float:
