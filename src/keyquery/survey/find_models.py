@@ -8,7 +8,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from glob import glob, has_magic
+from glob import has_magic
 from itertools import takewhile
 from pathlib import Path
 
@@ -110,9 +110,6 @@ def _expand(argument: str, lists: set[str]) -> Iterator[str]:
 
 def _matches(pattern: str) -> Iterator[Path]:
     """Paths that a glob matches, except hidden files; ** does not follow links, which may be circular."""
-    if "**" not in Path(pattern).parts:
-        yield from map(Path, glob(pattern))
-        return
     parts = Path(pattern).parts
     literal = list(takewhile(lambda part: not has_magic(part), parts))
     top = Path(*literal)
