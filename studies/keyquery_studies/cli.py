@@ -10,7 +10,7 @@ from keyquery_studies.datapoints import Datapoints
 from keyquery_studies.dial import Dial
 from keyquery_studies.kernels.command import kernels
 from keyquery_studies.lineage.command import lineage
-from keyquery_studies.mask.command import mask
+from keyquery_studies.mask import Mask
 from keyquery_studies.objectives.command import objectives
 from keyquery_studies.primal.study import Primal
 from keyquery_studies.rerank import Rerank
@@ -22,10 +22,9 @@ from keyquery_studies.words import Words
 study = typer.Typer(
     help="Claims about attention, each re-run by one command.", no_args_is_help=True, rich_markup_mode="markdown"
 )
-STUDIES = (Causes, Datapoints, Dial, Primal, Rerank, Time, Words)
+STUDIES = (Causes, Datapoints, Dial, Mask, Primal, Rerank, Time, Words)
 COMMANDS = (
     objectives,
-    mask,
     starts,
     kernels,
     circuit,

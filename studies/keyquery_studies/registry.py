@@ -23,7 +23,7 @@ KINDS = {
     "dial": _module("dial"),
     "kernels": _kind("kernels"),
     "lineage study": _kind("lineage"),
-    "mask study": _kind("mask"),
+    "mask study": _module("mask"),
     "objectives": _kind("objectives"),
     "primal study": Kind("keyquery_studies.primal.study", "keyquery_studies.primal.study"),
     "rerank study": _module("rerank"),

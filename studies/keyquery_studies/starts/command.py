@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from keyquery.cli.options import DEVICE, Out, Output, chosen, writes
+from keyquery.cli.options import DEVICE, INT, Out, Output, chosen, writes
 from keyquery_studies.kernels.command import Texts
-from keyquery_studies.mask.command import Seeds
+
+Seeds = Annotated[list[int] | None, typer.Option(metavar=INT, help="A seed; repeatable. Default: five seeds.")]
 
 
 @writes("json", "csv", "picture")
