@@ -57,30 +57,17 @@ def decided(role: str, measured: Collection[str]) -> str | None:
 def named(measured: Mapping[str, Measured], layers: Sequence[Any], least: float) -> list[dict[str, Any]]:
     """One row per head: its scores by role and data, its `roles`, and its `role`, the most specific of them."""
     tests = len({key for part in measured.values() for key in part})
-    rows = []
-    for layer in layers:
-        for head in range(layer.heads):
-            scores: dict[str, dict[str, Any]] = {}
-            for role in ROLES:
-                of_role = {
-                    data: row
-                    for data, part in measured.items()
-                    if (layer.index, head, role) in part and (row := estimate(part[layer.index, head, role], tests))
-                }
-                if of_role:
-                    scores[role] = of_role
-            roles = [role for role, rows_of in scores.items() if _is_named(role, rows_of, least)]
-            rows.append(
-                {
-                    "layer": layer.index,
-                    "head": head,
-                    "name": f"{layer.name}.{head}",
-                    "kind": layer.kind,
-                    "role": roles[0] if roles else None,
-                    "roles": roles,
-                    "scores": scores,
-                }
-            )
+    rows, every = [], [(layer, head) for layer in layers for head in range(layer.heads)]
+    for layer, head in every:
+        scores: dict[str, dict[str, Any]] = {}
+        for role in ROLES:
+            key = (layer.index, head, role)
+            of_role = {data: estimate(part[key], tests) for data, part in measured.items() if key in part}
+            if of_role := {data: row for data, row in of_role.items() if row}:
+                scores[role] = of_role
+        roles = [role for role, of_role in scores.items() if _is_named(role, of_role, least)]
+        place = {"layer": layer.index, "head": head, "name": f"{layer.name}.{head}", "kind": layer.kind}
+        rows.append({**place, "role": roles[0] if roles else None, "roles": roles, "scores": scores})
     return rows
 
 
@@ -137,8 +124,8 @@ def check_heads(model: Any, heads: Any) -> None:
     """Validate the facts and heads of a reading of roles, also of one loaded from a file."""
     if not isinstance(model, Mapping) or not isinstance(model.get("name"), str) or type(model.get("layers")) is not int:
         raise ValueError(f"not a reading of roles: model must have a name and layers, got {model!r:.60}")
-    if not isinstance(heads, list) or not heads:
-        raise ValueError(f"not a reading of roles: heads must be a non-empty list, got {heads!r:.60}")
+    if not heads:
+        raise ValueError("not a reading of roles: heads must be a non-empty list")
     for index, head in enumerate(heads):
         check_roles(f"heads[{index}]", head, "reading of roles")
         for key in ("layer", "head"):

@@ -14,16 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 # From the most specific to the most general: a head is called by the first that it has.
-ROLES = (
-    "induction",
-    "duplicate_token",
-    "retrieval",
-    "previous_token",
-    "next_token",
-    "alignment",
-    "local",
-    "sink",
-)
+ROLES = ("induction", "duplicate_token", "retrieval", "previous_token", "next_token", "alignment", "local", "sink")
 POSITIONAL = ("previous_token", "next_token", "local", "sink")  # defined by positions; the others by content
 PERMUTATIONS = 99  # random orders of the queries, for the null level of alignment
 LEVEL = 0.95
@@ -79,12 +70,8 @@ class Patterns:
     """The weights of several roles for the visible pairs of a batch, to be applied to the maps of each head."""
 
     def __init__(self, keys: dict[str, Bool[Tensor, "#batch n m"]], seen: Bool[Tensor, "batch n m"]) -> None:
-        self.roles = list(keys)
-        pairs = [weights(of_role.expand_as(seen), seen) for of_role in keys.values()]
-        self._own = torch.stack([own for own, _ in pairs])
-        self._others = torch.stack([others for _, others in pairs])
-        uniform = seen / seen.sum(-1, keepdim=True).clamp(min=1)
-        self._uniform = torch.einsum("rbij,bij->rb", self._own, uniform)
+        self._weights = {role: weights(of_role.expand_as(seen), seen) for role, of_role in keys.items()}
+        self._even = seen / seen.sum(-1, keepdim=True).clamp(min=1)  # uniform attention
 
     def of(self, maps: Float[Tensor, "batch heads n m"]) -> dict[str, Scores]:
         """Scores of every role for the maps of some heads.
@@ -92,13 +79,13 @@ class Patterns:
         The null level of a role by position is its score under uniform attention over the visible keys; of a role by
         content, the larger of that and of the same map's attention to the keys of other queries.
         """
-        own, others = (torch.einsum("rbij,bhij->rbh", w, maps.float()) for w in (self._own, self._others))
-        uniform = self._uniform[..., None].expand_as(own)
-        nulls = {
-            role: uniform[at] if role in POSITIONAL else torch.maximum(uniform[at], others[at])
-            for at, role in enumerate(self.roles)
-        }
-        return {role: Scores(own[at].cpu().double(), nulls[role].cpu().double()) for at, role in enumerate(self.roles)}
+        scores = {}
+        for role, (own, others) in self._weights.items():
+            score, permuted = (torch.einsum("bij,bhij->bh", w, maps.float()) for w in (own, others))
+            null = torch.einsum("bij,bij->b", own, self._even)[:, None].expand_as(score)
+            null = null if role in POSITIONAL else torch.maximum(null, permuted)
+            scores[role] = Scores(score.cpu().double(), null.cpu().double())
+        return scores
 
 
 def alignment(

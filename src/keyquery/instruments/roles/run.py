@@ -30,14 +30,8 @@ from keyquery.support.progress import Progress
 
 SEQUENCES, WINDOW, LEAST = 32, 8, 0.3
 # Inputs of models that need nothing but token ids.
-TOKENS = {
-    "input_ids",
-    "attention_mask",
-    "token_type_ids",
-    "position_ids",
-    "decoder_input_ids",
-    "decoder_attention_mask",
-}
+TOKENS = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "decoder_input_ids"}
+TOKENS |= {"decoder_attention_mask"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,9 +120,10 @@ class Cooccurrence:
         check_count("window", window, least=1)
         if tokenizer is not None and vocabulary is not None:
             raise ValueError("pass either vocabulary or tokenizer: a tokenizer has its own")
-        words = tokens_of(tokenizer) if tokenizer is not None else vocabulary
-        encode = None if tokenizer is None else lambda text: encoded(tokenizer, text)
-        tally = Tally(window, words, encode)
+        if tokenizer is None:
+            tally = Tally(window, vocabulary)
+        else:
+            tally = Tally(window, tokens_of(tokenizer), lambda text: encoded(tokenizer, text))
         read_into(tally, texts, progress or silent)
         counts = cls._of(tally, tokenizer)
         return counts if directed else counts.symmetric()
@@ -325,9 +326,7 @@ def _checked(matrix: Any) -> Float[ndarray, "n n"]:
         raise TypeError("matrix must contain numbers, in rows of equal length") from None
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
         raise ValueError(f"matrix must be square, words by words, got {counts.shape}")
-    if not np.isfinite(counts).all():
-        raise ValueError(f"matrix must be finite, got {int((~np.isfinite(counts)).sum())} NaN or infinite counts")
-    if counts.size and counts.min() < 0:
-        at = np.unravel_index(counts.argmin(), counts.shape)
-        raise ValueError(f"matrix must contain non-negative counts, got {counts[at]:g} in row {at[0]}, column {at[1]}")
+    if not (np.isfinite(counts) & (counts >= 0)).all():
+        worst = counts[~np.isfinite(counts)] if not np.isfinite(counts).all() else counts.min(keepdims=True)
+        raise ValueError(f"matrix must contain finite, non-negative counts, got {worst.flat[0]:g}")
     return counts
