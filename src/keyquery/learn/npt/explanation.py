@@ -43,21 +43,15 @@ class NPTExplanation(Reading, kind="npt explanation"):
 
     def records(self) -> list[dict[str, Any]]:
         """One row per column, then one per row of the support set."""
-        parts = [
+        shown = ("attention", "effect")
+        columns = [
             {"part": "column", "name": row["column"], "value": row["value"], "attention": None, "effect": row["effect"]}
             for row in self.columns
         ]
-        parts += [
-            {
-                "part": "row",
-                "name": str(row["row"]),
-                "value": row["target"],
-                "attention": row["attention"],
-                "effect": row["effect"],
-            }
+        return columns + [
+            {"part": "row", "name": str(row["row"]), "value": row["target"], **{name: row[name] for name in shown}}
             for row in self.rows
         ]
-        return parts
 
 
 class Effects(NamedTuple):
