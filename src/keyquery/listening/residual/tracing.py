@@ -155,6 +155,8 @@ class Trace(ModuleMode):
                 constant = not isinstance(value, Tensor) or isinstance(value, nn.Parameter)
                 if self._inside() is not None and not constant:
                     return None  # not a write: rotations of queries and keys
+                if not constant:
+                    self._attends = None  # it is written as it is
                 tensor = torch.as_tensor(value, dtype=out.dtype, device=out.device).detach().clone()
                 term = Write(BIAS if constant else self._source(value), tensor)
             terms.append(term)
@@ -204,9 +206,8 @@ class Trace(ModuleMode):
             self._inputs[name] = term_of(x)
         if name in self._watched:
             calls = self.entered[name].calls + 1 if name in self.entered else 1
-            self.entered[name] = Entered(
-                x.detach(), term_of(x), self._inputs.get(block_of(name, self._depth) or ""), calls
-            )
+            block = self._inputs.get(block_of(name, self._depth) or "")
+            self.entered[name] = Entered(x.detach(), term_of(x), block, calls)
 
     def leave(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
         """A module returns."""
