@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from keyquery.listening.call import Call
-from keyquery.listening.tokens import Arguments, Run, in_backward
+from keyquery.listening.tokens import Arguments, Run, in_backward, nested
 
 OnCall = Callable[[Call], Mapping[str, Tensor] | None]
 OnError = Callable[[Exception], None]
@@ -144,35 +144,30 @@ _ATTACHED: WeakKeyDictionary[nn.Module, Attachment] = WeakKeyDictionary()  # by 
 _SEEN_BY: WeakKeyDictionary[nn.Module, list[tuple[Attachment, str]]] = WeakKeyDictionary()  # by attention module
 
 
-def attached(model: nn.Module) -> Attachment | None:
-    """The attachment of a model, if anything listens to it."""
-    return _ATTACHED.get(model)
-
-
 def add_listener(model: nn.Module, listener: OnCall, changes: ExitStack, on_error: OnError | None = None) -> Attachment:
     """Let a function see, and change, every attention call of a model; `changes` removes it.
 
     With `on_error` it changes nothing, and errors go there, unless a listener that changes something is on, too.
     """
     attachment = _ATTACHED.get(model) or Attachment(model)
-    changes.callback(_remove, model, attachment, listener, on_error)  # first: what follows may be interrupted
+
+    def remove() -> None:
+        if listener in attachment.listeners:
+            attachment.listeners.remove(listener)
+            attachment.replaces = False
+        if on_error in attachment.on_error:
+            attachment.on_error.remove(on_error)
+        if not attachment.listeners and _ATTACHED.get(model) is attachment:
+            del _ATTACHED[model]
+            attachment.changes.close()
+
+    changes.callback(remove)  # first: what follows may be interrupted
     if model not in _ATTACHED:
         _ATTACHED[model] = attachment
         attachment.attach()
     attachment.listeners.append(listener)
     attachment.on_error += [] if on_error is None else [on_error]
     return attachment
-
-
-def _remove(model: nn.Module, attachment: Attachment, listener: OnCall, on_error: OnError | None) -> None:
-    if listener in attachment.listeners:
-        attachment.listeners.remove(listener)
-        attachment.replaces = False
-    if on_error in attachment.on_error:
-        attachment.on_error.remove(on_error)
-    if not attachment.listeners and _ATTACHED.get(model) is attachment:
-        del _ATTACHED[model]
-        attachment.changes.close()
 
 
 def _drop(module: nn.Module, entry: tuple[Attachment, str]) -> None:
@@ -215,12 +210,7 @@ def no_attention(model: nn.Module) -> ValueError:
 
 def warn_unseen(attachment: Attachment) -> None:
     """Name an attention module that ran without a call that torch shows, in it or around it."""
-    seen = [f"{name}." for name in attachment.layers]
-    names = [
-        name
-        for name in sorted(attachment.ran)
-        if not any(f"{name}.".startswith(other) or other.startswith(f"{name}.") for other in seen)
-    ]
+    names = [name for name in sorted(attachment.ran) if not any(nested(name, seen) for seen in attachment.layers)]
     if names:
         model = type(attachment.model).__name__
         warnings.warn(

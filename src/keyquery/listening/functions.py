@@ -6,7 +6,7 @@ weights are then multiplied with values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from keyquery.listening.products import (
     tensors,
     unscaled,
 )
-from keyquery.listening.tokens import in_backward
+from keyquery.listening.tokens import in_backward, nested
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 PACKED = (  # arguments of multi_head_attention_forward
@@ -45,16 +45,15 @@ def looks_like_attention(module: nn.Module) -> bool:
     return "attention" in called or "attn" in called
 
 
-def attach(attachment: Attachment, modules: dict[str, nn.Module], seen: Iterable[str], changes: ExitStack) -> None:
+def attach(attachment: Attachment, modules: dict[str, nn.Module], seen: Collection[str], changes: ExitStack) -> None:
     """Watch the torch functions of a model, unless all of its attention is among what is `seen` without."""
-    names = [f"{name}." for name in seen]
     unseen = (
         name
         for name, module in modules.items()
         if looks_like_attention(module) and next(module.parameters(), None) is not None
-        if not any(other.startswith(f"{name}.") or f"{name}.".startswith(other) for other in names)
+        if not any(nested(name, other) for other in seen)
     )
-    if names and next(unseen, None) is None:
+    if seen and next(unseen, None) is None:
         return
     mode = Functions(attachment, modules)
     mode.follow([(name, module) for name, module in modules.items() if not _is_leaf(module)], changes)

@@ -37,6 +37,11 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def nested(first: str, second: str) -> bool:
+    """Whether one of two modules is the other, or holds it."""
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
+
+
 def masks_of(arguments: Mapping[str, Any]) -> dict[str, Bool[Tensor, "batch n"]]:
     """Masks of non-padding tokens, by argument name."""
     masks = {name: arguments[name] for name in (*REAL, *HIDDEN) if isinstance(arguments.get(name), Tensor)}

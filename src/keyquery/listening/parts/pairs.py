@@ -21,6 +21,7 @@ from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import Batch, entry, module_of, on_input, on_output, running
 from keyquery.listening.parts.means import Moments
+from keyquery.listening.tokens import nested
 
 SPARSE = 4  # positions beyond so many lengths are too sparse for means by position
 
@@ -164,7 +165,9 @@ class _Watcher:
 
     def _call(self, call: Call) -> None:
         if call.name not in self._by_call:
-            self._by_call[call.name] = self._of_module(call.name)
+            exact = [layer for layer in self._layers if self._names[layer.index] == call.name]
+            around = [layer for layer in self._layers if nested(self._names[layer.index], call.name)]
+            self._by_call[call.name] = exact or around
         self._show(self._by_call[call.name], call)
 
     def _show(self, layers: Sequence[Layer], call: Call | None) -> None:
@@ -173,16 +176,6 @@ class _Watcher:
             inputs = self._inputs.pop(layer.index, None)
             if inputs is not None:
                 self._on_layer(layer, inputs, call)
-
-    def _of_module(self, name: str) -> list[Layer]:
-        """The layers of a module: of its name, or else one that holds it or is held by it."""
-        names = {layer.index: f"{self._names[layer.index]}." for layer in self._layers}
-        exact = [layer for layer in self._layers if names[layer.index] == f"{name}."]
-        return exact or [
-            layer
-            for layer in self._layers
-            if names[layer.index].startswith(f"{name}.") or f"{name}.".startswith(names[layer.index])
-        ]
 
 
 def module_name(layer: Layer, modules: Mapping[str, nn.Module]) -> str:
