@@ -76,6 +76,7 @@ REFUSED = [  # how it is stored, the config, what is asked, and what the error s
     ),
     ("linear", {"num_attention_heads": 4}, {"heads": 2}, "heads is 2, but the config's num_attention_heads says 4"),
     ("linear", {"head_dim": 6}, {}, "holds 4 heads of width 3, but the config's head_dim is 6"),
+    ("heads", {"head_dim": 6}, {"layout": "heads"}, "holds 4 heads of width 3, but the config's head_dim is 6"),
     ("linear", {}, {"layout": "sideways"}, "layout must be one of"),
     ("linear", {}, {"key": None}, "query and key patterns go together"),
     ("linear", {}, {"layout": "fused"}, "is of one tensor, but key names another"),

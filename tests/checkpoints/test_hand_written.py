@@ -26,6 +26,7 @@ def assert_same(given, expected, offsets=(None,)):
     assert len(given) == len(expected)
     for one, other in zip(given, expected, strict=True):
         assert (one.causal, one.scale) == (other.causal, pytest.approx(other.scale))
+        assert (one.norm.kind, one.norm.eps) == (other.norm.kind, other.norm.eps)
         for view, offset in itertools.product(("form", "folded"), offsets):
             forms = [(getattr(layer, view), layer.rope) for layer in (one, other)]
             dense = (form.dense() if offset is None else form.at(offset, rope).dense() for form, rope in forms)

@@ -292,6 +292,18 @@ def test_scales_of_another_shape_are_named(case, tmp_path):
         list(kq.read(save(tmp_path, tensors, {})))
 
 
+@pytest.mark.parametrize("make", [packed_int(4), nvfp4, awq])
+def test_groups_must_be_whole(make, tmp_path):
+    tensors, _ = tensors_of(make)
+    name = next(name for name in tensors if "q_proj" in name and name.endswith(("scales", "weight_scale")))
+    rows, columns = tensors[name].shape
+    tensors[name] = torch.ones((5, columns) if name.endswith("scales") else (rows, 5))
+    if make is awq:
+        tensors[name.replace("scales", "qzeros")] = torch.zeros(5, columns // 8, dtype=torch.int32)
+    with pytest.raises(ValueError, match="is of 5 groups, which are no whole groups of 192 inputs"):
+        list(kq.read(save(tmp_path, tensors, {})))
+
+
 def test_gpt_oss_keeps_only_its_experts_in_mxfp4(tmp_path):
     """Queries and keys are in bfloat16; the experts' packed weights are not touched."""
     transformers = pytest.importorskip("transformers", reason="the model needs the extra hf")

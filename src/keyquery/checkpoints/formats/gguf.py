@@ -171,7 +171,6 @@ class _Walk:
         kind, count = self.number("<I"), self.number("<Q")
         if kind != STRING:
             return self.scalars(kind, count)
-        self.room(8 * count, f"{count} texts")
         return [self.text() for _ in range(count)]
 
     def scalars(self, kind: int, count: int) -> list[Any]:
