@@ -19,8 +19,8 @@ NUMBERS = 2**24  # of the right-hand sides that are solved for at a time
 class DiffusionReranker(GraphReranker):
     """Training-free re-ranking by diffusion on the neighbour graph (Iscen et al. 2017): scores f with (1 − αS) f = y.
 
-    Where classes lie along curves it gains most: mAP .887 and .949 on digits against .856 and .877 of k-reciprocal
-    neighbours.
+    From a paper: mAP +.007, −.004 and −.029 over the first ranking of 128 on three datasets, below k-reciprocal
+    neighbours; on pixels of digits, whose classes are curves, .860 against .834: choose on labelled queries.
 
     S = D^−½ W D^−½ has weights W = max(x_i·x_j, 0)^γ between items that are among the k nearest of each other, D their
     sums; y has such weights of the query and its `seeds` nearest items. The sparse system is solved by `rounds` of
