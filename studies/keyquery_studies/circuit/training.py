@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, embedding, layer_norm, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 
 from keyquery.forms import Rope
 from keyquery.layers import Attention
+from keyquery_studies.common.stacked import side_by_side
 
 Weights = dict[str, Tensor]
-PROJECTIONS = ("query", "key", "value", "output")
 
 
 @dataclass(frozen=True)
@@ -88,32 +88,13 @@ def initial(size: Size, seeds: int) -> Weights:
     return {name: torch.stack(each) for name, each in stacks.items()}
 
 
-def logits(weights: Mapping[str, Tensor], size: Size, ids: Int[Tensor, "seeds batch n"]) -> Tensor:
-    """Logits (seeds, batch · n, vocabulary) of all models, each on its own sequences."""
-    seeds, batch, n = ids.shape
-    offset = size.vocabulary * torch.arange(seeds, device=ids.device)[:, None, None]
-    x = embedding(ids + offset, weights["tokens.weight"].flatten(0, 1)).flatten(1, 2)
-    places = torch.arange(n, device=ids.device)
-    for layer in range(size.depth):
-        query, key, value, output = (weights[f"layers.{layer}.{name}.weight"] for name in PROJECTIONS)
-        normed = layer_norm(x, (size.width,))
-        q, k, v = (
-            (normed @ weight.mT).reshape(seeds * batch, n, size.heads, -1).transpose(1, 2)
-            for weight in (query, key, value)
-        )
-        q, k = size.rope.rotate(q, places), size.rope.rotate(k, places)
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        x = x + mixed.reshape(seeds, batch * n, -1) @ output.mT
-    return layer_norm(x, (size.width,)) @ weights["unembed.weight"].mT
-
-
 def loss(weights: Mapping[str, Tensor], size: Size, ids: Int[Tensor, "seeds batch n"]) -> Float[Tensor, " seeds"]:
-    """Next-token cross-entropy of every model, in nats."""
-    targets = ids.roll(-1, 2)
-    targets[..., -1] = -100
-    predicted = logits(weights, size, ids)
-    each = cross_entropy(predicted.flatten(0, 1).float(), targets.flatten(), reduction="none", ignore_index=-100)
-    return each.reshape(len(ids), -1).sum(1) / (ids.shape[1] * (ids.shape[2] - 1))
+    """Next-token cross-entropy of every model on its own sequences, in nats."""
+    return side_by_side(AttentionOnly(size), _loss)(weights, ids, ids)
+
+
+def _loss(predicted: Float[Tensor, "batch n vocabulary"], ids: Int[Tensor, "batch n"]) -> Float[Tensor, ""]:
+    return cross_entropy(predicted[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 def passages(size: Size, plan: Plan, rows: int, generator: torch.Generator) -> Int[Tensor, "rows n"]:

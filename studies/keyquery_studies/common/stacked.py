@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Integer
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import embedding, layer_norm
 
 Weights = dict[str, Tensor]
@@ -18,6 +20,26 @@ EAGER = 3  # calls before a CUDA graph is captured
 def stacked(models: Sequence[Mapping[str, Tensor]], device: str) -> Weights:
     """State dicts of equal models as one, ready to be trained."""
     return {name: torch.stack([own[name] for own in models]).to(device).requires_grad_() for name in models[0]}
+
+
+def side_by_side(
+    model: nn.Module, loss: Callable[..., Tensor]
+) -> Callable[[Mapping[str, Tensor], Tensor, Tensor], Float[Tensor, " models"]]:
+    """The losses of many models: `loss(outputs, targets)` of each, by its own weights on its own inputs and targets.
+
+    `model` gives the computation; its own weights are not used.
+    """
+
+    def one(own: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        return loss(functional_call(model, own, (inputs,)), targets)
+
+    mapped = vmap(one)
+
+    def losses(weights: Mapping[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention on a CPU has no rule for many models
+            return mapped(dict(weights), inputs, targets)
+
+    return losses
 
 
 def within(weights: Mapping[str, Tensor], prefix: str) -> Weights:

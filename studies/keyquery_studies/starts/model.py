@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 
-from keyquery.forms import Rope
 from keyquery.layers import LanguageModel, Shape
 from keyquery.support.checks import check_choice, check_count
 from keyquery_studies.common.language_models import begin, tasks
 from keyquery_studies.common.objectives import CAUSAL, OBJECTIVES, Task
-from keyquery_studies.common.stacked import Weights, embed, linear, norm, split_heads, within
+from keyquery_studies.common.stacked import Weights, side_by_side
 from keyquery_studies.common.store import result_name
 
 KERNELS = ("general", "symmetric", "split")
@@ -66,11 +67,15 @@ class StartRun:
         """Training and validation, and the test; `folder` has the tokens."""
         return tasks(folder, device, self.objective, self.length, batch=self.batch)
 
+    def shape(self) -> Shape:
+        """The shape of the model."""
+        sizes = (self.vocabulary, self.width, self.depth, self.heads, self.length)
+        return Shape(*sizes, CAUSAL[self.objective], **asdict(self.scores))
+
     def initial(self) -> Weights:
         """Its weights before training."""
         torch.manual_seed(self.seed)
-        sizes = (self.vocabulary, self.width, self.depth, self.heads, self.length)
-        model = LanguageModel(Shape(*sizes, CAUSAL[self.objective], **asdict(self.scores)))
+        model = LanguageModel(self.shape())
         start_of(model, self.start)
         return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
 
@@ -83,47 +88,14 @@ def start_of(model: torch.nn.Module, start: str) -> None:
 
 def losses(weights: Weights, run: StartRun, inputs: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy of every model on its own windows, (models, batch, n); targets of −100 are ignored."""
-    models, batch, n = inputs.shape
-    x = embed(weights["tokens.weight"], inputs)
-    x = (x if run.scores.rope else x + weights["places.weight"][:, None, :n]).flatten(1, 2)
-    for block in range(run.depth):
-        own = within(weights, f"body.blocks.{block}.")
-        normed = norm(own, "attention_norm", x)
-        query, key, value = _attended(within(own, "attention."), run, normed, (batch, n))
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=CAUSAL[run.objective])
-        x = x + linear(own, "attention.output", mixed.transpose(1, 2).reshape(x.shape))
-        x = x + linear(own, "mlp.2", gelu(linear(own, "mlp.0", norm(own, "mlp_norm", x))))
-    logits = torch.bmm(norm(weights, "body.norm", x), weights["tokens.weight"].mT)
-    each = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").unflatten(0, (models, -1))
-    return each.sum(1) / (targets.flatten(1) != -100).sum(1).clamp(min=1)
+    return _losses_of(run.shape())(weights, inputs, targets)
 
 
-def _attended(own: Weights, run: StartRun, x: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of every head, rotated if the model has rotary positions."""
-    key, value = (split_heads(linear(own, name, x), shape, run.heads) for name in ("key", "value"))
-    if run.scores.kernel == "general":
-        query = split_heads(linear(own, "query", x), shape, run.heads)
-    else:
-        gain = own["shape.gain"].repeat_interleave(shape[0], 0).unsqueeze(-2)  # (models · batch, heads, 1, entries)
-        query = constrained(key, gain, run.scores.kernel == "symmetric", run.scores.rope)
-    if run.scores.rope:
-        rope, places = Rope(run.width // run.heads), torch.arange(shape[1], device=x.device)
-        query, key = rope.rotate(query, places), rope.rotate(key, places)
-    return query, key, value
+@lru_cache(maxsize=4)
+def _losses_of(shape: Shape) -> Callable[[Weights, Tensor, Tensor], Tensor]:
+    return side_by_side(LanguageModel(shape), _loss)
 
 
-def constrained(z: Tensor, gain: Tensor, symmetric: bool, rope: bool) -> Tensor:
-    """Queries from keys z: D z, or, of a split kernel, D z in the first dimensions and a quarter turn in the rest.
-
-    With `rope`, dimension i and i + r/2 are a pair, with one entry of D.
-    """
-    gain = gain.to(z.dtype)
-    if symmetric:
-        return z * (torch.cat((gain, gain), -1) if rope else gain)
-    size = gain.shape[-1]
-    if not rope:
-        first, second = z[..., size:].chunk(2, -1)
-        return torch.cat((z[..., :size] * gain, -second, first), -1)
-    first, second = z.chunk(2, -1)
-    parts = (first[..., :size] * gain, -second[..., size:], second[..., :size] * gain, first[..., size:])
-    return torch.cat(parts, -1)
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    each = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    return each.sum() / (targets != -100).sum().clamp(min=1)

@@ -33,7 +33,7 @@ class Together:
     """Models of one objective, trained side by side for several numbers of steps.
 
     All share the steps at a constant rate: for each number of steps the rate falls from a branch of them. Models of
-    one seed see the same windows. On a GPU the loss is compiled, and a whole step is one CUDA graph.
+    one seed see the same windows. On a GPU a whole step is one CUDA graph.
     """
 
     def __init__(self, runs: Sequence[StartRun], folder: Path, device: str) -> None:
@@ -59,7 +59,6 @@ class Together:
         self.inputs, self.targets = (torch.zeros(sizes, dtype=torch.long, device=device) for _ in range(2))
         self.drawn: tuple[int, tuple[Tensor, Tensor] | None] = (-1, None)
         self._advance = Replayed(self._update, device)
-        self.losses = torch.compile(losses) if device.startswith("cuda") else losses
         digest = digest_of(json.dumps([asdict(own) for own in runs], sort_keys=True), length=10)
         self.kept = checkpoint_path(folder, f"{self.run.objective.replace(' ', '-')}-{digest}")
 
@@ -108,7 +107,7 @@ class Together:
         cuda = self.device.startswith("cuda")
         inputs, targets = self.inputs[self.of_seed], self.targets[self.of_seed]
         with torch.autocast("cuda" if cuda else "cpu", torch.bfloat16, enabled=cuda, cache_enabled=False):
-            value = self.losses(self.weights, self.run, inputs, targets)
+            value = losses(self.weights, self.run, inputs, targets)
         value.sum().backward()
         self.optimiser.step(self.rates)
 
