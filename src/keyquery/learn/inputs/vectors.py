@@ -83,6 +83,8 @@ def _tensor(name: str, values: Any) -> Tensor:
         return values
     if np.ma.is_masked(values):
         raise ValueError(f"{name} must not have masked values")
+    if np.ndim(values) == 0:
+        raise ValueError(f"{name} must be an array, got a single value")
     check_array = optional("sklearn.utils.validation", "re-ranking").check_array
     array = check_array(values, ensure_2d=False, allow_nd=True, ensure_all_finite=False, input_name=name, order="C")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
