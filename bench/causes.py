@@ -22,7 +22,7 @@ import torch
 from harness import publish, row
 
 from keyquery.learn.discovery.independence import PartialCorrelation, correlation_of
-from keyquery.learn.discovery.search import icd
+from keyquery.learn.discovery.search import search
 
 SEED, NODES, DEGREE, ALPHA, ROWS = 0, 30, 2.2, 0.01, 768
 SAMPLES = {"768": 768, "1e10": 1e10}
@@ -46,7 +46,7 @@ def data_of(correlation, rng):
 
 
 def ours(correlation, samples):
-    return set(icd(PartialCorrelation(correlation, samples, ALPHA)).graph.pairs())
+    return set(search(PartialCorrelation(correlation, samples, ALPHA)).graph.pairs())
 
 
 def theirs(data, samples):

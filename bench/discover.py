@@ -25,7 +25,7 @@ from harness import publish, row
 import keyquery as kq
 from keyquery.learn.discovery.independence import IndependenceTest
 from keyquery.learn.discovery.pag import members
-from keyquery.learn.discovery.search import icd
+from keyquery.learn.discovery.search import search
 
 SEED, ALPHA, DEGREE = 33, 0.01, 2.2  # graphs of seed 33 were looked at in no other run
 SETS = {  # nodes, hidden, rows, our test, their test
@@ -163,7 +163,7 @@ def main():
         for _ in range(options.graphs):
             graph, gone = graph_of(rng, nodes, hidden)
             data = data_of(graph, size, test, rng)[:, [node for node in graph if node not in gone]]
-            truths.append(marks_of(icd(DSeparation(graph, gone)).graph.edges()))
+            truths.append(marks_of(search(DSeparation(graph, gone)).graph.edges()))
             results["ICD"].append(timed(ours, data, test))
             results["FCI"].append(timed(ours, data, test, "fci"))
             results["causal-learn"].append(timed(theirs, data, their_test))

@@ -21,7 +21,7 @@ Pairs = list[str] | None
     calls=find_graph,
     table=argument(Path, "A delimited text file, such as TABLE.csv; rows are samples."),
     columns=option(str | None, "Columns to use, such as age,bmi,bp. Default: all."),
-    test=option(str, f"Test of independence: {', '.join(TESTS)}."),
+    test=option(str, f"Test of independence: {', '.join(('auto', *TESTS))}."),
     alpha=option(float, "Significance level of the tests."),
     method=option(str, f"Causal discovery algorithm: {' or '.join(METHODS)}."),
     discrete=option(str | None, "Numeric columns that are categories, such as sex,stage, or all. Default: none."),
@@ -65,13 +65,13 @@ def _names(text: str) -> list[str]:
 
 
 def _pairs(option: str, pairs: Pairs) -> list[tuple[str, str]]:
-    found = []
+    causes_and_effects = []
     for pair in pairs or ():
         cause, arrow, effect = (part.strip() for part in pair.partition("->"))
         if not (cause and arrow and effect):
             raise ValueError(f"{option} takes a pair of columns such as 'age->bp', got {pair!r}")
-        found.append((cause, effect))
-    return found
+        causes_and_effects.append((cause, effect))
+    return causes_and_effects
 
 
 def _chosen(table: Table, columns: str | None) -> Table:
@@ -80,6 +80,7 @@ def _chosen(table: Table, columns: str | None) -> Table:
         return table
     for name in (names := _names(columns)):
         check_choice("a column of --columns", name, table.columns)
-    places = [table.columns.index(name) for name in dict.fromkeys(names)]
-    parts = {part: tuple(getattr(table, part)[place] for place in places) for part in ("columns", "kinds", "values")}
-    return replace(table, **parts, categories=tuple(table.categories[place] for place in places), target=None)
+    numbers = [table.columns.index(name) for name in dict.fromkeys(names)]
+    parts = ("columns", "kinds", "values", "categories")
+    chosen = {part: tuple(getattr(table, part)[number] for number in numbers) for part in parts}
+    return replace(table, **chosen, target=None)

@@ -44,15 +44,14 @@ def test_numbers_that_are_no_floats(given):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"nodes": 5}, "nodes asks for 5 tokens, but there are only 4"),
-        ({"nodes": [0, 4]}, "a position in nodes must be between 0 and 3, got 4"),
-        ({"nodes": [1, 1]}, r"nodes must be distinct positions, got \[1, 1\]"),
-        ({"nodes": 0}, "nodes must be at least 1, got 0"),
+        ({"nodes": 5}, "nodes must be between 1 and 4, got 5"),
+        ({"nodes": [0, 4]}, "nodes must be between 0 and 3, got 4"),
+        ({"nodes": []}, "nodes must name at least one, got none"),
         ({"alpha": 0}, "alpha must be between 0 and 1, got 0"),
         ({"samples": 3}, "samples must be at least 4, got 3"),
         ({"method": "pc"}, "method must be one of 'icd', 'fci', got 'pc'"),
         ({"method": "fci", "rounds": 2}, 'rounds is only for method="icd"'),
-        ({"head": 1}, "head is 1, but there is nothing|head must be between 0 and 0, got 1"),
+        ({"head": 1}, "head must be between 0 and 0, got 1"),
         ({"tokens": ["a"]}, "tokens must be a list of 4 strings"),
         ({"layer": 0}, "text, inputs and layer need a model"),
     ],
@@ -88,7 +87,7 @@ def test_a_text_that_is_too_long():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"nodes": "abc"}, "a position in nodes must be an integer, got 'abc'"),
+        ({"nodes": "abc"}, "nodes must be an integer, got 'abc'"),
         ({"head": 1.5}, "head must be an integer, got 1.5"),
     ],
 )

@@ -12,7 +12,7 @@ import keyquery as kq
 from keyquery.layers import LanguageModel
 from keyquery.learn.causes.causes import Causes
 from keyquery.learn.causes.masked_prediction import predicted
-from keyquery.learn.discovery.search import icd
+from keyquery.learn.discovery.search import search
 from keyquery.listening import attention_maps
 from keyquery.listening.inputs.word_pieces import words_of
 from keyquery.proof.families import tiny_model
@@ -33,7 +33,7 @@ def test_known_graphs_by_positions_of_the_whole_attention():
     rng = np.random.default_rng(0)
     for _ in range(10):
         sem = random_sem(rng)
-        truth = icd(DSeparation(sem.graph, sem.observed)).graph
+        truth = search(DSeparation(sem.graph, sem.observed)).graph
         reading = kq.causes(torch.tensor(sem.attention), nodes=sem.observed, alpha=1e-3, samples=1e10, causal=False)
         assert reading.edges == [(sem.observed[i], sem.observed[j], a, b) for i, j, a, b in truth.edges()]
         assert reading.nodes == sem.observed

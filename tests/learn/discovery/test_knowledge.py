@@ -8,7 +8,7 @@ import pytest
 from keyquery.learn.discovery.independence import PartialCorrelation, correlation_of
 from keyquery.learn.discovery.knowledge import knowledge_of
 from keyquery.learn.discovery.pag import members
-from keyquery.learn.discovery.search import fci, icd
+from keyquery.learn.discovery.search import METHODS, search
 from tests.learn.discovery.mags import Known, Mags
 from tests.learn.discovery.sems import DSeparation, ancestors, mixed_of, random_sem, true_mag
 
@@ -30,7 +30,7 @@ class Respecting(Mags):
         self._take(self.kinds[:, fits])
 
 
-@pytest.mark.parametrize("method", [icd, fci])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("forbidden", "required"), [([(0, 1), (2, 3)], []), ([], [(0, 1)]), ([(2, 1)], [(0, 1), (1, 3)])]
 )
@@ -39,12 +39,12 @@ def test_marks_hold_in_every_graph_that_respects_the_knowledge(forbidden, requir
     known, more = knowledge_of(4, forbidden=forbidden, required=required), 0
     for apart, edges in islice(Respecting(4, forbidden, required).classes(), 0, None, 6):
         shared = {(i, j): (at_i, at_j) for i, j, at_i, at_j in edges}
-        pag = method(Known(apart, 4), knowledge=known).graph
+        pag = search(Known(apart, 4), method, knowledge=known).graph
         assert set(pag.pairs()) == set(shared)
         for i, j, *marks in pag.edges():
             for mark, true in zip(marks, shared[i, j], strict=True):
                 assert mark in ("circle", true)
-        plain = method(Known(apart, 4)).graph
+        plain = search(Known(apart, 4), method).graph
         more += sum(mark != "circle" for edge in pag.edges() for mark in edge[2:])
         more -= sum(mark != "circle" for edge in plain.edges() for mark in edge[2:])
     assert more > 0
@@ -57,7 +57,7 @@ def told_by(known):
         sem = random_sem(rng)
         mag = true_mag(sem.graph, sem.observed)
         knowledge = known(rng, sem, mag)
-        plain, more = (icd(DSeparation(sem.graph, sem.observed), knowledge=each).graph for each in (None, knowledge))
+        plain, more = (search(DSeparation(sem.graph, sem.observed), knowledge=each).graph for each in (None, knowledge))
         assert more.pairs() == plain.pairs()
         for x in range(len(more)):
             for y in members(more.adjacent[x]):
@@ -100,22 +100,22 @@ def test_marks_are_those_that_all_graphs_of_the_order_share(tiers, every):
     classes = 0
     for apart, edges in islice(Mags(len(tiers), tiers).classes(), 0, None, every):
         classes += 1
-        for method in (icd, fci):
+        for method in METHODS:
             test = Known(apart, len(tiers))
-            assert method(test, knowledge=knowledge_of(len(tiers), tiers)).graph.edges() == edges
+            assert search(test, method, knowledge=knowledge_of(len(tiers), tiers)).graph.edges() == edges
             late = [max(tiers[z] for z in given) > max(tiers[x], tiers[y]) for x, y, given in test.asked if given]
             assert not any(late)  # nothing that is later than both of a pair is conditioned on
     assert classes >= 155 // every
 
 
-@pytest.mark.parametrize("method", [icd, fci])
+@pytest.mark.parametrize("method", METHODS)
 def test_an_order_is_never_contradicted_whatever_the_tests_say(method):
     # Few samples, so that tests err: no tail at a later node, and every edge has an arrowhead there.
     rng, definite = np.random.default_rng(0), 0
     for _ in range(15):
         attention = np.tril(rng.dirichlet(np.full(9, 0.4), size=9) + 1e-3)
         test = PartialCorrelation(correlation_of(attention), 200, 0.01)
-        for _, _, earlier, later in method(test, knowledge=knowledge_of(9, range(9))).graph.edges():
+        for _, _, earlier, later in search(test, method, knowledge=knowledge_of(9, range(9))).graph.edges():
             assert later == "arrow"
             definite += earlier == "tail"
     assert definite > 6
@@ -123,7 +123,7 @@ def test_an_order_is_never_contradicted_whatever_the_tests_say(method):
 
 def test_a_required_edge_stays_although_the_tests_separate_it():
     known = knowledge_of(3, required=[(2, 0)])
-    assert icd(
+    assert search(
         Known({(0, 1, frozenset()), (0, 2, frozenset()), (1, 2, frozenset())}, 3), knowledge=known
     ).graph.edges() == [(0, 2, "arrow", "tail")]
 
@@ -139,4 +139,4 @@ def test_knowledge_is_closed_and_contradictions_are_named():
     with pytest.raises(ValueError, match="1 is required to be a cause of 0"):
         knowledge_of(2, tiers=[0, 1], required=[(1, 0)])
     with pytest.raises(ValueError, match="background knowledge and selection exclude each other"):
-        icd(Known(set(), 3), selection=True, knowledge=knowledge_of(3, required=[(0, 1)]))
+        search(Known(set(), 3), selection=True, knowledge=knowledge_of(3, required=[(0, 1)]))

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from keyquery.learn.discovery.independence import PartialCorrelation, Query, correlation_of
 from keyquery.learn.discovery.knowledge import knowledge_of
-from keyquery.learn.discovery.pag import Pag, members
+from keyquery.learn.discovery.pag import Pag, closed_sets, depths, members
 from keyquery.learn.discovery.rules import Separations, orient
-from keyquery.learn.discovery.search import fci, icd
-from keyquery.learn.discovery.trees import closed_sets, depths
+from keyquery.learn.discovery.search import METHODS, search
 from tests.learn.discovery.mags import Known, Mags
 from tests.learn.discovery.sems import DSeparation, mixed_of, random_sem, separated, true_mag, witnessed
 
@@ -29,7 +28,7 @@ def sems():
 @pytest.fixture(scope="module")
 def true_pags(sems):
     """By d-separation."""
-    return [icd(DSeparation(sem.graph, sem.observed)).graph for sem in sems]
+    return [search(DSeparation(sem.graph, sem.observed)).graph for sem in sems]
 
 
 def correlations(sem):
@@ -53,8 +52,8 @@ def test_the_true_graph_has_every_edge_and_every_mark_and_no_more(sems, true_pag
             assert mark == "circle" or (mark == "arrow") == mag[other, at]
         assert witnessed(mag, len(sem.observed), circles) == circles
         told += len(marks(pag)) - len(circles)
-        assert fci(DSeparation(sem.graph, sem.observed)).graph == pag
-        assert icd(PartialCorrelation(correlations(sem), 1e10, 1e-3)).graph == pag
+        assert search(DSeparation(sem.graph, sem.observed), "fci").graph == pag
+        assert search(PartialCorrelation(correlations(sem), 1e10, 1e-3)).graph == pag
     assert told > 150
 
 
@@ -63,7 +62,7 @@ def test_denser_graphs_have_every_mark_too():
     rng = np.random.default_rng(1)
     for index, sem in enumerate(random_sem(rng, 8, 3.0, 2) for _ in range(190)):
         if index in (100, 108, 189):
-            pag = icd(DSeparation(sem.graph, sem.observed)).graph
+            pag = search(DSeparation(sem.graph, sem.observed)).graph
             mag = true_mag(sem.graph, sem.observed)
             circles = {(at, other) for at, other, mark in marks(pag) if mark == "circle"}
             assert all(mark == "circle" or (mark == "arrow") == mag[other, at] for at, other, mark in marks(pag))
@@ -82,8 +81,8 @@ def test_marks_are_those_that_all_graphs_share(count, selection, every):
     classes = 0
     for apart, edges in islice(Mags(count, selection=selection).classes(), 0, None, every):
         classes += 1
-        for method in (icd, fci):
-            assert method(Known(apart, count), selection=selection).graph.edges() == edges
+        for method in METHODS:
+            assert search(Known(apart, count), method, selection=selection).graph.edges() == edges
     assert classes >= {4: 155, 5: 7000}[count] // every
 
 
@@ -94,7 +93,7 @@ def test_brute_force_knows_the_number_of_graphs():
     assert sum(1 for _ in Mags(3).classes()) == 11  # as many as there are patterns of three nodes
 
 
-@pytest.mark.parametrize("method", [icd, fci])
+@pytest.mark.parametrize("method", METHODS)
 def test_random_graphs_with_hidden_causes_and_selection(method):
     rng, told = np.random.default_rng(0), 0
     for _ in range(6):
@@ -103,7 +102,7 @@ def test_random_graphs_with_hidden_causes_and_selection(method):
         for node in selected:
             graph.add_edges_from((int(cause), node) for cause in rng.choice(sem.observed, 2, replace=False))
         mag = true_mag(graph, sem.observed, selected)
-        pag = method(DSeparation(graph, sem.observed, selected), selection=True).graph
+        pag = search(DSeparation(graph, sem.observed, selected), method, selection=True).graph
         assert set(pag.pairs()) == {(i, j) for i, j in mag if i < j}
         for at, other, mark in marks(pag):
             assert mark in ("circle", "arrow" if mag[other, at] else "tail")
@@ -113,9 +112,12 @@ def test_random_graphs_with_hidden_causes_and_selection(method):
 
 def test_every_round_is_sound_and_the_last_is_the_graph(sems, true_pags):
     for sem, truth in zip(sems[:10], true_pags, strict=False):
-        mag, found = true_mag(sem.graph, sem.observed), None
-        while found is None or not found.done:
-            found = icd(DSeparation(sem.graph, sem.observed), rounds=1 if found is None else found.rounds + 1)
+        mag, rounds, done = true_mag(sem.graph, sem.observed), 0, False
+        while not done:
+            rounds += 1
+            found = search(DSeparation(sem.graph, sem.observed), rounds=rounds)
+            done = found.effort["done"]
+            assert found.effort["rounds"] == rounds
             assert set(truth.pairs()) <= set(found.graph.pairs())
             for at, other, mark in marks(found.graph):
                 if (other, at) in mag:
@@ -126,7 +128,7 @@ def test_every_round_is_sound_and_the_last_is_the_graph(sems, true_pags):
 def test_separating_sets_separate(sems):
     for sem in sems[:20]:
         whole = mixed_of(sem.graph)
-        found = icd(DSeparation(sem.graph, sem.observed))
+        found = search(DSeparation(sem.graph, sem.observed))
         apart = set(combinations(range(len(sem.observed)), 2)) - set(found.graph.pairs())
         assert set(found.separations) == apart
         for (i, j), given_ in found.separations.items():
@@ -139,7 +141,7 @@ def turned(graph, order):
     return Pag(len(graph), [(i, j, a, b) if i < j else (j, i, b, a) for i, j, a, b in edges])
 
 
-@pytest.mark.parametrize("method", [icd, fci])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("samples", [64, 768])
 @pytest.mark.few(1)
 def test_the_order_of_nodes_does_not_matter(sems, samples, method):
@@ -147,8 +149,8 @@ def test_the_order_of_nodes_does_not_matter(sems, samples, method):
     for seed, sem in enumerate(sems[:20]):
         correlation = correlations(sem)
         order = np.random.default_rng(seed).permutation(len(correlation))
-        first = method(PartialCorrelation(correlation[np.ix_(order, order)], samples, 0.01)).graph
-        assert turned(first, order.tolist()) == method(PartialCorrelation(correlation, samples, 0.01)).graph
+        first = search(PartialCorrelation(correlation[np.ix_(order, order)], samples, 0.01), method).graph
+        assert turned(first, order.tolist()) == search(PartialCorrelation(correlation, samples, 0.01), method).graph
 
 
 def by_inverse(correlation, x, y, given_):
@@ -174,10 +176,9 @@ def test_partial_correlations_against_the_inverse(seed, size):
 def test_tests_are_counted_once_each_and_by_size():
     test = PartialCorrelation(correlation_of(np.tril(np.ones((4, 4)))), 768, 0.01)
     test.prepare([Query(0, 3, 0b0010), Query(0, 3, 0b0110)])
-    assert test.tests == 0
+    assert not test.by_size
     for query in (Query(0, 1, 0), Query(0, 3, 0b0010), Query(0, 3, 0b0010), Query(0, 3, 0b0110)):
         test.statistic(query)
-    assert test.tests == 3
     assert dict(test.by_size) == {0: 1, 1: 1, 2: 1}
 
 
@@ -242,14 +243,14 @@ def test_contradictions_leave_circles():
     graph = Pag(6, [(i, j, "circle", "circle") for i, j in ((0, 2), (2, 4), (1, 2), (1, 3), (1, 5))])
     apart = {pair: 0b000110 for pair in combinations(range(6), 2) if pair not in graph.pairs()}
     apart |= {(0, 4): 0, (3, 5): 0}  # colliders at 2 and at 1
-    found = orient(graph, Separations(apart), False, knowledge_of(6))
-    assert (found.mark(1, 2), found.mark(2, 1)) == ("circle", "circle")
-    assert found.mark(2, 0) == found.mark(2, 4) == found.mark(1, 3) == found.mark(1, 5) == "arrow"
+    orient(graph, Separations(apart), False, knowledge_of(6))
+    assert (graph.mark(1, 2), graph.mark(2, 1)) == ("circle", "circle")
+    assert graph.mark(2, 0) == graph.mark(2, 4) == graph.mark(1, 3) == graph.mark(1, 5) == "arrow"
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_few_nodes(count):
-    found = icd(PartialCorrelation(np.eye(count), 768, 0.01))
-    assert found.done
+    found = search(PartialCorrelation(np.eye(count), 768, 0.01))
+    assert found.effort["done"]
     assert found.graph == Pag(count)
-    assert fci(PartialCorrelation(np.eye(count), 768, 0.01)).graph == Pag(count)
+    assert search(PartialCorrelation(np.eye(count), 768, 0.01), "fci").graph == Pag(count)

@@ -19,7 +19,7 @@ from keyquery.listening.inputs.load import load_model
 from keyquery.listening.inputs.word_pieces import Words, words_of
 from keyquery.listening.maps import check_length, check_rows
 from keyquery.listening.tokens import config_of, has_two_sides
-from keyquery.support.checks import check_count, check_float
+from keyquery.support.checks import check_count, check_float, checked_integers
 
 WIDTHS = ("hidden_size", "width", "n_embd", "d_model", "dim")  # names of the hidden size in configs
 
@@ -53,23 +53,20 @@ def mapped(
     """Attention maps for `kq.causes`."""
     words = number = width = None
     if isinstance(attention, (nn.Module, str, Path)):
-        if (text is None) == (inputs is None):
-            raise ValueError("a model needs either text or inputs")
         model, words, batch = _prepared(attention, text, inputs, tokenizer, merge)
         layers = attention_maps(model, batch)
-        if layer is not None:
-            check_count("layer", layer, least=-len(layers), most=len(layers) - 1)
+        check_count("layer", layer, least=-len(layers), most=len(layers) - 1, optional=True)
         number = len(layers) - 1 if layer is None else layer % len(layers)
         maps = _squares(layers[number])
         if words is not None:
             maps = words.merged(torch.as_tensor(maps)).numpy()
         label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
         facts, width = {"name": label, "layers": len(layers), "heads": len(maps)}, width_of(model)
+    elif text is not None or inputs is not None or layer is not None:
+        raise ValueError("text, inputs and layer need a model; for a tensor, pass tokens and head")
     else:
-        if text is not None or inputs is not None or layer is not None:
-            raise ValueError("text, inputs and layer need a model; for a tensor, pass tokens and head")
         maps, facts = _squares(attention), {"name": name or "attention"}
-    heads, count = _heads(head, len(maps)), maps.shape[-1]
+    heads, count = list(range(len(maps))) if head is None else chosen("head", head, len(maps)), maps.shape[-1]
     texts = [str(position) for position in range(count)] if words is None else words.texts
     if tokens is not None:
         if isinstance(tokens, str) or not isinstance(tokens, Iterable) or len(tokens) != count:
@@ -90,6 +87,8 @@ def _prepared(
     source: Any, text: str | Words | None, inputs: Any, tokenizer: Any, merge: bool
 ) -> tuple[nn.Module, Words | None, Mapping[str, Tensor]]:
     """A live model, the words of the text if any, and the input batch."""
+    if (text is None) == (inputs is None):
+        raise ValueError("a model needs either text or inputs")
     model, stored = (source, None) if isinstance(source, nn.Module) else load_model(source)
     if text is None:
         if not isinstance(inputs, Mapping):
@@ -98,10 +97,10 @@ def _prepared(
     argument = getattr(model, "main_input_name", "input_ids")
     if argument != "input_ids":
         raise ValueError(f"{type(model).__name__} takes {argument}, not text: pass `inputs` from Python")
-    chosen = stored if tokenizer is None else tokenizer
-    if not isinstance(text, Words) and chosen is None:
+    tokenizer = stored if tokenizer is None else tokenizer
+    if not isinstance(text, Words) and tokenizer is None:
         raise ValueError("text needs a tokenizer: none was passed, and none was found with the model")
-    words = text if isinstance(text, Words) else words_of(text, chosen, merge)
+    words = text if isinstance(text, Words) else words_of(text, tokenizer, merge)
     check_length(model, len(words.ids))
     batch = next(as_arguments(model, words.batch()))
     if has_two_sides(model):
@@ -128,16 +127,12 @@ def _squares(attention: Any) -> Float[ndarray, "heads n n"]:
     return maps.cpu().double().numpy()
 
 
-def listed(values: Any) -> list[Any]:
-    """A list of numbers from a list, a tensor, an array or a single number."""
+def chosen(name: str, values: Any, count: int) -> list[int]:
+    """Different numbers below `count`, from a list, a tensor, an array or a single number."""
     items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else values
-    return [items] if isinstance(items, str) or not isinstance(items, Iterable) else list(items)
-
-
-def _heads(head: int | Iterable[int] | None, count: int) -> list[int]:
-    chosen = list(range(count)) if head is None else listed(head)
-    for number in chosen:
-        check_count("head", number, least=0, most=count - 1)
-    if not chosen:
-        raise ValueError("head must name at least one head, got none")
-    return list(dict.fromkeys(map(int, chosen)))
+    numbers = checked_integers(name, [items] if np.ndim(items) == 0 else items)
+    for number in numbers:
+        check_count(name, number, least=0, most=count - 1)
+    if not numbers:
+        raise ValueError(f"{name} must name at least one, got none")
+    return list(dict.fromkeys(numbers))

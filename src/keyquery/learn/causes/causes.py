@@ -1,8 +1,7 @@
 """`causes`: the causal graph over tokens that a head's attention implies, allowing for hidden causes.
 
 Attention Z = AV is read as a structural equation model X = GX + U with solution X = (I − G)⁻¹U: (I − G)⁻¹ is D⁻¹A with
-D = diag(A), and the noise has unit covariance, so that C = D⁻¹AAᵀD⁻¹ is the covariance of the tokens. Partial
-correlations of C test conditional independence, and a constraint-based search turns them into a graph.
+D = diag(A), and the noise has unit covariance, so that C = D⁻¹AAᵀD⁻¹ is the covariance of the tokens.
 """
 
 from __future__ import annotations
@@ -10,15 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
+from jaxtyping import Float
 
-from keyquery.learn.causes.attention import Mapped, listed, mapped
+from keyquery.learn.causes.attention import Mapped, chosen, mapped
 from keyquery.learn.discovery.independence import PartialCorrelation, correlation_of
 from keyquery.learn.discovery.knowledge import knowledge_of
 from keyquery.learn.discovery.pag import Edge, Pag
-from keyquery.learn.discovery.search import Settings
+from keyquery.learn.discovery.search import check_search, search
 from keyquery.listening.inputs.word_pieces import Words
 from keyquery.reading import Reading, digest, provenance
 from keyquery.support.checks import check_count, check_number
@@ -74,12 +75,11 @@ class Causes(Reading, kind="causes"):
 
         The mark at an end is that of the majority, or a circle without one.
         """
-        seen: dict[tuple[int, int], list[tuple[str, str]]] = {}
-        for index in range(len(self.graphs)):
-            for i, j, at_i, at_j in self.edges_of(index):
-                seen.setdefault((i, j), []).append((at_i, at_j))
+        marks_of: dict[tuple[int, int], list[tuple[str, str]]] = {}
+        for i, j, at_i, at_j in chain(*map(self.edges_of, range(len(self.graphs)))):
+            marks_of.setdefault((i, j), []).append((at_i, at_j))
         rows = []
-        for (i, j), marks in sorted(seen.items()):
+        for (i, j), marks in sorted(marks_of.items()):
             counts = [Counter(ends) for ends in zip(*marks, strict=True)]
             agreed = [next((m for m, n in count.items() if 2 * n > len(marks)), "circle") for count in counts]
             row = {"i": i, "j": j, "heads": len(marks), "mark_i": agreed[0], "mark_j": agreed[1]}
@@ -99,9 +99,8 @@ class Causes(Reading, kind="causes"):
         rows = []
         for index, graph in enumerate(self.graphs):
             for i, j, at_i, at_j in self.edges_of(index):
-                place = {"layer": graph["layer"], "head": graph["head"], "i": i, "j": j}
-                words = {"token_i": self.tokens[i], "token_j": self.tokens[j]}
-                rows.append({**place, **words, "mark_i": at_i, "mark_j": at_j})
+                pair = {"i": i, "j": j, "token_i": self.tokens[i], "token_j": self.tokens[j]}
+                rows.append({"layer": graph["layer"], "head": graph["head"], **pair, "mark_i": at_i, "mark_j": at_j})
         return rows
 
     def index_of(self, head: int) -> int:
@@ -191,7 +190,7 @@ def causes(
     --------
     explain : The smallest sets of tokens that a prediction depends on.
     """
-    settings = Settings(method, alpha, rounds, selection)
+    check_search(method, alpha, rounds)
     if samples is not None:
         check_number("samples", samples)
         if samples < 4:
@@ -200,29 +199,29 @@ def causes(
     effective = float(samples if samples is not None else source.width or SAMPLES)
     ordered, positions = _ordered(source, causal, selection), _nodes(nodes, source, target)
     watch = progress or (bar if len(positions) > MANY else silent)
-    known, graphs = knowledge_of(len(positions), positions if ordered else None), []
-    for number, attended in zip(source.heads, source.maps, strict=True):
+    knowledge, several = knowledge_of(len(positions), positions if ordered else None), len(source.heads) > 1
+
+    def graph_of(number: int, attended: Float[np.ndarray, "n n"]) -> dict[str, Any]:
+        def watched(items: Any, what: str, total: int) -> Any:
+            return watch(items, f"head {number}, {what}" if several else what, total)
+
         test = PartialCorrelation(correlation_of(attended[positions]), effective, alpha)
-        prefix = f"head {number}, " if len(source.heads) > 1 else ""
-        graph, facts = settings.search(
-            test, knowledge=known, progress=lambda items, what, total, head=prefix: watch(items, head + what, total)
-        )
-        edges = [(positions[i], positions[j], at_i, at_j) for i, j, at_i, at_j in graph.edges()]
-        graphs.append({"layer": source.layer, "head": number, "edges": edges, **facts})
+        found = search(test, method, rounds, selection=selection, knowledge=knowledge, progress=watched)
+        edges = [(positions[i], positions[j], at_i, at_j) for i, j, at_i, at_j in found.graph.edges()]
+        return {"layer": source.layer, "head": number, "edges": edges, **found.effort}
+
     origin = "given" if samples is not None else "hidden size" if source.width else "768, as published"
-    options = {"rounds": rounds, "selection": selection}
+    facts = {"samples": origin, "merged": source.merged, "rounds": rounds, "selection": selection}
     return Causes(
         model=source.model,
         tokens=source.tokens,
         nodes=positions,
-        graphs=graphs,
+        graphs=[graph_of(*pair) for pair in zip(source.heads, source.maps, strict=True)],
         method=method,
         alpha=alpha,
         samples=effective,
         causal=ordered,
-        provenance=provenance(
-            samples=origin, merged=source.merged, tensors={"attention": digest(source.maps)}, **options
-        ),
+        provenance=provenance(tensors={"attention": digest(source.maps)}, **facts),
     )
 
 
@@ -241,22 +240,12 @@ def _ordered(source: Mapped, causal: bool | None, selection: bool) -> bool:
 
 def _nodes(nodes: int | Iterable[int] | None, source: Mapped, target: int | None) -> list[int]:
     """Positions in order; for a number, the target and the tokens that receive most attention."""
-    count = len(source.tokens)
-    check_count("target", target, least=0, most=count - 1, optional=True)
+    check_count("target", target, least=0, most=len(source.tokens) - 1, optional=True)
+    words = [position for position, real in enumerate(source.real) if real]
     if nodes is None:
-        return [position for position in range(count) if source.real[position]]
-    if isinstance(nodes, (int, np.integer)):
-        candidates = [position for position in range(count) if source.real[position]]
-        check_count("nodes", nodes)
-        if nodes > len(candidates):
-            raise ValueError(f"nodes asks for {nodes} tokens, but there are only {len(candidates)}")
-        received = np.mean(source.maps, axis=(0, 1))
-        return sorted(sorted(candidates, key=lambda position: (position != target, -received[position]))[:nodes])
-    chosen = listed(nodes)
-    if len(chosen) > count:
-        raise ValueError(f"nodes names {len(chosen)} tokens, but there are only {count}")
-    for position in chosen:
-        check_count("a position in nodes", position, least=0, most=count - 1)
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"nodes must be distinct positions, got {chosen}")
-    return sorted(map(int, chosen))
+        return words
+    if not isinstance(nodes, (int, np.integer)):
+        return sorted(chosen("nodes", nodes, len(source.tokens)))
+    check_count("nodes", nodes, most=len(words))
+    received = np.mean(source.maps, axis=(0, 1))
+    return sorted(sorted(words, key=lambda position: (position != target, -received[position]))[:nodes])

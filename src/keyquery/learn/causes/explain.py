@@ -11,8 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from keyquery.learn.causes.causes import Causes
-from keyquery.learn.discovery.pag import Pag, members
-from keyquery.learn.discovery.trees import closed_sets, depths
+from keyquery.learn.discovery.pag import Pag, closed_sets, depths, members
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 

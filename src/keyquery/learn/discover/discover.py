@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from keyquery.learn.data.tables import load_table
-from keyquery.learn.discovery.categorical import Contingency
-from keyquery.learn.discovery.independence import IndependenceTest, PartialCorrelation, as_correlation
-from keyquery.learn.discovery.kernel import KernelTest
-from keyquery.learn.discovery.knowledge import Knowledge, knowledge_of, pairs_of, tiers_of
-from keyquery.learn.discovery.mixed import Regression
+from keyquery.learn.discovery.column_tests import Contingency, KernelTest, Regression
+from keyquery.learn.discovery.independence import IndependenceTest, PartialCorrelation, correlation_of
+from keyquery.learn.discovery.knowledge import knowledge_of, pairs_of, tiers_of
 from keyquery.learn.discovery.pag import Edge, Pag
-from keyquery.learn.discovery.search import Settings
+from keyquery.learn.discovery.search import Found, check_search, search
 from keyquery.learn.discovery.variables import Variables, variables_of
 from keyquery.reading import Reading, digest, provenance
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, silent
 
-TESTS = ("auto", "fisher-z", "g2", "chi2", "mixed", "kernel")
 KERNEL_ROWS = 1000  # whose kernels fit into memory
+
+
+def _fisher_z(variables: Variables, alpha: float) -> IndependenceTest:
+    centred = variables.values - variables.values.mean(0)
+    return PartialCorrelation(correlation_of(centred.T), len(centred), alpha)
+
+
+TESTS: dict[str, Callable[[Variables, float], IndependenceTest]] = {
+    "fisher-z": _fisher_z,
+    "g2": Contingency,
+    "chi2": partial(Contingency, pearson=True),
+    "mixed": Regression,
+    "kernel": KernelTest,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,31 +178,36 @@ def discover(
     --------
     causes : The same search over the tokens of a head's attention.
     """
-    settings = Settings(method, alpha, rounds, selection)
-    check_choice("test", test, TESTS)
+    check_search(method, alpha, rounds)
+    check_choice("test", test, ("auto", *TESTS))
     check_count("bootstrap", bootstrap, least=0)
     check_count("lags", lags, least=0)
     if lags and tiers is not None:
         raise ValueError("tiers and lags exclude each other: the order of time gives the tiers")
-    variables = variables_of(load_table(X) if isinstance(X, (str, Path)) else X, names, discrete)
-    order = None
+    is_file = isinstance(X, (str, Path))
+    variables, order = variables_of(load_table(X) if is_file else X, names, discrete), None
     if lags:
         variables, order = variables.lagged(lags)
+    elif tiers is not None:
+        order = tiers_of(tiers, variables.names)
     columns = variables.names
-    if tiers is not None:
-        order = tiers_of(tiers, columns)
     barred, given = pairs_of("forbidden", forbidden, columns), pairs_of("required", required, columns)
     not_causes, causes = ([(columns.index(a), columns.index(b)) for a, b in pairs] for pairs in (barred, given))
     knowledge = knowledge_of(len(columns), order, not_causes, causes, columns)
     kind = _kind(test, variables)
-    variables = _at_most(variables, random_state) if kind == "kernel" else variables
+    if kind == "kernel" and len(variables) > KERNEL_ROWS:
+        variables = _sampled(variables, random_state)
     watch = progress or silent
-    options: dict[str, Any] = {"knowledge": knowledge, "cautious": True}
-    graph, facts = settings.search(_test_of(variables, kind, alpha), progress=watch, **options)
+    options: dict[str, Any] = {"selection": selection, "knowledge": knowledge, "cautious": True}
+
+    def graph_of(rows: Variables, progress: Progress = silent) -> Found:
+        return search(TESTS[kind](rows, alpha), method, rounds, progress=progress, **options)
+
+    found = graph_of(variables, watch)
     return Discovery(
-        name=name or (Path(X).name if isinstance(X, (str, Path)) else "table"),
+        name=name or (Path(X).name if is_file else "table"),
         variables=columns,
-        edges=graph.edges(),
+        edges=found.graph.edges(),
         method=method,
         test=kind,
         alpha=alpha,
@@ -200,17 +217,17 @@ def discover(
         forbidden=barred,
         required=given,
         selection=selection,
-        bootstrap=_resampled(settings, variables, kind, knowledge, bootstrap, random_state, watch),
+        bootstrap=_resampled(graph_of, variables, bootstrap, random_state, watch),
         resamples=bootstrap,
         provenance=provenance(tensors={"values": digest(variables.values)}),
-        **facts,
+        **found.effort,
     )
 
 
 def _kind(test: str, variables: Variables) -> str:
     """The test that is used; refuses columns that do not suit it."""
-    numeric = [name for name, size in zip(variables.names, variables.sizes, strict=True) if not size]
-    categorical = [name for name, size in zip(variables.names, variables.sizes, strict=True) if size]
+    sizes = dict(zip(variables.names, variables.sizes, strict=True))
+    numeric, categorical = [name for name in sizes if not sizes[name]], [name for name in sizes if sizes[name]]
     if test == "auto":
         return "mixed" if numeric and categorical else "fisher-z" if numeric else "g2"
     if test == "fisher-z" and categorical:
@@ -221,45 +238,20 @@ def _kind(test: str, variables: Variables) -> str:
     return test
 
 
-def _test_of(variables: Variables, kind: str, alpha: float) -> IndependenceTest:
-    if kind == "fisher-z":
-        centred = variables.values - variables.values.mean(0)
-        # A resample may hold one value of a column: it is then independent of all others.
-        spread = centred.std(0)
-        scaled = centred / np.where(spread > 0, spread, 1.0)
-        return PartialCorrelation(as_correlation(scaled.T @ scaled / len(scaled)), len(scaled), alpha)
-    if kind == "mixed":
-        return Regression(variables, alpha)
-    if kind == "kernel":
-        return KernelTest(variables, alpha)
-    return Contingency(variables, alpha, pearson=kind == "chi2")
-
-
-def _at_most(variables: Variables, seed: int) -> Variables:
-    if len(variables) <= KERNEL_ROWS:
-        return variables
-    warnings.warn(
-        f"test='kernel' uses {KERNEL_ROWS} of {len(variables)} rows, drawn at random: its time grows with their cube",
-        stacklevel=3,
-    )
+def _sampled(variables: Variables, seed: int) -> Variables:
+    uses = f"test='kernel' uses {KERNEL_ROWS} of {len(variables)} rows, drawn at random"
+    warnings.warn(f"{uses}: its time grows with their cube", stacklevel=3)
     return variables.take(np.sort(np.random.default_rng(seed).permutation(len(variables))[:KERNEL_ROWS]))
 
 
 def _resampled(
-    settings: Settings,
-    variables: Variables,
-    kind: str,
-    knowledge: Knowledge,
-    count: int,
-    seed: int,
-    progress: Progress,
+    graph_of: Callable[[Variables], Found], variables: Variables, count: int, seed: int, progress: Progress
 ) -> list[dict[str, Any]]:
     """The share of resamples, with replacement, with each edge, and with each pair of marks of it."""
     rng, seen = np.random.default_rng(seed), dict[tuple[int, int], Counter[str]]()
     for _ in progress(range(count), "resamples", count):
-        test = _test_of(variables.take(rng.integers(len(variables), size=len(variables))), kind, settings.alpha)
-        graph, _ = settings.search(test, knowledge=knowledge, cautious=True)
-        for i, j, at_i, at_j in graph.edges():
+        resample = variables.take(rng.integers(len(variables), size=len(variables)))
+        for i, j, at_i, at_j in graph_of(resample).graph.edges():
             seen.setdefault((i, j), Counter())[f"{at_i}, {at_j}"] += 1
     rows = []
     for (i, j), counts in sorted(seen.items()):

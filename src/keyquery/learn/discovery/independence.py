@@ -18,6 +18,7 @@ from keyquery.learn.discovery.pag import members
 # Residual variance, relative to 1, below which a variable counts as determined by others; also the eigenvalue cutoff of
 # pseudo-inverses. Far above the float32 rounding of equal rows.
 TOLERANCE = 1e-9
+TINY = float(np.finfo(float).tiny)
 CACHED = 1 << 20  # results; for a graph of a thousand nodes not all would fit into memory
 
 
@@ -32,52 +33,29 @@ class Query(NamedTuple):
 class IndependenceTest(ABC):
     """A test of conditional independence: pairs whose `statistic` is below the threshold count as independent.
 
-    Subclasses compute the `strength` of a dependence; results are counted, and cached.
+    Subclasses compute the `strength` of a dependence; results are counted, and kept.
     """
 
     def __init__(self, count: int, threshold: float, most: int | None = None) -> None:
         self.count, self.threshold = count, threshold
         self.most = max(0, count - 2 if most is None else most)  # largest conditioning set
-        self.tests, self.by_size = 0, Counter[int]()
-        self._known: dict[Query, float] = {}
+        self.by_size = Counter[int]()  # tests by size of the conditioning set
+        self._known, self._asked = dict[Query, float](), set[Query]()  # results, and those that were asked for
 
     def prepare(self, queries: Iterable[Query]) -> None:  # noqa: B027  # most are cheap, and many are never asked for
         """Nothing to precompute."""
 
     def statistic(self, query: Query) -> float:
         """The strength of a dependence, counted as a test the first time."""
-        if query not in self._known:
-            self.tests += 1
+        if query not in self._asked:
+            self._asked.add(query)
             self.by_size[query.given.bit_count()] += 1
-            self._known[query] = self.strength(query)
+            self._known[query] = self._known[query] if query in self._known else self.strength(query)
         return self._known[query]
 
     @abstractmethod
     def strength(self, query: Query) -> float:
         """The statistic of one test."""
-
-
-class ProbabilityTest(IndependenceTest):
-    """A test by its p-value: the statistic is −ln p, the threshold −ln alpha.
-
-    A test that says nothing, since Z determines x or y or leaves too few rows, has p = 0: the pair stays adjacent.
-    """
-
-    def __init__(self, count: int, alpha: float) -> None:
-        super().__init__(count, -math.log(alpha))
-
-    def strength(self, query: Query) -> float:
-        """−ln p of one test; where x and y are dependent, at most that."""
-        p = self.decisive(query)
-        return -math.log(p) if p > 0 else math.inf
-
-    def decisive(self, query: Query) -> float:
-        """The p-value, or where it is below alpha, a bound of it that is below alpha too."""
-        return self.probability(query)
-
-    @abstractmethod
-    def probability(self, query: Query) -> float:
-        """The p-value of one test."""
 
 
 class PartialCorrelation(IndependenceTest):
@@ -86,10 +64,10 @@ class PartialCorrelation(IndependenceTest):
     ρ is the correlation of the residuals of x and y given Z: C_xy − C_xZ C_ZZ⁺ C_Zy. If Z determines x or y (residual
     variance below TOLERANCE), the pair counts as dependent.
 
-    >>> C = np.array([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.5, 1]])   # a chain 0 – 1 – 2
-    >>> test = PartialCorrelation(C, samples=768, alpha=0.01)
-    >>> [test.statistic(query) < test.threshold for query in (Query(0, 2, 0), Query(0, 2, 0b010))], test.tests
-    ([False, True], 2)
+    >>> chain = np.array([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.5, 1]])
+    >>> test = PartialCorrelation(chain, samples=768, alpha=0.01)
+    >>> [test.statistic(query) < test.threshold for query in (Query(0, 2, 0), Query(0, 2, 0b010))]
+    [False, True]
     """
 
     def __init__(self, correlation: Float[ndarray, "n n"], samples: float, alpha: float) -> None:
@@ -98,43 +76,35 @@ class PartialCorrelation(IndependenceTest):
         # Larger sets determine x or y, or leave only a common residual.
         super().__init__(count, -float(ndtri(alpha / 2)), min(count - 2, rank - 2, math.ceil(samples) - 4))
         self.correlation, self.samples = correlation, samples
-        self._prepared: dict[Query, float] = {}
 
     def prepare(self, queries: Iterable[Query]) -> None:
         """Compute queries not in the cache, batched by size of the set."""
-        if len(self._prepared) > CACHED:
-            self._prepared.clear()
+        if len(self._known) > CACHED:
             self._known.clear()
+            self._asked.clear()
         by_size: dict[int, list[Query]] = {}
         for query in queries:
-            if query not in self._prepared:
+            if query not in self._known:
                 by_size.setdefault(query.given.bit_count(), []).append(query)
-        for size, queries_of_size in by_size.items():
-            rho = self.partial([(q.x, q.y) for q in queries_of_size], [members(q.given) for q in queries_of_size])
+        for size, batch in by_size.items():
+            rho = self.partial([query[:2] for query in batch], [members(query.given) for query in batch])
             free = self.samples - size - 3
             with np.errstate(divide="ignore"):
                 strength = np.arctanh(np.minimum(np.abs(rho), 1.0)) * math.sqrt(max(free, 0.0))
             strength = np.where((np.abs(rho) >= 1) | (free <= 0), math.inf, strength)
-            self._prepared.update(zip(queries_of_size, strength.tolist(), strict=True))
+            self._known.update(zip(batch, strength.tolist(), strict=True))
 
     def strength(self, query: Query) -> float:
         """√(n−|Z|−3)·|z| of one test."""
-        if query not in self._prepared:
-            self.prepare([query])
-        return self._prepared[query]
+        self.prepare([query])
+        return self._known[query]
 
     def partial(self, pairs: Sequence[tuple[int, int]], given: Sequence[Sequence[int]]) -> Float[ndarray, " k"]:
         """Partial correlations of pairs given sets of one size; 1 where the set determines x or y."""
         C = self.correlation
         x, y = np.array(pairs).T
-        size = len(given[0])
-        if size == 0:
+        if not len(given[0]):
             return C[x, y]
-        if size == 1:
-            z = np.array(given)[:, 0]
-            left_x, left_y = 1 - C[x, z] ** 2, 1 - C[y, z] ** 2
-            scale = np.sqrt(np.maximum(left_x * left_y, TOLERANCE**2))
-            return np.where(np.minimum(left_x, left_y) > TOLERANCE, (C[x, y] - C[x, z] * C[y, z]) / scale, 1.0)
         order = np.concatenate([np.array(given), x[:, None], y[:, None]], 1)
         blocks = C[order[:, :, None], order[:, None, :]]
         try:
@@ -159,16 +129,14 @@ def _by_pseudo_inverse(blocks: Float[ndarray, "k m m"]) -> Float[ndarray, " k"]:
     return np.where(variance.min(1) <= TOLERANCE, 1.0, left[:, 0, 1] / scale)
 
 
-def correlation_of(attention: Float[ndarray, "n m"]) -> Float[ndarray, "n n"]:
-    """The correlation of C = D⁻¹AAᵀD⁻¹, D = diag(A), where any scaling of rows, such as D⁻¹, cancels."""
-    rows = attention.astype(np.float64)
-    rows = rows / np.abs(rows).max(1, keepdims=True)  # avoids underflow of squares
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    return as_correlation(rows @ rows.T)
+def correlation_of(rows: Float[ndarray, "n m"]) -> Float[ndarray, "n n"]:
+    """The products of rows scaled to length 1, without what rounding did: within ±1, and 1 on the diagonal.
 
-
-def as_correlation(products: Float[ndarray, "n n"]) -> Float[ndarray, "n n"]:
-    """Products of standardised vectors without what rounding did: within ±1, and 1 on the diagonal."""
-    correlation = np.clip(products, -1.0, 1.0)
+    Of centred variables, their correlation; of attention A that of C = D⁻¹AAᵀD⁻¹, D = diag(A), as D⁻¹ only scales rows.
+    """
+    rows = rows.astype(np.float64)
+    rows = rows / np.maximum(np.abs(rows).max(1, keepdims=True), TINY)  # squares of small numbers would underflow
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), TINY)
+    correlation = np.clip(rows @ rows.T, -1.0, 1.0)
     np.fill_diagonal(correlation, 1.0)
     return correlation

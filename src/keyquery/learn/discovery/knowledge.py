@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,6 @@ from keyquery.learn.discovery.pag import Pag, members, reached
 from keyquery.support.checks import check_choice
 
 Pairs = Iterable[tuple[int, int]]
-CauseEffect = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ def knowledge_of(
     of a `required` one x → y. If x → y is required and z is not an ancestor of y, it is not one of x; if x is not an
     ancestor of z, y is not one of z.
 
-    >>> known = knowledge_of(3, forbidden=[(2, 1)], required=[(0, 1)])
-    >>> [members(mask) for mask in known.barred]                # neither 1 nor 2 is an ancestor of 0
+    >>> [members(mask) for mask in knowledge_of(3, forbidden=[(2, 1)], required=[(0, 1)]).barred]
     [(1, 2), (2,), ()]
     """
     times = [0] * count if tiers is None else tiers
@@ -72,38 +69,34 @@ def knowledge_of(
             barred[x] |= 1 << y
     for y, nodes in enumerate(above):
         if clash := members(nodes & barred[y]):
-            raise ValueError(
-                f"{label[clash[0]]} is required to be a cause of {label[y]}, which other knowledge forbids"
-            )
-    before: list[int] = []
-    while before != barred:
-        before = barred[:]
-        for y, nodes in enumerate(above):
-            for x in members(nodes):  # x is an ancestor of y
-                barred[x] |= barred[y] & ~(1 << x)
-                for z in range(count):
-                    barred[z] |= (barred[z] >> x & 1) << y if z != y else 0
-    return Knowledge(barred, causes)
+            cause = label[clash[0]]
+            raise ValueError(f"{cause} is required to be a cause of {label[y]}, which other knowledge forbids")
+    below = [1 << x | sum(1 << y for y in range(count) if above[y] >> x & 1) for x in range(count)]
+    closed = [0] * count
+    for z, nodes in enumerate(barred):
+        for x in members(nodes):  # nothing below x is an ancestor of z, or of what is above z
+            for y in members(above[z] | 1 << z):
+                closed[y] |= below[x]
+    return Knowledge(closed, causes)
 
 
 def tiers_of(tiers: Sequence[Sequence[str]], names: Sequence[str]) -> list[int]:
     """The number of the tier of each column; those that are not named are in the last."""
-    if isinstance(tiers, str) or not all(isinstance(tier, (list, tuple, set)) for tier in tiers):
-        raise TypeError("tiers must be lists of columns, earliest first, such as [['age'], ['bmi', 'bp']]")
-    listed = [(name, number) for number, tier in enumerate(tiers) for name in tier]
-    for name, _ in listed:
-        check_choice("a column of tiers", name, names)
-    if twice := [name for name, count in Counter(name for name, _ in listed).items() if count > 1]:
-        raise ValueError(f"a column must be in one tier, but {twice[0]!r} is in several")
-    return [dict(listed).get(name, len(tiers) - 1) for name in names]
+    tier_of: dict[str, int] = {}
+    for number, tier in enumerate(tiers):
+        for name in tier:
+            check_choice("a column of tiers", name, names)
+            if tier_of.setdefault(name, number) != number:
+                raise ValueError(f"a column must be in one tier, but {name!r} is in several")
+    return [tier_of.get(name, len(tiers) - 1) for name in names]
 
 
-def pairs_of(role: str, pairs: Iterable[Sequence[str]], names: Sequence[str]) -> list[CauseEffect]:
+def pairs_of(role: str, pairs: Iterable[Sequence[str]], names: Sequence[str]) -> list[tuple[str, ...]]:
     """Validated pairs of columns."""
-    listed = [tuple(pair) if isinstance(pair, (list, tuple)) else () for pair in pairs]
+    listed = list(map(tuple, pairs))
     for pair in listed:
         if len(pair) != 2 or pair[0] == pair[1]:
             raise ValueError(f"{role} must be pairs of columns (cause, effect), such as [('rain', 'wet')]")
         for column in pair:
             check_choice(f"a column of {role}", column, names)
-    return [(a, b) for a, b in listed]
+    return listed

@@ -1,13 +1,16 @@
-"""A partial ancestral graph: edges with a mark at each end, kept as bit masks of neighbours."""
+"""A partial ancestral graph, kept as bit masks of neighbours, and its paths that may carry dependence towards a node.
+
+A PDS-path from a root goes over neighbours u – w – v where u and v are adjacent, or w is a collider (u *→ w ←* v), and
+never back to the root. Paths may visit a node twice: that only adds candidate sets, and avoids listing simple paths.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
 
-MARKS = ("tail", "arrow", "circle")
 Edge = tuple[int, int, str, str]  # i < j, the mark at i, the mark at j
 
 
@@ -29,15 +32,6 @@ class Pag:
     circle: undetermined. `adjacent`, `arrows` and `tails` hold a bit mask of neighbours per node: all of them,
     those whose edge has an arrowhead at the node, those whose edge has a tail at it.
 
-    Parameters
-    ----------
-    count
-        Number of nodes.
-    edges
-        Edges (i, j, mark at i, mark at j). Default: none.
-
-    Examples
-    --------
     >>> graph = Pag(3, [(0, 2, "circle", "arrow"), (1, 2, "circle", "arrow")])
     >>> graph.edges(), graph.mark(0, 2), graph.mark(2, 0)
     ([(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow')], 'circle', 'arrow')
@@ -61,19 +55,10 @@ class Pag:
         return len(self.adjacent)
 
     def __eq__(self, other: Any) -> bool:
-        mine, its = ((g.adjacent, g.arrows, g.tails) if isinstance(g, Pag) else None for g in (self, other))
-        return mine == its
-
-    __hash__ = None  # type: ignore[assignment]
+        return isinstance(other, Pag) and len(self) == len(other) and self.edges() == other.edges()
 
     def __repr__(self) -> str:
         return f"Pag({len(self)}, {self.edges()})"
-
-    def copy(self) -> Pag:
-        """An independent copy."""
-        graph = Pag(len(self))
-        graph.adjacent, graph.arrows, graph.tails = self.adjacent[:], self.arrows[:], self.tails[:]
-        return graph
 
     def mark(self, at: int, other: int) -> str:
         """The mark at `at` on its edge with `other`."""
@@ -116,10 +101,6 @@ class Pag:
         able = self.adjacent[x] & ~self.tails[x]
         return sum(1 << y for y in members(able) if not self.arrows[y] >> x & 1)
 
-    def joined(self, x: int) -> int:
-        """Nodes connected to x by any path, without x."""
-        return reached(self.adjacent, x)
-
     def possible_ancestors(self) -> list[int]:
         """For each node, its possible ancestors: chains of possible parents."""
         parents = [self.possible_parents(x) for x in range(len(self))]
@@ -133,3 +114,48 @@ def reached(steps: Sequence[int], x: int) -> int:
         seen |= new
         new = reduce(or_, (steps[y] for y in members(new))) & ~seen
     return seen & ~(1 << x)
+
+
+def depths(graph: Pag, root: int) -> dict[int, int]:
+    """Length of the shortest PDS-path from the root to each node that one leads to."""
+    depth_of, joined = dict[int, int](), reached(graph.adjacent, root).bit_count()
+    for depth, nodes in enumerate(_levels(graph, root), 1):
+        depth_of |= dict.fromkeys(members(nodes), depth)
+        if len(depth_of) == joined:  # in a dense graph there are many more paths than nodes
+            break
+    return depth_of
+
+
+def closed_sets(graph: Pag, root: int, pool: int, largest: int) -> Iterator[list[int]]:
+    """By size up to `largest`, the sets of `pool` whose members PDS-paths inside the set lead to, in order.
+
+    Every such set is a smaller one plus a node: no other path runs through the node farthest from the root.
+    """
+    level = {1 << x for x in members(graph.adjacent[root] & pool)}
+    for size in range(1, largest + 1):
+        if not level:
+            return
+        yield sorted(level, key=members)
+        if size < largest:
+            beyond = {mask: reduce(or_, _levels(graph, root, mask)) & pool & ~mask for mask in level}
+            level = {mask | 1 << x for mask, nodes in beyond.items() for x in members(nodes)}
+
+
+def _levels(graph: Pag, root: int, inside: int = -1) -> Iterator[int]:
+    """Nodes that PDS-paths of one, two, … edges newly lead to; between their ends, the paths stay in a mask."""
+    known = new = graph.adjacent[root]
+    steps = [(root, child) for child in members(new & inside)]
+    seen = set(steps)
+    yield new
+    while steps:
+        last, steps, new = steps, [], 0
+        for u, w in last:
+            beyond = graph.adjacent[u] | (graph.arrows[w] if graph.arrows[w] >> u & 1 else 0)
+            beyond &= graph.adjacent[w] & ~(1 << u | 1 << root)
+            new |= beyond & ~known
+            for v in members(beyond & inside):
+                if (w, v) not in seen:
+                    seen.add((w, v))
+                    steps.append((w, v))
+        known |= new
+        yield new

@@ -7,6 +7,8 @@ can cause, keeps its circle. So the result does not depend on the order of the n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
 
 from keyquery.learn.discovery.knowledge import Knowledge
 from keyquery.learn.discovery.pag import Pag, members
@@ -14,49 +16,37 @@ from keyquery.learn.discovery.pag import Pag, members
 Pair = tuple[int, int]
 
 
-class Separations(dict[Pair, int]):
-    """By separated pair i < j, the mask of nodes that are no colliders between them, such as a separating set.
+class Separations(NamedTuple):
+    """By separated pair i < j, masks of nodes that are no colliders between them, such as a separating set."""
 
-    `unsure` holds the masks of common neighbours on which tests disagree: neither R0 nor R1 applies to them.
-    """
-
-    def __init__(self, between: Mapping[Pair, int], unsure: Mapping[Pair, int] | None = None) -> None:
-        super().__init__(between)
-        self.unsure = dict(unsure or {})
+    between: Mapping[Pair, int]
+    unsure: Mapping[Pair, int] = {}  # common neighbours on which tests disagree: neither R0 nor R1 applies to them
 
 
 Proposal = tuple[int, int, str]  # at, other, mark
 Rule = Callable[[Pag, Separations], Iterator[Proposal]]
 
 
-def orient(graph: Pag, separations: Separations, selection: bool, knowledge: Knowledge) -> Pag:
-    """The graph with every mark that follows: R0; R1–R4; R5–R7 with `selection`; R8–R10.
+def orient(graph: Pag, separations: Separations, selection: bool, knowledge: Knowledge) -> None:
+    """Set every mark that follows: R0; R1–R4; R5–R7 with `selection`; R8–R10.
 
     Marks that follow from background `knowledge` are there from the start. With tiers, R1–R4 and R8–R10 stay sound and
     complete (Andrews, Spirtes and Cooper, 2020); with other knowledge they stay sound.
     """
-    return finish(arrowheads(graph, separations, knowledge), separations, selection, knowledge)
-
-
-def arrowheads(graph: Pag, separations: Separations, knowledge: Knowledge) -> Pag:
-    """Background knowledge and R0, then R1–R4 until nothing changes."""
-    out = graph.copy()
-    knowledge.mark(out)
-    for at, other, mark in list(_r0(out, separations)):
-        if out.mark(at, other) == "circle":  # a required tail is not overruled
-            out.put(at, other, mark)
-    _repeat(out, separations, ARROWHEADS)
-    return out
-
-
-def finish(graph: Pag, separations: Separations, selection: bool, knowledge: Knowledge) -> Pag:
-    """R5–R7 if `selection`, then R8–R10, on a graph with its arrowheads."""
-    out = graph.copy()
+    orient_arrowheads(graph, separations, knowledge)
     if selection:
-        _repeat(out, separations, (_r5, _r6, _r7))
+        _repeat(graph, separations, (_r5, _r6, _r7))
     # New tails imply no arrowheads, unless some were known.
-    _repeat(out, separations, (*(ARROWHEADS if knowledge else ()), _r8, _r9, _r10))
-    return out
+    _repeat(graph, separations, (*(ARROWHEADS if knowledge else ()), _r8, _r9, _r10))
+
+
+def orient_arrowheads(graph: Pag, separations: Separations, knowledge: Knowledge) -> None:
+    """Set all marks to those of background knowledge and R0, then apply R1–R4 until nothing changes."""
+    knowledge.mark(graph)
+    for at, other, mark in list(_r0(graph, separations)):
+        if graph.mark(at, other) == "circle":  # a required tail is not overruled
+            graph.put(at, other, mark)
+    _repeat(graph, separations, ARROWHEADS)
 
 
 def _repeat(graph: Pag, separations: Separations, rules: Sequence[Rule]) -> None:
@@ -86,7 +76,7 @@ def _has_apart(graph: Pag, mask: int) -> bool:
 
 def _r0(graph: Pag, separations: Separations) -> Iterator[Proposal]:
     """A – B – C, A and C not adjacent, B not in their separating set: A *→ B ←* C."""
-    for (a, c), between in separations.items():
+    for (a, c), between in separations.between.items():
         for b in members(graph.adjacent[a] & graph.adjacent[c] & ~between & ~separations.unsure.get((a, c), 0)):
             yield b, a, "arrow"
             yield b, c, "arrow"
@@ -133,7 +123,7 @@ def _r4(graph: Pag, separations: Separations) -> Iterator[Proposal]:
                 if not graph.arrows[a] >> b & 1:
                     continue
                 for d in _discriminated(graph, a, b, c, parents):
-                    if separations[min(d, c), max(d, c)] >> b & 1:
+                    if separations.between[min(d, c), max(d, c)] >> b & 1:
                         yield b, c, "tail"
                     else:
                         yield b, a, "arrow"
@@ -161,17 +151,14 @@ def _r5(graph: Pag, separations: Separations) -> Iterator[Proposal]:
 
     The rule orients all edges of a path ⟨A, X, …, Y, B⟩: each of them is the A o–o B of the same cycle.
     """
-    free = [_circle_edges(graph, x) for x in range(len(graph))]
+    circles = [graph.circles(x) for x in range(len(graph))]
+    free = [sum(1 << y for y in members(circles[x]) if circles[y] >> x & 1) for x in range(len(graph))]
     for a in range(len(graph)):
         for b in members(free[a] >> (a + 1) << (a + 1)):
             ends = free[a] & ~graph.adjacent[b] & ~(1 << b)
             if any(_path(graph, free, a, x, b, 1 << a | 1 << x, graph.adjacent[a]) for x in members(ends)):
                 yield a, b, "tail"
                 yield b, a, "tail"
-
-
-def _circle_edges(graph: Pag, x: int) -> int:
-    return sum(1 << y for y in members(graph.circles(x)) if graph.circles(y) >> x & 1)
 
 
 def _path(graph: Pag, steps: Sequence[int], before: int, at: int, goal: int, seen: int, last: int = 0) -> bool:
@@ -244,18 +231,12 @@ def _r10(graph: Pag, separations: Separations) -> Iterator[Proposal]:
     steps = _possible_children(graph)
     for a, c in _halfway(graph):
         parents, reached = graph.parents(c) & ~(1 << a), {}
-        if parents.bit_count() < 2:
-            continue
-        for e in members(steps[a] & ~(1 << c)):
+        for e in members(steps[a] & ~(1 << c) if parents else 0):
             seen = 1 << a | 1 << c | 1 << e
             ends = (b for b in members(parents) if b == e or _path(graph, steps, a, e, b, seen))
             reached[e] = sum(1 << b for b in ends)
-        if any(
-            _apart(graph, e, f) and reached[e] and reached[f] and (reached[e] | reached[f]).bit_count() > 1
-            for e in reached
-            for f in reached
-            if e < f
-        ):
+        pairs = ((e, f) for e, f in combinations(reached, 2) if _apart(graph, e, f) and reached[e] and reached[f])
+        if any((reached[e] | reached[f]).bit_count() > 1 for e, f in pairs):
             yield a, c, "tail"
 
 

@@ -33,20 +33,16 @@ def written(names: Names, edge: Edge) -> str:
     return edge_text(names[i], names[j], at_i, at_j)
 
 
-def meaning(edge: Edge) -> str:
-    """What the marks of an edge say."""
-    return MEANS[kind_of(edge[2], edge[3])]
-
-
 def edge_lines(names: Names, edges: Sequence[Edge], extra: Mapping[str, Sequence[str]], nodes: str) -> list[Any]:
     """Edges in the terminal with their meaning and `extra` columns; `nodes` names what the graph is over."""
     if not edges:
         return [f"No edges: all {nodes} are independent of each other."]
     table = plain_table(["edge", "meaning"], list(extra))
     for index, edge in enumerate(edges[:LISTED]):
-        table.add_row(Text(written(names, edge)), meaning(edge), *(values[index] for values in extra.values()))
-    rest = len(edges) > LISTED
-    return [table, *([f"The first {LISTED} of {len(edges)} edges; --json, --csv or --html for all."] if rest else [])]
+        row = (values[index] for values in extra.values())
+        table.add_row(Text(written(names, edge)), MEANS[kind_of(*edge[2:])], *row)
+    more = f"The first {LISTED} of {len(edges)} edges; --json, --csv or --html for all."
+    return [table, more] if len(edges) > LISTED else [table]
 
 
 def plain_table(texts: Sequence[str], numbers: Sequence[str]) -> Table:
@@ -61,8 +57,12 @@ def edge_table(
     title: str, names: Names, edges: Sequence[Edge], *columns: dict[str, Any], **more: Any
 ) -> dict[str, Any]:
     """The block of a page with a row per edge, and further columns."""
-    both = [column("edge", [written(names, edge) for edge in edges]), column("meaning", list(map(meaning, edges)))]
-    return {"type": "table", "place": "five", "title": title, "columns": [*both, *columns], **more}
+    both = {
+        "edge": [written(names, edge) for edge in edges],
+        "meaning": [MEANS[kind_of(*edge[2:])] for edge in edges],
+    }
+    shown = [*(column(*item) for item in both.items()), *columns]
+    return {"type": "table", "place": "five", "title": title, "columns": shown, **more}
 
 
 @dataclass(frozen=True)

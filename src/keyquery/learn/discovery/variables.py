@@ -58,13 +58,17 @@ def variables_of(X: Any, names: Sequence[str] | None = None, discrete: bool | Co
     a warning.
     """
     columns = columns_of(replace(X, target=None) if isinstance(X, Table) else X)
-    labels = columns.called
-    if len(labels) < 2:
-        raise ValueError(f"X must have at least 2 columns, got {len(labels)}")
-    if names is not None:
-        labels = _renamed(list(names), len(labels))
-    chosen = set(labels) if discrete is True else set() if discrete is False else _chosen(discrete, labels)
-    read = [_coded(name, column, name in chosen) for name, column in zip(labels, columns.values, strict=True)]
+    labels, count = columns.called if names is None else list(names), len(columns.values)
+    if count < 2:
+        raise ValueError(f"X must have at least 2 columns, got {count}")
+    if len(labels) != count or len(set(labels)) < count or not all(isinstance(name, str) for name in labels):
+        raise ValueError(f"names must be {count} different strings, one per column, got {len(labels)}: {labels!r:.80}")
+    categorical = labels if discrete is True else discrete or ()
+    if isinstance(categorical, str) or not isinstance(categorical, Collection):
+        raise TypeError(f"discrete must be True, False or a list of columns, got {discrete!r:.60}")
+    for name in categorical:
+        check_choice("a column of discrete", name, labels)
+    read = [_coded(*column, column[0] in categorical) for column in zip(labels, columns.values, strict=True)]
     whole = ~np.any([np.isnan(values) for values, _ in read], axis=0)
     if whole.sum() < LEAST_ROWS:
         raise ValueError(f"X must have at least {LEAST_ROWS} rows without a missing value, got {int(whole.sum())}")
@@ -75,20 +79,6 @@ def variables_of(X: Any, names: Sequence[str] | None = None, discrete: bool | Co
         listed = ", ".join(map(repr, constant[:SHOWN])) + (", …" if len(constant) > SHOWN else "")
         raise ValueError(f"columns of X must vary, but these are constant: {listed}; leave them out")
     return Variables(labels, values, [size for _, size in read], dropped)
-
-
-def _renamed(names: list[str], count: int) -> list[str]:
-    if len(names) != count or len(set(names)) < count or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"names must be {count} different strings, one per column, got {len(names)}: {names!r:.80}")
-    return names
-
-
-def _chosen(discrete: Collection[str], labels: list[str]) -> set[str]:
-    if isinstance(discrete, str) or not hasattr(discrete, "__iter__"):
-        raise TypeError(f"discrete must be True, False or a list of columns, got {discrete!r:.60}")
-    for name in discrete:
-        check_choice("a column of discrete", name, labels)
-    return set(discrete)
 
 
 def _coded(name: str, column: Shaped[ndarray, " n"], discrete: bool) -> tuple[Float[ndarray, " n"], int]:

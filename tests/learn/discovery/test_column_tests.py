@@ -5,10 +5,8 @@ import pytest
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
-from keyquery.learn.discovery.categorical import Contingency
+from keyquery.learn.discovery.column_tests import Contingency, KernelTest, Regression, likelihood
 from keyquery.learn.discovery.independence import Query
-from keyquery.learn.discovery.kernel import KernelTest
-from keyquery.learn.discovery.mixed import Regression, likelihood
 from keyquery.learn.discovery.variables import Variables, variables_of
 
 
