@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int, Shaped
 from torch import Tensor
 
-from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, seed_of
+from keyquery.learn.base import Classifier, check_sizes, seed_of
 from keyquery.learn.in_context.explanation import InContextExplanation, Question, attribute
 from keyquery.learn.in_context.inputs import Member, Preparation, members, numbers
-from keyquery.learn.in_context.network import ContextNetwork, read_network
-from keyquery.learn.inputs.tables import Field, check_features, columns_of, fields_of, target_of
+from keyquery.learn.in_context.network import ContextNetwork, read_network, sizes_of
+from keyquery.learn.inputs.tables import columns_of, fields_of, target_of
 from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of
 from keyquery.learn.layers.datapoints import Memory
-from keyquery.reading import digests, provenance
-from keyquery.support.checks import check_count
+from keyquery.learn.npt.support import SupportSet
 from keyquery.support.devices import pick_device
-from keyquery.support.progress import Progress, bars
+from keyquery.support.progress import bars
 
 ROWS = 1000  # the largest training sets of the published network
 TEMPERATURE = 0.8
@@ -30,10 +29,7 @@ TOKENS = 16_384  # rows of all members that are computed at a time
 CACHED = 2**28  # numbers of keys and values up to which they are kept: 1 GiB
 
 
-CACHE: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # outside, so that predict changes no estimator
-
-
-class InContextClassifier(Classifier, SavedEstimator):
+class InContextClassifier(Classifier, SupportSet):
     """Tabular classifier without training: a pretrained network attends from each row to the labelled rows (TabPFN v1).
 
     Recommended: accuracy .790 on 13 small tables, .006 above a forest (not resolved), at 27 times its CPU time.
@@ -76,12 +72,9 @@ class InContextClassifier(Classifier, SavedEstimator):
 
     classes_: Shaped[np.ndarray, " classes"]
     network_: ContextNetwork
-    fields_: list[Field]
     table_: Float64[np.ndarray, "n d"]  # training rows as numbers
     codes_: Int[np.ndarray, " n"]  # their classes
     members_: list[Member]
-    n_features_in_: int
-    feature_names_in_: Shaped[np.ndarray, " d"]  # if X has column names
 
     def __init__(
         self,
@@ -145,7 +138,7 @@ class InContextClassifier(Classifier, SavedEstimator):
         ndarray
             Probabilities (n, classes), in the order of `classes_`.
         """
-        return self._logits(self._rows(X)).softmax(-1).numpy()
+        return self._logits(X).softmax(-1).numpy()
 
     def explain(self, row: Any, rows: int = 5) -> InContextExplanation:
         """Which training rows and columns, and which parts of the scores, the prediction of one row depends on.
@@ -168,54 +161,31 @@ class InContextClassifier(Classifier, SavedEstimator):
         InContextExplanation
             A Reading; `.plot()` draws it.
         """
-        check_count("rows", rows, least=0)
-        asked = self._rows(row)
-        if len(asked) != 1:
-            raise ValueError(f"row must be a table with one row, such as X[:1], got {len(asked)} rows")
+        asked = numbers(self._one_row(row, rows), self.fields_)
         masked = np.where(np.eye(asked.shape[1], dtype=bool), np.nan, asked)  # one column at a time
         with bars(self.verbose) as progress:
-            effects = attribute(self._question(np.concatenate((asked, masked))), rows, self._group(), progress)
-        order = np.argsort(-effects.attention, kind="stable").tolist()
-        names, labels = [field.name for field in self.fields_], label_facts(self.classes_)["labels"]
+            question = self._question(np.concatenate((asked, masked)))
+            logits, parts, effects = attribute(question, rows, self._group(), progress)
+        labels, chosen = label_facts(self.classes_)["labels"], int(logits.argmax())
+        table = [*self._entries(self.table_), [labels[code] for code in self.codes_]]
         return InContextExplanation(
-            predicted=labels[effects.predicted],
-            probability=effects.probability,
-            parts=effects.parts,
-            columns=[
-                {"column": name, "value": self._entry(place, asked[0]), "effect": float(effects.columns[place])}
-                for place, name in enumerate(names)
-            ],
-            rows=[
-                {
-                    "row": place,
-                    "attention": float(effects.attention[place]),
-                    **{part: float(scores[place]) for part, scores in effects.scores.items()},
-                    "effect": effects.rows.get(place),
-                    "target": labels[self.codes_[place]],
-                    "values": [self._entry(column, self.table_[place]) for column in range(len(names))],
-                }
-                for place in order
-            ],
-            provenance=provenance(
-                tensors=digests(self.network_.state_dict()),
-                estimator=repr(type(self)(**self.params_)),
-                context=len(self.table_),
+            predicted=labels[chosen],
+            probability=float(logits.softmax(-1)[chosen]),
+            parts=parts,
+            **self._explained(
+                effects, [column[0] for column in self._entries(asked)], table, np.arange(len(self.codes_))
             ),
         )
 
-    def _entry(self, column: int, row: Float64[np.ndarray, " d"]) -> Any:
-        """An entry in the user's units and categories; None if missing."""
-        if np.isnan(row[column]):
-            return None
-        categories = self.fields_[column].categories
-        return float(row[column]) if categories is None else categories[int(row[column])]
-
-    def _rows(self, X: Any) -> Float64[np.ndarray, "n d"]:
-        check_is_fitted(self)
-        columns = columns_of(X)
-        known = getattr(self, "feature_names_in_", None)
-        check_features(type(self).__name__, (known, self.n_features_in_), (columns.names, len(columns.values)))
-        return numbers(columns, self.fields_)
+    def _entries(self, table: Float64[np.ndarray, "n d"]) -> list[list[Any]]:
+        """Columns in the user's units and categories; None if missing."""
+        return [
+            [
+                None if np.isnan(value) else value if field.categories is None else field.categories[int(value)]
+                for value in column
+            ]
+            for field, column in zip(self.fields_, table.T.tolist(), strict=True)
+        ]
 
     def _question(self, asked: Float64[np.ndarray, "n d"]) -> Question:
         """Context and rows of every member as the network takes them."""
@@ -235,13 +205,16 @@ class InContextClassifier(Classifier, SavedEstimator):
         return Question(network, context, labels, rows, orders, TEMPERATURE)
 
     @torch.no_grad()
-    def _logits(self, asked: Float64[np.ndarray, "n d"]) -> Float64[Tensor, "n classes"]:
-        question, outputs = self._question(asked), []
+    def _logits(self, X: Any) -> Float64[Tensor, "n classes"]:
+        question, outputs = self._question(numbers(self._columns(X), self.fields_)), []
+        pieces = question.split(self._group())
+        memories: Iterable[list[Memory]] = (piece.memories() for piece in pieces)
+        if 2 * len(self.network_.layers) * self.network_.encoder.out_features * question.labels.numel() <= CACHED:
+            memories = self._memories_of(self.table_, question.rows.device, partial(list, memories))
         with bars(self.verbose) as progress:
-            for piece, memories in self._contexts(question, progress):
+            for piece, kept in zip(progress(pieces, "members", len(pieces)), memories, strict=True):
                 step = max(1, TOKENS // len(piece.rows))
-                parts = [piece.logits(rows, memories) for rows in piece.rows.split(step, 1)]
-                outputs.append(torch.cat(parts, 1))
+                outputs.append(torch.cat([piece.logits(rows, kept) for rows in piece.rows.split(step, 1)], 1))
         logits = torch.cat(outputs).double().mean(0).cpu()
         if not logits.isfinite().all():
             raise ValueError("X holds values too large for the network")
@@ -251,56 +224,27 @@ class InContextClassifier(Classifier, SavedEstimator):
         """How many members are computed at a time."""
         return max(1, TOKENS // len(self.table_))
 
-    def _contexts(self, question: Question, progress: Progress) -> Iterator[tuple[Question, list[Memory]]]:
-        """Groups of members, with the keys and values of their context, which are kept if they are small."""
-        pieces, kept = question.split(self._group()), CACHE.get(self)
-        network, table, device = fitted = (self.network_, self.table_, question.rows.device)
-        if kept is None or kept[0][0] is not network or kept[0][1] is not table or kept[0][2] != device:
-            memories: Iterable[list[Memory]] = (piece.memories() for piece in pieces)
-            size = 2 * len(network.layers) * network.encoder.out_features * question.labels.numel()
-            if size <= CACHED:
-                kept = CACHE[self] = (fitted, memories := list(memories))
-        else:
-            memories = kept[1]
-        yield from zip(progress(pieces, "members", len(pieces)), memories, strict=True)
-
     def _check(self) -> None:
         check_sizes(self, ("ensemble",))
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        facts = {
-            "fields": [[f.name, None if f.categories is None else list(f.categories)] for f in self.fields_],
-            "named": hasattr(self, "feature_names_in_"),
-            "classes": label_facts(self.classes_),
-            "members": [list(member) for member in self.members_],
-        }
+        members = [list(member) for member in self.members_]
+        facts = {**self._column_facts(), "classes": label_facts(self.classes_), "members": members}
         return facts, {"context.table": torch.from_numpy(self.table_), "context.codes": torch.from_numpy(self.codes_)}
 
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], ContextNetwork], int]:
         self.table_, self.codes_ = tensors.pop("context.table").numpy(), tensors.pop("context.codes").numpy()
-        self.fields_ = [
-            Field(str(name), categories=None if of is None else tuple(map(str, of))) for name, of in facts["fields"]
-        ]
+        self._take_columns(facts, targets=0)
         self.classes_ = classes_of(facts["classes"])
         self.members_ = [Member(int(by_class), int(by_column), bool(p)) for by_class, by_column, p in facts["members"]]
-        names = [field.name for field in self.fields_]
-        self._keep_columns(names if facts["named"] else None, len(names))
-        if self.table_.shape != (len(self.codes_), len(names)) or not 0 < len(self.codes_) <= ROWS:
+        if self.table_.shape != (len(self.codes_), len(self.fields_)) or not 0 < len(self.codes_) <= ROWS:
             raise ValueError("the training rows do not match the columns")
         if not self.members_ or not ((self.codes_ >= 0) & (self.codes_ < len(self.classes_))).all():
             raise ValueError("the training rows do not match the classes")
-        weights = {name.removeprefix(self._prefix): tensor for name, tensor in tensors.items()}
-        dim, columns = weights["encoder.weight"].shape
-        hidden, classes = len(weights["decoder.0.weight"]), len(weights["decoder.2.weight"])
-        depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
-        if len(names) > columns or len(self.classes_) > classes:
+        sizes = sizes_of({name.removeprefix(self._prefix): tensor for name, tensor in tensors.items()})
+        if len(self.fields_) > sizes.columns or len(self.classes_) > sizes.classes:
             raise ValueError("the network is too small for the table")
-        return lambda: ContextNetwork(columns, dim, hidden, depth, classes), depth
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
+        return lambda: ContextNetwork(*sizes), sizes.depth
 
 
 def _rotated(table: Tensor, shift: int, width: int) -> Tensor:

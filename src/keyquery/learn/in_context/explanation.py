@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from keyquery.learn.in_context.network import ContextLayer, ContextNetwork
 from keyquery.learn.layers.datapoints import Memory
+from keyquery.learn.npt.explanation import Attribution, Effects, drops, log_odds
 from keyquery.reading import Reading
 from keyquery.support.progress import Progress
 
@@ -20,7 +21,7 @@ PARTS = ("symmetric", "skew", "popularity")  # the others are the same for every
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class InContextExplanation(Reading, kind="in-context explanation"):
+class InContextExplanation(Attribution, Reading, kind="in-context explanation"):
     """Attribution of one prediction: every column of the row, the parts of the scores, and the training rows.
 
     Rows come with the most attended first; their attention sums to 1.
@@ -40,23 +41,7 @@ class InContextExplanation(Reading, kind="in-context explanation"):
     columns: Sequence[Mapping[str, Any]]  # name, value and effect of each column
     rows: Sequence[Mapping[str, Any]]  # training rows with attention and score parts, most attended first
 
-    def __repr__(self) -> str:
-        size = f"{len(self.columns)} columns, {len(self.rows)} rows"
-        return f"InContextExplanation(predicted {self.predicted!r}, {size})"
-
-    def records(self) -> list[dict[str, Any]]:
-        """One row per column, then per part of the scores, then per training row."""
-        blank = dict.fromkeys(("value", "attention", *PARTS))
-        records = [
-            {"part": "column", "name": row["column"], **blank, "value": row["value"], "effect": row["effect"]}
-            for row in self.columns
-        ]
-        records += [{"part": "score", "name": name, **blank, "effect": effect} for name, effect in self.parts.items()]
-        shown = ("attention", *PARTS, "effect")
-        return records + [
-            {"part": "row", "name": str(row["row"]), "value": row["target"], **{name: row[name] for name in shown}}
-            for row in self.rows
-        ]
+    __repr__ = Attribution.__repr__
 
 
 @dataclass(frozen=True)
@@ -90,45 +75,32 @@ class Question:
         return outputs.gather(2, index) / self.temperature
 
 
-class Effects(NamedTuple):
-    """The result of `attribute`; rows by their index in the training set."""
-
-    predicted: int
-    probability: float
-    attention: np.ndarray
-    scores: dict[str, np.ndarray]
-    parts: dict[str, float]
-    columns: np.ndarray
-    rows: dict[int, float]
-
-
 @torch.no_grad()
-def attribute(question: Question, rows: int, group: int, progress: Progress) -> Effects:
-    """Effects on the first of `question.rows`; the others are that row without one of its columns.
+def attribute(
+    question: Question, rows: int, group: int, progress: Progress
+) -> tuple[Float64[Tensor, " classes"], dict[str, float], Effects]:
+    """Logits of the first of `question.rows`, and effects; the other rows are that one without one of its columns.
 
     `rows` of the most attended training rows are removed. Members are computed `group` at a time.
     """
     pieces = question.split(group)
-    traces = [_traced(piece) for piece in progress(pieces, "members", len(pieces))]
     weights = [len(piece.rows) for piece in pieces]
-    logits, parts, looked = (_mean(list(results), weights) for results in zip(*traces, strict=True))
-    chosen = int(logits[0].argmax())
-    odds = _odds(logits, chosen)
-    attention = looked[0].numpy()
-    tried = np.argsort(-attention, kind="stable")[:rows].tolist() if len(attention) > 1 else []
-    removed = {}
-    for place in progress(tried, "removing rows", len(tried)):
-        without = _mean([_without(piece, place) for piece in pieces], weights)
-        removed[place] = float(odds[0] - _odds(without, chosen)[0])
-    return Effects(
-        predicted=chosen,
-        probability=float(logits[0].softmax(-1)[chosen]),
-        attention=attention,
-        scores=dict(zip(PARTS, looked[1:].numpy(), strict=True)),
-        parts=dict(zip(PARTS, (odds[0] - _odds(parts, chosen)).tolist(), strict=True)),
-        columns=(odds[0] - odds[1:]).numpy(),
-        rows=removed,
+    traces = [_traced(piece) for piece in progress(pieces, "members", len(pieces))]
+    logits, parts, looked = (_mean(results, weights) for results in zip(*traces, strict=True))
+    odds = partial(log_odds, chosen=int(logits[0].argmax()))
+    attention, *scores = looked.numpy()
+    before = odds(logits[:1])
+
+    def drop(others: list[int]) -> float:
+        return float(before - odds(_mean([_without(piece, others) for piece in pieces], weights)))
+
+    effects = Effects(
+        attention,
+        (before - odds(logits[1:])).tolist(),
+        drops(attention, rows, drop, progress),
+        dict(zip(PARTS, scores, strict=True)),
     )
+    return logits[0], dict(zip(PARTS, (before - odds(parts)).tolist(), strict=True)), effects
 
 
 def _traced(piece: Question) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,20 +139,13 @@ def _ablated(layer: ContextLayer, x: Tensor, context: Tensor, memory: Memory, ab
     return layer.mixed(x, layer.attention.output(mixed))
 
 
-def _without(piece: Question, place: int) -> Float[Tensor, "1 classes"]:
-    """Mean logits of the first row without one row of the context."""
-    kept = [other for other in range(piece.context.shape[1]) if other != place]
-    fewer = replace(piece, context=piece.context[:, kept], labels=piece.labels[:, kept])
+def _without(piece: Question, others: list[int]) -> Float[Tensor, "1 classes"]:
+    """Mean logits of the first row with some rows of the context alone."""
+    fewer = replace(piece, context=piece.context[:, others], labels=piece.labels[:, others])
     return fewer.logits(fewer.rows[:, :1], fewer.memories()).mean(0)
 
 
-def _mean(values: list[Tensor], weights: list[int]) -> Tensor:
+def _mean(values: Sequence[Tensor], weights: list[int]) -> Float64[Tensor, "..."]:
     """Weighted mean in float64, on the CPU."""
     weighted = [value.double().cpu() * weight for value, weight in zip(values, weights, strict=True)]
     return torch.stack(weighted).sum(0) / sum(weights)
-
-
-def _odds(logits: Tensor, chosen: int) -> Float[Tensor, " n"]:
-    """Log-odds of a class."""
-    others = torch.cat((logits[:, :chosen], logits[:, chosen + 1 :]), 1)
-    return logits[:, chosen] - others.logsumexp(1)

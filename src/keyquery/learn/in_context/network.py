@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from safetensors import SafetensorError
@@ -22,6 +22,24 @@ RENAMED = {
     "linear2": "mlp.2",
     "norm2": "mlp_norm",
 }
+
+
+class Sizes(NamedTuple):
+    """Those of a network."""
+
+    columns: int
+    dim: int
+    hidden: int
+    depth: int
+    classes: int
+
+
+def sizes_of(weights: Mapping[str, Tensor]) -> Sizes:
+    """The sizes of a network by its weights."""
+    dim, columns = weights["encoder.weight"].shape
+    hidden, classes = len(weights["decoder.0.weight"]), len(weights["decoder.2.weight"])
+    depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
+    return Sizes(columns, dim, hidden, depth, classes)
 
 
 class ContextLayer(nn.Module):
@@ -109,9 +127,6 @@ def read_network(path: Any) -> ContextNetwork:
 
 def network_of(tensors: Mapping[str, Tensor]) -> ContextNetwork:
     """The network of a released state dict; sizes are those of its tensors."""
-    dim, columns = tensors["encoder.weight"].shape
-    hidden, classes = len(tensors["decoder.0.weight"]), len(tensors["decoder.2.weight"])
-    depth = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith(LAYERS))
     weights = {}
     for name, tensor in tensors.items():
         if name.startswith("criterion."):
@@ -124,7 +139,8 @@ def network_of(tensors: Mapping[str, Tensor]) -> ContextNetwork:
             weights[_renamed(name)] = tensor
     from keyquery.learn.base import filled  # needs scikit-learn, which a saved explanation does not
 
-    return filled(lambda: ContextNetwork(columns, dim, hidden, depth, classes, HEADS), weights, depth)
+    sizes = sizes_of(weights)
+    return filled(lambda: ContextNetwork(*sizes), weights, sizes.depth)
 
 
 def _renamed(name: str) -> str:

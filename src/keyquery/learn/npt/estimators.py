@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ from torch import Tensor
 from keyquery.learn.base import Classifier, RegressorMixin
 from keyquery.learn.inputs.sequences import statistics
 from keyquery.learn.inputs.tables import Field, target_of
-from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of, numbers_of
+from keyquery.learn.inputs.targets import label_facts, labels_of, numbers_of
 from keyquery.learn.npt.base import Coded, Datapoints
+from keyquery.learn.npt.explanation import log_odds
 from keyquery.support.extras import optional
 
 FARTHEST = 1e18  # standard deviations from the mean; its square still fits float32
@@ -82,8 +82,6 @@ class NPTClassifier(Classifier, Datapoints):
     True
     """
 
-    classes_: Shaped[np.ndarray, " classes"]
-
     def __init__(
         self,
         embedding: int = 32,
@@ -127,35 +125,18 @@ class NPTClassifier(Classifier, Datapoints):
             raise ValueError(f"y holds only one class, {labels.tolist()[0]!r}: a classifier needs two or more")
         return labels
 
-    def _strata(self, targets: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-        return targets
-
     def _coded(self, targets: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
         classes, codes = np.unique(targets, return_inverse=True)
         named = tuple(map(str, range(len(classes))))
         return Coded(Field("target", categories=named), np.zeros(len(targets)), codes.astype(np.int64))
 
-    def _keep(self, targets: Shaped[np.ndarray, " n"]) -> None:
-        self.classes_ = np.unique(targets)
-
-    def _names(self) -> list[Any]:
-        return list(label_facts(self.classes_)["labels"])
-
-    def _facts(self) -> dict[str, Any]:
-        return {"classes": label_facts(self.classes_)}
-
-    def _take(self, facts: Mapping[str, Any]) -> None:
-        self.classes_ = classes_of(facts["classes"])
-        if len(self.classes_) != self.fields_[-1].size:
-            raise ValueError("the classes do not match the target column")
-
     def _odds(self, outputs: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
-        others = torch.cat((outputs[:, :chosen], outputs[:, chosen + 1 :]), 1)
-        return outputs[:, chosen] - others.logsumexp(1)
+        return log_odds(outputs, chosen)
 
     def _prediction(self, output: Float64[Tensor, " k"]) -> dict[str, Any]:
         chosen = int(output.argmax())
-        return {"predicted": self._names()[chosen], "probability": float(output.softmax(-1)[chosen])}
+        label = label_facts(self.classes_)["labels"][chosen]
+        return {"predicted": label, "probability": float(output.softmax(-1)[chosen])}
 
 
 class NPTRegressor(RegressorMixin, Datapoints):  # type: ignore[misc]
@@ -223,9 +204,6 @@ class NPTRegressor(RegressorMixin, Datapoints):  # type: ignore[misc]
 
     def _targets(self, y: Any, count: int) -> Float64[np.ndarray, " n"]:
         return numbers_of(type(self).__name__, y, count)
-
-    def _strata(self, targets: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-        return np.zeros(len(targets))
 
     def _coded(self, targets: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
         mean, scale = statistics([targets[learned, None]], "y")
