@@ -56,15 +56,14 @@ class Between(Attention):
         does not depend on the other tokens of x. The weights, averaged over heads, (batch, n, m), with `alone`
         (batch, n, m + 1), are appended to `seen`.
         """
-        if memory is not None and alone:
-            own = self.memory(x if source is None else source)
-            return self._output(self._apart(self.queries(x), memory, own, seen))
-        if memory is not None or source is not None:
-            query = self.queries(x)
-            memory = self.memory(x if source is None else source) if memory is None else memory
-        else:
+        if memory is None and source is None:
             query, *both = self._project(x)
             memory = Memory(*both)
+        else:
+            query, source = self.queries(x), x if source is None else source
+            if memory is not None and alone:
+                return self._output(self._apart(query, memory, self.memory(source), seen))
+            memory = self.memory(source) if memory is None else memory
         if seen is not None:
             seen.append(self._scores(query, memory.key).softmax(-1).mean(1))
         return self._output(self._attend(query, *memory, None, None, False)[0])
@@ -77,7 +76,7 @@ class Between(Attention):
         return self.shape(self._heads(self.key(x), self.heads))
 
     def memory(self, x: Float[Tensor, "batch m dim"]) -> Memory:
-        """Keys and values of x, in one matrix product."""
+        """Keys and values of x."""
         return Memory(*(self._heads(part(x), self.heads) for part in (self.key, self.value)))
 
     def _scores(self, query: Tensor, key: Tensor) -> Float[Tensor, "batch heads n m"]:
@@ -128,7 +127,15 @@ class Induced(nn.Module):
 class _Block(nn.Module):
     """R = W x + attention(norm(x)), then R + mlp(norm(R)), over tokens (batch, n, dim)."""
 
-    def __init__(self, dim: int, heads: int, dropout: float, published: bool, points: int | None, **options: Any):
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        dropout: float = 0,
+        published: bool = False,
+        points: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
         eps = 1e-12 if published else 1e-5
         place: dict[str, Any] = {name: options.get(name) for name in PLACE}
@@ -211,9 +218,7 @@ class DatapointAttention(nn.Module):
         check_count("columns", columns, least=1)
         check_count("embedding", embedding, least=1)
         check_choice("rows", rows, ROWS[:2])
-        self.columns = columns
-        self.embedding = embedding
-        self.rows = rows
+        self.columns, self.embedding, self.rows = columns, embedding, rows
         count = points if rows == "induced" else None
         self.block = _Block(columns * embedding, heads, dropout, published, count, kernel=kernel, **attention)
 
@@ -225,8 +230,7 @@ class DatapointAttention(nn.Module):
     ) -> Float[Tensor, "batch n d e"]:
         """Each row attends to all rows of x; with a `memory`, to the rows of the memory and to itself only."""
         _check(x, self.columns, self.embedding)
-        options = {} if memory is None else {"memory": memory, "alone": True}
-        return self.block(x.flatten(2), seen=seen, **options).view(x.shape)
+        return self.block(x.flatten(2), memory=memory, alone=memory is not None, seen=seen).view(x.shape)
 
     def memory(self, x: Float[Tensor, "batch m d e"], seen: list[Tensor] | None = None) -> Memory:
         """Keys and values of x as a support set for later rows; appends inducing-point weights to `seen`.
@@ -244,36 +248,24 @@ class DatapointAttention(nn.Module):
 class AttributeAttention(nn.Module):
     """Attention across columns, within each row: (batch, n, d, e) as batch·n sequences of d tokens.
 
-    Otherwise as `DatapointAttention`; equivariant to the order of columns.
+    Options are those of `DatapointAttention`; equivariant to the order of columns.
     """
 
-    def __init__(
-        self,
-        embedding: int,
-        heads: int,
-        kernel: str = "general",
-        dropout: float = 0.0,
-        published: bool = False,
-        **attention: Any,
-    ) -> None:
+    def __init__(self, embedding: int, heads: int, **options: Any) -> None:
         super().__init__()
         check_count("embedding", embedding, least=1)
-        self.embedding = embedding
-        self.block = _Block(embedding, heads, dropout, published, None, kernel=kernel, **attention)
+        self.embedding, self.block = embedding, _Block(embedding, heads, **options)
 
     def forward(self, x: Float[Tensor, "batch n d e"]) -> Float[Tensor, "batch n d e"]:
         """Each entry attends to all entries of its row."""
         _check(x, x.shape[2] if x.ndim == 4 else 0, self.embedding)
-        rows = x.flatten(0, 1)
-        out = self.block(rows) if len(rows) <= BATCH else torch.cat([self.block(part) for part in rows.split(BATCH)])
-        return out.view(x.shape)
+        return torch.cat([self.block(rows) for rows in x.flatten(0, 1).split(BATCH)]).view(x.shape)
 
 
 class DatapointEncoder(nn.Module):
     """`depth` layers, alternating attention across rows and across columns; with `rows="none"` columns only.
 
-    `thrifty` is activation checkpointing; `column_kernel` is `kernel` by default, other options are those of
-    `kq.DatapointAttention`.
+    `thrifty` is activation checkpointing; other options are those of `kq.DatapointAttention`.
     """
 
     def __init__(
@@ -285,21 +277,17 @@ class DatapointEncoder(nn.Module):
         rows: str = "full",
         points: int = 64,
         thrifty: bool = False,
-        kernel: str = "general",
-        column_kernel: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         check_count("depth", depth, least=1)
         check_choice("rows", rows, ROWS)
-        self.thrifty = thrifty
-        layers: list[nn.Module] = []
+        self.thrifty, self.layers = thrifty, nn.ModuleList()
         for number in range(depth):
             if number % 2 == 0 and rows != "none":
-                layers.append(DatapointAttention(columns, embedding, heads, kernel, rows, points, **options))
+                self.layers.append(DatapointAttention(columns, embedding, heads, rows=rows, points=points, **options))
             else:
-                layers.append(AttributeAttention(embedding, heads, column_kernel or kernel, **options))
-        self.layers = nn.ModuleList(layers)
+                self.layers.append(AttributeAttention(embedding, heads, **options))
 
     def forward(
         self,
@@ -308,12 +296,12 @@ class DatapointEncoder(nn.Module):
         seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch n d e"]:
         """Apply all layers; with `memories`, one per row layer, each row of x attends to those and to itself only."""
-        unread = iter(memories or ())
+        unread, recomputed = iter(memories or ()), self.thrifty and torch.is_grad_enabled()
         for layer in self.layers:
-            if isinstance(layer, AttributeAttention) or memories is None:
-                x = self._run(layer, x)
-            else:
+            if memories is not None and isinstance(layer, DatapointAttention):
                 x = layer(x, next(unread), seen)
+            else:
+                x = checkpoint(layer, x, use_reentrant=False) if recomputed else layer(x)
         return x
 
     @torch.no_grad()
@@ -325,11 +313,6 @@ class DatapointEncoder(nn.Module):
                 memories.append(layer.memory(x, seen))
             x = layer(x)
         return memories
-
-    def _run(self, layer: nn.Module, x: Tensor) -> Tensor:
-        if not (self.thrifty and torch.is_grad_enabled()):
-            return layer(x)
-        return checkpoint(layer, x, use_reentrant=False)
 
 
 def _check(x: Tensor, columns: int, embedding: int) -> None:

@@ -37,31 +37,26 @@ class TableNetwork(nn.Module):
         categorical = [column for column, size in enumerate(self.sizes) if size]
         first = [sum(self.sizes[:column]) for column in range(d)]  # of a column's categories among all
         self.register_buffer("numeric", torch.tensor([size == 0 for size in self.sizes]), persistent=False)
-        self.register_buffer("categorical", torch.tensor(categorical, dtype=torch.long), persistent=False)
-        self.register_buffer("first", torch.tensor(first, dtype=torch.long), persistent=False)
+        for name, numbers in (("categorical", categorical), ("first", first)):
+            self.register_buffer(name, torch.tensor(numbers, dtype=torch.long), persistent=False)
         self.value, self.hidden, self.bias = (nn.Parameter(torch.empty(d, embedding)) for _ in range(3))
         self.category = nn.Parameter(torch.empty(total, embedding))
         self.index = nn.Parameter(torch.randn(d, embedding))
-        both = 0 < len(self.categorical) < d
-        self.kind = nn.Parameter(torch.randn(2, embedding)) if both else None
+        self.kind = nn.Parameter(torch.randn(2, embedding)) if 0 < len(categorical) < d else None
         self.encoder = DatapointEncoder(d, embedding, depth, heads, dropout=dropout, **options)
         self.dropout = nn.Dropout(dropout)
         self.number = nn.Parameter(torch.empty(d, embedding))
         self.number_bias = nn.Parameter(torch.zeros(d))
         self.choice = nn.Parameter(torch.empty(total, embedding))
         self.choice_bias = nn.Parameter(torch.zeros(total))
-        self._begin()
-
-    def _begin(self) -> None:
-        """Initialise like a linear layer per column."""
+        # As linear layers of each column are initialised.
         bounds = [[1 / math.sqrt(max(size, 1) + 1)] for size in self.sizes]
         of_categories = [bound for bound, size in zip(bounds, self.sizes, strict=True) for _ in range(size)]
         for weight in (self.value, self.hidden, self.bias, self.category):
             nn.init.uniform_(weight, -1, 1)
             weight.data.mul_(torch.tensor(of_categories if weight is self.category else bounds).view(-1, 1))
-        reach = 1 / math.sqrt(self.index.shape[1])
         for weight in (self.number, self.choice):
-            nn.init.uniform_(weight, -reach, reach)
+            nn.init.uniform_(weight, -(embedding**-0.5), embedding**-0.5)
 
     def forward(
         self,
@@ -101,12 +96,10 @@ class TableNetwork(nn.Module):
 
     def logits(self, h: Float[Tensor, "*batch e"], column: int) -> Float[Tensor, "*batch categories"]:
         """Logits of a categorical column."""
-        first = sum(self.sizes[:column])
-        mine = slice(first, first + self.sizes[column])
-        return h @ self.choice[mine].mT + self.choice_bias[mine]
+        of_column = slice(sum(self.sizes[:column]), sum(self.sizes[: column + 1]))
+        return h @ self.choice[of_column].mT + self.choice_bias[of_column]
 
     def target(self, h: Float[Tensor, "batch n d e"]) -> Float[Tensor, "batch n k"]:
         """Prediction of the last column: logits, or one number."""
-        last = len(self.sizes) - 1
-        at = h[..., last, :]
-        return self.logits(at, last) if self.sizes[last] else self.numbers(at, last).unsqueeze(-1)
+        h, last = h[..., -1, :], len(self.sizes) - 1
+        return self.logits(h, last) if self.sizes[last] else self.numbers(h, last).unsqueeze(-1)

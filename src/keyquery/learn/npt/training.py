@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from keyquery.learn.inputs.tables import Rows
 from keyquery.learn.layers.datapoints import Memory
 from keyquery.learn.npt.network import TableNetwork
 from keyquery.learn.training import Recipe
-from keyquery.support.progress import Progress
+from keyquery.support.progress import Progress, silent
 
 LONG = 2000  # steps of the published runs; shorter runs have a larger learning rate
 CHUNK = {"cpu": 64, "cuda": 1024}  # rows per prediction batch
@@ -69,10 +70,7 @@ class Samples:
 
     def without_target(self, index: Any) -> Rows:
         """Rows with masked targets."""
-        chosen = self.rows.take(index)
-        hidden = chosen.hidden.clone()
-        hidden[..., -1] = True
-        return chosen._replace(hidden=hidden)
+        return masked(self.rows.take(index))
 
 
 def spoil(
@@ -103,23 +101,19 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
     kinds = [torch.from_numpy(kind).to(device) for kind in (samples.learned, samples.bare)]
     share = 1.0 if most is None else min(most / sum(map(len, kinds)), 1.0)
     counts = [min(len(kind), max(math.ceil(share * len(kind)), 1)) for kind in kinds]
-    whole = samples.rows.take(torch.cat(kinds)) if counts == list(map(len, kinds)) else None
     many = torch.tensor(sizes, device=device)
     learned = torch.arange(sum(counts), device=device) < counts[0]  # the others are seen without targets
     own = torch.Generator(device)
 
-    def chosen(random: torch.Generator) -> Tensor:
-        return torch.cat(
+    def draw(step: int, generator: torch.Generator) -> Batch:
+        random = generator if device.type == "cpu" else own.manual_seed(generator.initial_seed())
+        index = torch.cat(
             [
                 kind if count == len(kind) else kind[torch.randperm(len(kind), generator=random, device=device)[:count]]
                 for kind, count in zip(kinds, counts, strict=True)
             ]
         )
-
-    def draw(step: int, generator: torch.Generator) -> Batch:
-        random = generator if device.type == "cpu" else own.manual_seed(generator.initial_seed())
-        index = torch.cat(kinds) if whole is not None else chosen(random)
-        truth = samples.rows.take(index) if whole is None else whole
+        truth = samples.rows.take(index)
         chance = torch.rand(truth.hidden.shape, generator=random, device=device)
         predicted = chance < plan.feature_share
         always = torch.randint(counts[0], (1,), generator=random, device=device)  # is always predicted
@@ -138,8 +132,11 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
 
 def seen_by(plan: Plan, rows: Rows) -> Rows:
     """Rows as the plan shows them: if all targets are masked in training, they stay masked."""
-    if plan.target_share < 1:
-        return rows
+    return rows if plan.target_share < 1 else masked(rows)
+
+
+def masked(rows: Rows) -> Rows:
+    """Rows with masked targets."""
     hidden = rows.hidden.clone()
     hidden[..., -1] = True
     return rows._replace(hidden=hidden)
@@ -176,7 +173,7 @@ def answers(
     network: TableNetwork,
     rows: Rows,
     memories: list[Memory],
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Float[Tensor, "n k"]:
     """Predicted targets of rows, each given the support set `memories` only.
 
@@ -186,7 +183,7 @@ def answers(
     size = CHUNK[rows.hidden.device.type]
     outputs = []
     firsts = range(0, len(rows.hidden), size)
-    for first in firsts if progress is None else progress(firsts, "predicting", len(firsts)):
+    for first in progress(firsts, "predicting", len(firsts)):
         chunk = Rows(*(part[first : first + size] for part in rows))
         count = len(chunk.hidden)
         filled = Rows(*(pad(part, (0, 0, 0, size - count)) for part in chunk))
@@ -248,18 +245,12 @@ def learn(
     verbose: bool = False,
 ) -> list[dict[str, float]]:
     """Train in place and return the history, one row per check."""
-    recipe = recipe_of(plan, steps, seed)
-
-    def validate(model: nn.Module) -> float:
-        return judged(model, samples, plan)  # type: ignore[arg-type]
-
-    draw = drawing(samples, network.sizes, plan, steps, most)
     log = fit_network(
         network,
-        draw,
+        drawing(samples, network.sizes, plan, steps, most),
         table_loss,
-        recipe,
-        validate=validate if len(samples.held) else None,
+        recipe_of(plan, steps, seed),
+        validate=partial(judged, samples=samples, plan=plan) if len(samples.held) else None,
         progress=progress,
         advice="a smaller lr, other steps or embedding may help",
         verbose=verbose,
