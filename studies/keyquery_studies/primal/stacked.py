@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, gelu, normalize, pad, relu, scaled_dot_product_attention
 
-from keyquery.learn.layers.primal.sample import evenly, take
+from keyquery.learn.layers.primal.reference import evenly, take
 from keyquery_studies.common.stacked import Weights, embed, linear, norm, split_heads, within
 from keyquery_studies.primal.model import DEPTH, DROPOUT, HEADS, WIDTH, Classifier, start_as_published
 

@@ -131,7 +131,7 @@ class _Block(nn.Module):
         self,
         dim: int,
         heads: int,
-        dropout: float = 0,
+        dropout: float = 0.0,
         published: bool = False,
         points: int | None = None,
         **options: Any,

@@ -51,7 +51,6 @@ def attend(
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)  # skip the backward of the loss if it is unused
         ctx.save_for_backward(qk, weights, mix, real)
         result: tuple[Tensor, Tensor]
         result = (_FORWARD if torch.compiler.is_compiling() else _run_forward)(qk, weights, mix, real)
@@ -59,29 +58,20 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, grad_energy: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, grad_energy: Tensor) -> tuple[Tensor | None, ...]:
         qk, weights, mix, real = ctx.saved_tensors
-        if grad is None:
-            grad = qk.new_zeros(*qk.shape[:2], qk.shape[3], mix.shape[-1])
         run = _BACKWARD if torch.compiler.is_compiling() else _run_backward
         grad_qk, grad_weights, grad_mix = run(qk, weights, mix, real, grad, grad_energy)
         return grad_qk, grad_weights.to(weights.dtype), grad_mix.to(mix.dtype), None
 
 
 @kernel
-def _load(base, row, column, stride, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """Load a tile of a matrix with contiguous rows; 0 beyond its edges."""
+def _load(base, row, column, row_stride, column_stride, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+    """Load a tile of a matrix; 0 beyond its edges."""
     within = row[:, None] < rows
     if COLUMNS != WIDTH:
         within = within & (column[None, :] < COLUMNS)
-    return tl.load(base + (row[:, None] * stride + column[None, :]), mask=within, other=0.0)
-
-
-@kernel
-def _small(base, row, column, row_stride, column_stride, rows, COLUMNS: tl.constexpr):
-    """Load a small matrix, or its transpose."""
-    within = (row[:, None] < rows) & (column[None, :] < COLUMNS)
-    return tl.load(base + row[:, None] * row_stride + column[None, :] * column_stride, mask=within, other=0.0)
+    return tl.load(base + (row[:, None] * row_stride + column[None, :] * column_stride), mask=within, other=0.0)
 
 
 @kernel
@@ -117,21 +107,21 @@ def _forward(
     h, split, b = program % heads, (program // heads) % splits, (program // (heads * splits)).to(tl.int64)
     row, feature, score, value = tl.arange(0, BLOCK), tl.arange(0, P), tl.arange(0, S), tl.arange(0, V)
     query, own = qk + b * qk_b + h * qk_h, weights + b * w_b + h * w_h
-    left = _small(own, feature, score, w_p, 1, p, s).to(DOT)
-    right = _small(own + w_side, feature, score, w_p, 1, p, s).to(DOT)
-    mix_left = _small(mix, score, value, mix_s, mix_v, s, v).to(DOT)
-    mix_right = _small(mix + mix_side, score, value, mix_s, mix_v, s, v).to(DOT)
+    left = _load(own, feature, score, w_p, 1, p, s, S).to(DOT)
+    right = _load(own + w_side, feature, score, w_p, 1, p, s, S).to(DOT)
+    mix_left = _load(mix, score, value, mix_s, mix_v, s, v, V).to(DOT)
+    mix_right = _load(mix + mix_side, score, value, mix_s, mix_v, s, v, V).to(DOT)
     energy_left = tl.zeros((BLOCK, S), dtype=tl.float32)
     energy_right = tl.zeros((BLOCK, S), dtype=tl.float32)
     for tile in tl.range(0, TILES, num_stages=STAGES):
         start = (split * TILES + tile) * BLOCK
         rows, at = n - start, start.to(tl.int64)
-        z = _load(query + at * qk_n, row, feature, qk_n, rows, p, P)
+        z = _load(query + at * qk_n, row, feature, qk_n, 1, rows, p, P)
         scale = _inverse_norms(z, real + b * n + at, row, rows, MASKED)
         e = tl.dot(z.to(DOT), left, input_precision=PRECISION) * scale[:, None]
         energy_left += e * e
         result = tl.dot(e.to(DOT), mix_left, input_precision=PRECISION)
-        z = _load(query + qk_side + at * qk_n, row, feature, qk_n, rows, p, P)
+        z = _load(query + qk_side + at * qk_n, row, feature, qk_n, 1, rows, p, P)
         scale = _inverse_norms(z, real + b * n + at, row, rows, MASKED)
         e = tl.dot(z.to(DOT), right, input_precision=PRECISION) * scale[:, None]
         energy_right += e * e
@@ -148,30 +138,27 @@ def _backward(
     n, splits, heads, batch,
     qk_b, qk_n, qk_side, qk_h, w_side, w_b, w_h, w_p, mix_side, mix_s, mix_v, grad_b, grad_n, grad_h,
     p: tl.constexpr, s: tl.constexpr, v: tl.constexpr, P: tl.constexpr, S: tl.constexpr, V: tl.constexpr,
-    TILES: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, BENT: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    TILES: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     side, program = tl.program_id(0) % 2, tl.program_id(0) // 2
     h, split, b = program % heads, (program // heads) % splits, (program // (heads * splits)).to(tl.int64)
     row, feature, score, value = tl.arange(0, BLOCK), tl.arange(0, P), tl.arange(0, S), tl.arange(0, V)
     own, place = qk + b * qk_b + h * qk_h + side * qk_side, (side * batch + b) * heads + h
-    project = _small(weights + b * w_b + h * w_h + side * w_side, feature, score, w_p, 1, p, s).to(DOT)
-    mixing = _small(mix + side * mix_side, score, value, mix_s, mix_v, s, v).to(DOT)
-    if BENT:  # the gradient of the loss by scores over the scores
-        bent = tl.load(bend + place * s + score, mask=score < s, other=0.0)
+    project = _load(weights + b * w_b + h * w_h + side * w_side, feature, score, w_p, 1, p, s, S).to(DOT)
+    mixing = _load(mix + side * mix_side, score, value, mix_s, mix_v, s, v, V).to(DOT)
+    bent = tl.load(bend + place * s + score, mask=score < s, other=0.0)  # the loss' gradient by scores over the scores
     sum_weights, sum_mix = tl.zeros((P, S), dtype=tl.float32), tl.zeros((V, S), dtype=tl.float32)
     for tile in tl.range(0, TILES, num_stages=STAGES):
         start = (split * TILES + tile) * BLOCK
         rows, at = n - start, start.to(tl.int64)
-        g = _load(grad + b * grad_b + h * grad_h + at * grad_n, row, value, grad_n, rows, v, V).to(DOT)
-        z = _load(own + at * qk_n, row, feature, qk_n, rows, p, P)
+        g = _load(grad + b * grad_b + h * grad_h + at * grad_n, row, value, grad_n, 1, rows, v, V).to(DOT)
+        z = _load(own + at * qk_n, row, feature, qk_n, 1, rows, p, P)
         scale = _inverse_norms(z, real + b * n + at, row, rows, MASKED)
         z = z.to(DOT)
         e = tl.dot(z, project, input_precision=PRECISION) * scale[:, None]
-        d = tl.dot(g, tl.trans(mixing), input_precision=PRECISION)
+        d = tl.dot(g, tl.trans(mixing), input_precision=PRECISION) + e * bent[None, :]
         sum_mix = tl.dot(tl.trans(g), e.to(DOT), sum_mix, input_precision=PRECISION)
-        if BENT:
-            d += e * bent[None, :]
         along = tl.sum(e * d, 1) * scale * scale  # inner product of φ and its gradient
         d = (d * scale[:, None]).to(DOT)
         sum_weights = tl.dot(tl.trans(z), d, sum_weights, input_precision=PRECISION)
@@ -197,23 +184,22 @@ def _run_forward(qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None) 
 
 
 def _run_backward(
-    qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, grad: Tensor, grad_energy: Tensor | None
+    qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, grad: Tensor, grad_energy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, n, _, heads, p = qk.shape
     s, v = mix.shape[1:]
     sizes = _launches(qk, s, v)[1]
     tiles, splits = _runs(qk, sizes)
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-    bend = None if grad_energy is None else (2 * grad_energy).float().contiguous()
+    bend = (2 * grad_energy).float().contiguous()
     grad_qk = qk.new_empty(batch, n, 2, heads, p)
     grad_weights = qk.new_empty(splits, 2, batch, heads, p, s, dtype=torch.float32)
     grad_mix = qk.new_empty(splits * batch * heads, v, 2, s, dtype=torch.float32)
     if splits and batch:
-        inputs = (qk, weights, mix, _flags(real, qk), grad, qk if bend is None else bend)
-        numbers = (n, splits, heads, batch, *qk.stride()[:-1], *weights.stride()[:-1], *mix.stride())
-        constants = _constants(qk, s, v, real, sizes, tiles, BENT=bend is not None)
-        tensors = (*inputs, grad_qk, grad_weights, grad_mix)
-        launch(_backward, (2 * splits * batch * heads, 1), tensors, (*numbers, *grad.stride()[:3]), constants)
+        tensors = (qk, weights, mix, _flags(real, qk), grad, bend, grad_qk, grad_weights, grad_mix)
+        strides = (*qk.stride()[:-1], *weights.stride()[:-1], *mix.stride(), *grad.stride()[:3])
+        constants = _constants(qk, s, v, real, sizes, tiles)
+        launch(_backward, (2 * splits * batch * heads, 1), tensors, (n, splits, heads, batch, *strides), constants)
     return grad_qk, grad_weights.sum(0), grad_mix.sum(0).permute(1, 2, 0)
 
 
@@ -227,7 +213,7 @@ _BACKWARD: Any = torch.library.custom_op(
     "keyquery::primal_backward",
     _run_backward,
     mutates_args=(),
-    schema="(Tensor qk, Tensor weights, Tensor mix, Tensor? real, Tensor grad, Tensor? grad_energy)"
+    schema="(Tensor qk, Tensor weights, Tensor mix, Tensor? real, Tensor grad, Tensor grad_energy)"
     " -> (Tensor, Tensor, Tensor)",
 )
 
@@ -241,7 +227,7 @@ def _shape_forward(qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None
 
 @_BACKWARD.register_fake
 def _shape_backward(
-    qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, grad: Tensor, grad_energy: Tensor | None
+    qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None, grad: Tensor, grad_energy: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_weights = weights.new_empty(weights.shape, dtype=torch.float32)
     s, v = mix.shape[1:]
@@ -267,14 +253,14 @@ def _cores(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _constants(qk: Tensor, s: int, v: int, real: Tensor | None, sizes: Launch, tiles: int, **others: bool) -> Constants:
+def _constants(qk: Tensor, s: int, v: int, real: Tensor | None, sizes: Launch, tiles: int) -> Constants:
     """Compile-time constants of a kernel, in capitals those of its tiles, at least 16, and options of its launch."""
     widths = {"p": qk.shape[-1], "s": s, "v": v}
     widths |= {name.upper(): max(16, power_of_two(size)) for name, size in widths.items()}
     exact = qk.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     # The interpreter, used on a CPU, does not support products in bfloat16.
     dots = {"DOT": qk.dtype if qk.is_cuda else torch.float32, "PRECISION": "ieee" if exact else "tf32"}
-    facts = {"MASKED": real is not None, "TILES": tiles, "BLOCK": sizes.block, **others, **dots}
+    facts = {"MASKED": real is not None, "TILES": tiles, "BLOCK": sizes.block, **dots}
     return tuple({**widths, **facts, "STAGES": sizes.stages, "num_warps": sizes.warps}.items())
 
 

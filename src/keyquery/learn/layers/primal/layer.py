@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from keyquery.layers.triton_support import no_kernels
 from keyquery.learn.layers.primal import reference
-from keyquery.learn.layers.primal.causal import causal_scores
 from keyquery.learn.layers.primal.objective import LOSSES, Batch, penalty
-from keyquery.learn.layers.primal.sample import evenly, take, weigh
 from keyquery.learn.layers.primal.spectrum import PrimalReading, spectrum
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
@@ -161,12 +159,16 @@ class PrimalAttention(nn.Module):
         >>> len(reading.heads), len(reading.heads[0]["spectrum"])
         (2, 8)
         """
-        phi, sample, used = self._kernel(x, mask)
+        phi, sample = self.kernel_parts(x, mask)
         if not phi.isfinite().all():
             raise ValueError("x has queries or keys that are not finite: ksvd is undefined")
         tokens = phi.new_full((len(x),), x.shape[1]) if mask is None else mask.sum(1).to(phi.dtype)
-        directions = self.directions.double()[:, :, : self.directions.shape[2] if sample is None else sample.shape[2]]
-        weights = directions.unsqueeze(1) if sample is None else sample.mT @ directions.unsqueeze(1)
+        directions, used = self.directions.double(), None
+        weights = directions.unsqueeze(1)
+        if sample is not None:
+            _, used = reference.evenly(x.shape[1], directions.shape[2], mask, x.device)
+            directions = directions[:, :, : sample.shape[2]]
+            weights = sample.mT @ directions.unsqueeze(1)
         weights, grams = weights.expand(-1, len(x), -1, -1, -1), phi.mT @ phi
         energy = (grams @ weights * weights).sum(-2)  # Σeᵢₗ² = wₗᵀGwₗ
         batch = Batch(tokens, directions, self.log_lambda.double(), energy, used, weights, grams, sample)
@@ -185,7 +187,10 @@ class PrimalAttention(nn.Module):
         >>> phi.shape, sample.shape
         (torch.Size([2, 1, 2, 50, 8]), torch.Size([1, 2, 30, 8]))
         """
-        return self._kernel(x, mask)[:2]
+        _check_tokens(x, mask, self.dim)
+        qk, sample, _ = self._projected(x if mask is None else x.where(mask.unsqueeze(-1), 0.0), mask)
+        phi = reference.features(qk, mask, self.features, torch.float64)
+        return phi, None if sample is None else sample.transpose(1, 2).double()
 
     def extra_repr(self) -> str:
         """For the repr of the module."""
@@ -200,7 +205,9 @@ class PrimalAttention(nn.Module):
         with _without_autocast(x):
             directions = self.directions if sample is None else self.directions[:, :, : sample.shape[1]]
             short = directions.to(qk.dtype)
-            weights = short.unsqueeze(1).expand(-1, len(x), -1, -1, -1) if sample is None else weigh(sample, short)
+            weights = (
+                short.unsqueeze(1).expand(-1, len(x), -1, -1, -1) if sample is None else reference.weigh(sample, short)
+            )
             mix, grams = self._mix(), None
             if self._uses_kernel(qk):
                 from keyquery.learn.layers.primal import kernel  # imports triton, an optional dependency
@@ -217,44 +224,34 @@ class PrimalAttention(nn.Module):
     def _causal(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Batch]:
         if self.loss == "ksvd" or self.impl == "triton":
             raise ValueError('causal attention has no loss="ksvd" and no impl="triton"')
-        qk = self._split(self.query_key(x))
+        qk = self.query_key(x).unflatten(-1, (2, self.heads, -1))
         with _without_autocast(x):
             dtype = torch.promote_types(qk.dtype, torch.float32)
             phi = reference.features(qk, mask, self.features, dtype)
             keys = x.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(dtype)
-            scores, seen = causal_scores(phi, keys, self.directions.to(dtype), mask)
+            scores, seen = reference.causal_scores(phi, keys, self.directions.to(dtype), mask)
             heads = torch.cat((scores[0], scores[1]), -1) @ self._mix().to(dtype).flatten(0, 1)
         used = torch.arange(self.directions.shape[2], device=x.device) < seen.unsqueeze(1)
         batch = Batch(_count(x, mask), self.directions, self.log_lambda, scores.square().sum(-2), used)
         return heads.transpose(1, 2).to(qk.dtype), batch
 
-    def _kernel(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """φ, and f(X) with unused rows 0, in float64, and which rows are used."""
-        _check_tokens(x, mask, self.dim)
-        qk, sample, used = self._projected(x if mask is None else x.where(mask.unsqueeze(-1), 0.0), mask)
-        phi = reference.features(qk, mask, self.features, torch.float64)
-        return phi, None if sample is None else sample.transpose(1, 2).double(), used
-
     def _projected(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """q and k, f(X) (batch, rows, heads, p) with unused rows 0, in one dtype, and which rows are used."""
-        qk = self._split(self.query_key(x))
+        qk = self.query_key(x).unflatten(-1, (2, self.heads, -1))
         if not self.data_dependent:
             return qk, None, None
-        positions, used = evenly(x.shape[1], self.directions.shape[2], mask, x.device)
-        sample = take(x, positions).to(qk.dtype).unflatten(-1, (self.heads, -1))
+        positions, used = reference.evenly(x.shape[1], self.directions.shape[2], mask, x.device)
+        sample = reference.take(x, positions).to(qk.dtype).unflatten(-1, (self.heads, -1))
         return qk, sample if used is None else sample * used[..., None, None], used
-
-    def _split(self, qk: Tensor) -> Float[Tensor, "batch n 2 heads p"]:
-        return qk.unflatten(-1, (2, self.heads, self.head_dim))
 
     def _uses_kernel(self, qk: Tensor) -> bool:
         if self.impl == "reference" or (self.impl == "auto" and not qk.is_cuda):
             return False
-        reason, widest = no_kernels(qk), WIDEST.get(qk.dtype, 0)
+        reason, widest, width = no_kernels(qk), WIDEST.get(qk.dtype, 0), max(self.head_dim, self.rank)
         if reason is None and (self.features != "cosine" or self.loss != "paper"):
             reason = f'computes features="cosine" and loss="paper", not {self.features!r} and {self.loss!r}'
-        if reason is None and max(self.head_dim, self.rank) > widest:
-            reason = f"supports heads of up to {widest} features in {qk.dtype}, not {max(self.head_dim, self.rank)}"
+        if reason is None and width > widest:
+            reason = f"supports heads of up to {widest} features in {qk.dtype}, not {width}"
         if reason is not None and self.impl == "triton":
             raise RuntimeError(f'impl="triton" {reason}; impl="auto" uses the reference there')
         return reason is None

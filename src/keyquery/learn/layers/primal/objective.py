@@ -50,13 +50,10 @@ def reconstruction(batch: Batch) -> Float[Tensor, "batch heads"]:
     weights, grams = _exact(batch.weights), _exact(batch.grams)
     scale = _exact(batch.log_lambda).exp().unsqueeze(-2)  # (heads, 1, s)
     moved = grams @ weights  # G_qW_e|X, G_kW_r|X
-    if batch.sample is None:
-        size = (grams[0] * grams[1]).sum((-2, -1))
-        cross = (moved[0] * scale * moved[1]).sum((-2, -1))
-    else:
-        core = _exact(batch.sample).mT @ _exact(batch.sample)
-        size = (grams[0] @ core * (grams[1] @ core).mT).sum((-2, -1))
-        cross = (moved[0] * scale * (core @ moved[1])).sum((-2, -1))
+    sample = torch.eye(grams.shape[-1]).to(grams) if batch.sample is None else _exact(batch.sample)
+    core = sample.mT @ sample
+    size = (grams[0] @ core * (grams[1] @ core).mT).sum((-2, -1))
+    cross = (moved[0] * scale * (core @ moved[1])).sum((-2, -1))
     inner = weights.mT @ moved  # EᵀE, RᵀR
     rebuilt = (inner[0] * scale * inner[1] * scale.mT).sum((-2, -1))
     lost = (size - 2 * cross + rebuilt) / torch.where(size > 0, size, 1.0)
