@@ -21,17 +21,7 @@ from torch import Tensor, nn
 
 from keyquery.learn.inputs.tables import Rows as Encoded
 from keyquery.learn.npt.network import TableNetwork
-from keyquery.learn.npt.training import (
-    Plan,
-    Samples,
-    answers,
-    context_of,
-    drawing,
-    recipe_of,
-    seen_by,
-    table_loss,
-    target_cost,
-)
+from keyquery.learn.npt.training import Plan, Samples, answers, drawing, table_loss, target_cost
 from keyquery.learn.training import train
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
@@ -119,9 +109,9 @@ def samples_of(fold: Fold, protocol: str) -> tuple[Samples, list[int]]:
 def predicted(network: TableNetwork, samples: Samples, plan: Plan, rows: Int[np.ndarray, " some"]) -> Tensor:
     """Targets of rows: as published in one table without targets, otherwise each with the training rows as context."""
     if plan.published:
-        output = network(*seen_by(plan, samples.rows).within())
+        output = network(*plan.shown(samples.rows).within())
         return network.target(output)[0, torch.from_numpy(rows).to(output.device)]
-    memories = network.memories(seen_by(plan, context_of(samples, samples.learned)).within())
+    memories = network.memories(plan.shown(samples.rows.take(samples.context)).within())
     return answers(network, samples.without_target(rows), memories)
 
 
@@ -171,7 +161,7 @@ class NetworkTrial(Trial):
             return float(target_cost(outputs, samples.rows.take(samples.held)))
 
         draw = drawing(samples, network.sizes, plan, steps, plan.batch)
-        log = train(network, draw, table_loss, recipe_of(plan, steps, 0), validate=validate)
+        log = train(network, draw, table_loss, plan.recipe(steps, 0), validate=validate)
         outputs = predicted(network, samples, plan, fold.rows[2]).double().cpu().numpy()
         facts = {"kernel": "general", "part_of": "npt", "best_step": log.best_step, "device": device_name(device)}
         return {**self.settings(), **facts, **metrics_of(outputs, fold, 2)}

@@ -1,7 +1,6 @@
 """`causes`: the causal graph over tokens that a head's attention implies, allowing for hidden causes.
 
-Attention Z = AV is read as a structural equation model X = GX + U with solution X = (I − G)⁻¹U: (I − G)⁻¹ is D⁻¹A with
-D = diag(A), and the noise has unit covariance, so that C = D⁻¹AAᵀD⁻¹ is the covariance of the tokens.
+Attention Z = AV is read as a structural equation model X = GX + U with (I − G)⁻¹ = D⁻¹A and noise of unit covariance.
 """
 
 from __future__ import annotations

@@ -17,39 +17,36 @@ from keyquery.support.checks import check_count
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """The prediction at a word. `words` is the text with the prediction filled in, from which the graph is built.
+    """The prediction at a word, and the tester of `kq.explain`: does masking some words change it?
 
-    An encoder has a mask token at the target, a decoder sees only the tokens before it. As the tester of `kq.explain`,
-    it returns whether masking some words changes the prediction: they become mask tokens for an encoder, and are
-    removed for a decoder.
+    They become mask tokens for an encoder, which has one at the target too, and are removed for a decoder.
     """
 
     model: nn.Module
-    words: Words
+    words: Words  # of the text with the prediction filled in, from which the graph is built
     target: int
     mask: int | None  # id of the mask token; None for a decoder
 
     def __call__(self, positions: tuple[int, ...], target: int) -> bool:
         """Whether the prediction changes without the words at these positions."""
-        hidden = [place for word in positions for place in self.words.places[word]]
-        return self.predict(hidden) != [self.words.ids[place] for place in self.words.places[self.target]]
+        hidden = [piece for word in positions for piece in self.words.places[word]]
+        return self.predict(hidden) != [self.words.ids[piece] for piece in self.words.places[self.target]]
 
     def predict(self, hidden: list[int]) -> list[int]:
         """The most likely tokens of the target with some tokens masked; empty if none precede it."""
-        places, ids = self.words.places[self.target], list(self.words.ids)
+        pieces, ids = self.words.places[self.target], list(self.words.ids)
+        first = pieces[0]
         if self.mask is None:
-            before = [number for place, number in enumerate(ids[: places[0]]) if place not in hidden]
-            queried = range(len(before) - 1, len(before) - 1 + len(places))
-            ids = before + [ids[place] for place in places]
+            before = [number for piece, number in enumerate(ids[:first]) if piece not in hidden]
             if not before:
                 return []
+            first, ids = len(before) - 1, before + [ids[piece] for piece in pieces]
         else:
-            queried = range(places[0], places[-1] + 1)
-            for place in (*hidden, *places):
-                ids[place] = self.mask
-        batch = replace(self.words, ids=ids).batch()
+            for piece in (*hidden, *pieces):
+                ids[piece] = self.mask
         with evaluating(self.model):
-            predicted: list[int] = logits(self.model, batch)[0, list(queried)].argmax(-1).tolist()
+            output = logits(self.model, replace(self.words, ids=ids).batch())[0]
+        predicted: list[int] = output[first : first + len(pieces)].argmax(-1).tolist()
         return predicted
 
 
@@ -65,8 +62,8 @@ def predicted(model: nn.Module, tokenizer: Any, words: Words, target: int) -> Pr
         raise ValueError("target needs a mask token: the model is bidirectional, and its tokenizer has none")
     new_ids = Predicted(model, words, target, mask).predict([])
     ids = list(words.ids)
-    for place, number in zip(words.places[target], new_ids, strict=True):
-        ids[place] = number
+    for piece, number in zip(words.places[target], new_ids, strict=True):
+        ids[piece] = number
     prediction = tokenizer.decode(new_ids).strip() or words.texts[target]
     texts = [prediction if word == target else text for word, text in enumerate(words.texts)]
     return Predicted(model, replace(words, ids=ids, texts=texts), target, mask)

@@ -7,7 +7,7 @@ from typing import Any
 
 from keyquery.learn.causes.causes import Causes
 from keyquery.learn.causes.show_explanation import explained
-from keyquery.learn.discovery.show import Drawn, edge_lines, edge_table, plain_table
+from keyquery.learn.discovery.show import Drawn, edge_lines, edge_table, plain_table, tests_note
 from keyquery.pages.components import column
 from keyquery.pages.rings import MEANS, Ring, kind_of, ring_of
 from keyquery.pages.tables import Text
@@ -66,7 +66,7 @@ def ring(reading: Causes, head: int | None = None) -> Ring:
     index = 0 if head is None else reading.index_of(head)
     graph, edges = reading.graphs[index], reading.edges_of(index)
     layer = "" if graph["layer"] is None else f"layer {graph['layer']}, "
-    note = f"{len(edges)} edges, {graph['tests']:,} tests" + ("" if graph["done"] else ", stopped early")
+    note = f"{len(edges)} edges, {tests_note(graph['tests'], graph['done'])}"
     return ring_of(names, edges, f"{layer}head {graph['head']}", note, {}, strong(reading))
 
 

@@ -27,10 +27,7 @@ FAR_APART = 1e6  # squared distance of two categories
 
 
 class ColumnTest(IndependenceTest):
-    """A test by its p-value: the statistic is −ln p, the threshold −ln alpha.
-
-    A test that says nothing, since Z determines x or y or leaves too few rows, has p = 0: the pair stays adjacent.
-    """
+    """The statistic is −ln p; if Z determines x or y, or leaves too few rows, p is 0, and the pair stays adjacent."""
 
     def __init__(self, variables: Variables, alpha: float) -> None:
         super().__init__(len(variables.names), -math.log(alpha))
@@ -57,10 +54,7 @@ def _by_both(p: Callable[[int, int, int], float], query: Query) -> float:
 
 
 class Contingency(ColumnTest):
-    """G² = 2 Σ N ln(N/E) or χ² = Σ (N−E)²/E over the strata of Z, with E = N_xz N_yz / N_z.
-
-    Degrees of freedom are Σ_z (r_z − 1)(c_z − 1) over categories that occur in a stratum.
-    """
+    """G² = 2 Σ N ln(N/E) or χ² = Σ (N−E)²/E over the strata of Z, with E = N_xz N_yz / N_z."""
 
     def __init__(self, variables: Variables, alpha: float, pearson: bool = False) -> None:
         super().__init__(variables, alpha)
@@ -80,7 +74,7 @@ class Contingency(ColumnTest):
         return stratum, count
 
     def counts(self, query: Query) -> Float[ndarray, "z x y"]:
-        """The contingency table of each stratum."""
+        """The table of each stratum."""
         wide, tall = self.variables.sizes[query.x], self.variables.sizes[query.y]
         stratum, count = self.strata(query.given)
         cell = (stratum * wide + self.codes[query.x]) * tall + self.codes[query.y]
@@ -93,6 +87,7 @@ class Contingency(ColumnTest):
         some_x, some_y = of_x > 0, of_y > 0
         if some_x.any(0).sum() < 2 or some_y.any(0).sum() < 2:
             return 1.0  # a constant is independent of everything
+        # Of the categories that occur in a stratum.
         freedom = float(np.maximum(some_x.sum(1) - 1, 0) @ np.maximum(some_y.sum(1) - 1, 0))
         if freedom == 0 or rows < ROWS_PER_FREEDOM * freedom:
             return 0.0
@@ -104,12 +99,7 @@ class Contingency(ColumnTest):
 
 
 class Regression(ColumnTest):
-    """Does y improve the regression of x on Z, by the likelihood ratio?
-
-    A number is regressed linearly, with Bartlett's correction of the ratio; if both are categories, each is regressed
-    on the other by a multinomial logistic regression (Tsagris et al., 2018). A category enters as indicators, so that
-    effects are linear and without interactions.
-    """
+    """Does y improve the regression of x on Z? By likelihood ratios, without interactions (Tsagris et al., 2018)."""
 
     def __init__(self, variables: Variables, alpha: float) -> None:
         super().__init__(variables, alpha)
@@ -189,11 +179,10 @@ def likelihood(codes: ndarray, size: int, regressors: Float[ndarray, "n k"]) -> 
 
 
 class KernelTest(ColumnTest):
-    """T = tr(K_x K_y) of centred kernels, after kernel ridge regression on Z; null by a gamma distribution.
+    """T = tr(K_x K_y) of centred kernels (KCI; Zhang, Peters, Janzing and Schölkopf, 2011).
 
-    With R = ε(K_z + εI)⁻¹, K_x|z = R K_(x,z) R and K_y|z = R K_y R. Under independence T is a weighted sum of χ²
-    variables of mean tr(K_x|z ∘ K_y|z) and variance 2‖K_x|z ∘ K_y|z‖²; without Z, of mean tr K_x tr K_y / n and
-    variance 2‖K_x‖²‖K_y‖²/n². Categories have the kernel 1[a = b]. Since only x is joined by z, both orders are tested.
+    Given Z, of R K_(x,z) R and R K_y R with R = ε(K_z + εI)⁻¹. Under independence T is a weighted sum of χ² variables,
+    taken as a gamma one of its mean and variance. Since only x is joined by z, both orders are tested.
     """
 
     def __init__(self, variables: Variables, alpha: float) -> None:

@@ -31,10 +31,7 @@ class Query(NamedTuple):
 
 
 class IndependenceTest(ABC):
-    """A test of conditional independence: pairs whose `statistic` is below the threshold count as independent.
-
-    Subclasses compute the `strength` of a dependence; results are counted, and kept.
-    """
+    """A test of conditional independence: pairs whose `statistic` is below the threshold count as independent."""
 
     def __init__(self, count: int, threshold: float, most: int | None = None) -> None:
         self.count, self.threshold = count, threshold
@@ -61,13 +58,7 @@ class IndependenceTest(ABC):
 class PartialCorrelation(IndependenceTest):
     """Fisher's z of partial correlations, z = ½ ln((1+ρ)/(1−ρ)); independent if √(n−|Z|−3)·|z| is below its quantile.
 
-    ρ is the correlation of the residuals of x and y given Z: C_xy − C_xZ C_ZZ⁺ C_Zy. If Z determines x or y (residual
-    variance below TOLERANCE), the pair counts as dependent.
-
-    >>> chain = np.array([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.5, 1]])
-    >>> test = PartialCorrelation(chain, samples=768, alpha=0.01)
-    >>> [test.statistic(query) < test.threshold for query in (Query(0, 2, 0), Query(0, 2, 0b010))]
-    [False, True]
+    ρ is the correlation of the residuals of x and y given Z: C_xy − C_xZ C_ZZ⁺ C_Zy.
     """
 
     def __init__(self, correlation: Float[ndarray, "n n"], samples: float, alpha: float) -> None:
@@ -130,10 +121,7 @@ def _by_pseudo_inverse(blocks: Float[ndarray, "k m m"]) -> Float[ndarray, " k"]:
 
 
 def correlation_of(rows: Float[ndarray, "n m"]) -> Float[ndarray, "n n"]:
-    """The products of rows scaled to length 1, without what rounding did: within ±1, and 1 on the diagonal.
-
-    Of centred variables, their correlation; of attention A that of C = D⁻¹AAᵀD⁻¹, D = diag(A), as D⁻¹ only scales rows.
-    """
+    """The correlation of centred variables; of attention A that of D⁻¹AAᵀD⁻¹, D = diag(A), as D⁻¹ only scales rows."""
     rows = rows.astype(np.float64)
     rows = rows / np.maximum(np.abs(rows).max(1, keepdims=True), TINY)  # squares of small numbers would underflow
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), TINY)

@@ -13,9 +13,7 @@ Pairs = Iterable[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What is known before any test: an edge between x and y of `barred[x]` has an arrowhead at y, and with one of
-    `causes[x]` is tail and arrowhead, and never removed.
-    """
+    """What is known before any test: an edge of x with `barred[x]` has an arrowhead there, with `causes[x]` a tail."""
 
     barred: Sequence[int]  # by node, the mask of nodes that are no ancestors of it
     causes: Sequence[int]  # by node, the mask of required parents
@@ -47,11 +45,7 @@ def knowledge_of(
     """Background knowledge about `count` nodes, with what follows from it; raises ValueError for a contradiction.
 
     No node is an ancestor of one in an earlier of the `tiers`; x of a `forbidden` pair (x, y) is not an ancestor of y;
-    of a `required` one x → y. If x → y is required and z is not an ancestor of y, it is not one of x; if x is not an
-    ancestor of z, y is not one of z.
-
-    >>> [members(mask) for mask in knowledge_of(3, forbidden=[(2, 1)], required=[(0, 1)]).barred]
-    [(1, 2), (2,), ()]
+    of a `required` one x → y.
     """
     times = [0] * count if tiers is None else tiers
     barred = [sum(1 << y for y in range(count) if times[y] > times[x]) for x in range(count)]

@@ -29,8 +29,8 @@ class Pag:
     """A partial ancestral graph: a causal graph with hidden causes, up to Markov equivalence.
 
     A tail at x on the edge x – y: x is an ancestor of y (or of a selection variable). An arrowhead: it is not. A
-    circle: undetermined. `adjacent`, `arrows` and `tails` hold a bit mask of neighbours per node: all of them,
-    those whose edge has an arrowhead at the node, those whose edge has a tail at it.
+    circle: undetermined. `adjacent`, `arrows` and `tails` hold masks of neighbours per node: all, and those whose edge
+    has such a mark at the node.
 
     >>> graph = Pag(3, [(0, 2, "circle", "arrow"), (1, 2, "circle", "arrow")])
     >>> graph.edges(), graph.mark(0, 2), graph.mark(2, 0)
@@ -127,16 +127,13 @@ def depths(graph: Pag, root: int) -> dict[int, int]:
 
 
 def closed_sets(graph: Pag, root: int, pool: int, largest: int) -> Iterator[list[int]]:
-    """By size up to `largest`, the sets of `pool` whose members PDS-paths inside the set lead to, in order.
-
-    Every such set is a smaller one plus a node: no other path runs through the node farthest from the root.
-    """
+    """By size up to `largest`, the sets of `pool` whose members PDS-paths inside the set lead to, in order."""
     level = {1 << x for x in members(graph.adjacent[root] & pool)}
     for size in range(1, largest + 1):
         if not level:
             return
         yield sorted(level, key=members)
-        if size < largest:
+        if size < largest:  # each is a smaller one plus a node: no other path runs through the farthest from the root
             beyond = {mask: reduce(or_, _levels(graph, root, mask)) & pool & ~mask for mask in level}
             level = {mask | 1 << x for mask, nodes in beyond.items() for x in members(nodes)}
 

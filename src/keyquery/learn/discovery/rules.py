@@ -28,11 +28,8 @@ Rule = Callable[[Pag, Separations], Iterator[Proposal]]
 
 
 def orient(graph: Pag, separations: Separations, selection: bool, knowledge: Knowledge) -> None:
-    """Set every mark that follows: R0; R1–R4; R5–R7 with `selection`; R8–R10.
-
-    Marks that follow from background `knowledge` are there from the start. With tiers, R1–R4 and R8–R10 stay sound and
-    complete (Andrews, Spirtes and Cooper, 2020); with other knowledge they stay sound.
-    """
+    """Set every mark that follows: R0; R1–R4; R5–R7 with `selection`; R8–R10."""
+    # With tiers, R1–R4 and R8–R10 stay sound and complete (Andrews et al., 2020), with other knowledge sound.
     orient_arrowheads(graph, separations, knowledge)
     if selection:
         _repeat(graph, separations, (_r5, _r6, _r7))
@@ -147,10 +144,7 @@ def _discriminated(graph: Pag, a: int, b: int, c: int, parents: int) -> Iterator
 
 
 def _r5(graph: Pag, separations: Separations) -> Iterator[Proposal]:
-    """A o–o B on an uncovered cycle of circle edges, of four nodes at least: A – B.
-
-    The rule orients all edges of a path ⟨A, X, …, Y, B⟩: each of them is the A o–o B of the same cycle.
-    """
+    """A o–o B on an uncovered cycle of circle edges, of four nodes at least: A – B, as every edge of the cycle."""
     circles = [graph.circles(x) for x in range(len(graph))]
     free = [sum(1 << y for y in members(circles[x]) if circles[y] >> x & 1) for x in range(len(graph))]
     for a in range(len(graph)):
@@ -162,10 +156,7 @@ def _r5(graph: Pag, separations: Separations) -> Iterator[Proposal]:
 
 
 def _path(graph: Pag, steps: Sequence[int], before: int, at: int, goal: int, seen: int, last: int = 0) -> bool:
-    """Whether an uncovered path continues from before – at to the goal, by `steps` from each node.
-
-    The node before the goal is not in the mask `last`. No node is visited twice.
-    """
+    """Whether an uncovered path by `steps` continues from before – at to the goal, and not from the mask `last`."""
     beyond = steps[at] & ~seen & ~graph.adjacent[before]
     if beyond >> goal & 1 and not last >> at & 1:
         return True
@@ -224,10 +215,7 @@ def _r9(graph: Pag, separations: Separations) -> Iterator[Proposal]:
 
 
 def _r10(graph: Pag, separations: Separations) -> Iterator[Proposal]:
-    """A o→ C, B → C ← D, uncovered paths of possible parents from A to B and from A to D: A → C.
-
-    Their first nodes, which may be B and D themselves, differ and are not adjacent.
-    """
+    """A o→ C, B → C ← D, uncovered paths of possible parents A–B and A–D, whose first nodes are not adjacent: A → C."""
     steps = _possible_children(graph)
     for a, c in _halfway(graph):
         parents, reached = graph.parents(c) & ~(1 << a), {}

@@ -97,10 +97,7 @@ def _fci(run: Rounds) -> tuple[int, bool]:
 
 
 def icd_sets(graph: Pag, size: int) -> CandidatesOf:
-    """Candidate separating sets of `size` nodes (ICD-Sep): possible ancestors, path-closed in the PDS-tree of x or y.
-
-    The cost of a set is the sum of its members' depths in the tree.
-    """
+    """Possible ancestors that are closed along PDS-paths from x or y (ICD-Sep); the cost is the sum of their depths."""
     ancestors, trees = graph.possible_ancestors(), dict[int, dict[int, int]]()
 
     def candidates(x: int, y: int) -> Candidates:
@@ -119,11 +116,10 @@ def icd_sets(graph: Pag, size: int) -> CandidatesOf:
 
 
 class Rounds:
-    """The rounds of a search and the separating sets that they found.
+    """The rounds of a search: edges are deleted at the end of each, so that the order of nodes does not matter.
 
-    Edges are deleted at the end of a round, so that the order of nodes does not matter. Of the cheapest separating sets
-    the one with the least remaining dependence is kept. A cautious round tries sets of nodes that depend on both x and
-    y most first, and after the first that separates them only others of its cost with a common neighbour of x and y.
+    Of the cheapest separating sets the one with the least remaining dependence is kept. A cautious round tries sets
+    that depend on both x and y most first, and then only others of the same cost with a common neighbour of them.
     """
 
     def __init__(self, test: IndependenceTest, known: Knowledge, cautious: bool, progress: Progress) -> None:

@@ -57,12 +57,14 @@ def edge_table(
     title: str, names: Names, edges: Sequence[Edge], *columns: dict[str, Any], **more: Any
 ) -> dict[str, Any]:
     """The block of a page with a row per edge, and further columns."""
-    both = {
-        "edge": [written(names, edge) for edge in edges],
-        "meaning": [MEANS[kind_of(*edge[2:])] for edge in edges],
-    }
-    shown = [*(column(*item) for item in both.items()), *columns]
-    return {"type": "table", "place": "five", "title": title, "columns": shown, **more}
+    text = column("edge", [written(names, edge) for edge in edges])
+    meaning = column("meaning", [MEANS[kind_of(*edge[2:])] for edge in edges])
+    return {"type": "table", "place": "five", "title": title, "columns": [text, meaning, *columns], **more}
+
+
+def tests_note(tests: int, done: bool) -> str:
+    """How many tests a search made."""
+    return f"{tests:,} tests" + ("" if done else ", stopped early")
 
 
 @dataclass(frozen=True)

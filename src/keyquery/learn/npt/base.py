@@ -28,7 +28,7 @@ from keyquery.learn.layers.datapoints import ROWS
 from keyquery.learn.npt.explanation import NPTExplanation, attribute
 from keyquery.learn.npt.network import TableNetwork
 from keyquery.learn.npt.support import SupportSet
-from keyquery.learn.npt.training import Plan, Samples, answers, learn, seen_by
+from keyquery.learn.npt.training import Plan, Samples, answers, learn
 from keyquery.support.checks import check_choice
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
@@ -102,9 +102,8 @@ class Datapoints(SupportSet):
         row_weights = self._weights(targets, known, weights, count)
         samples = Samples(rows, known[learned], known[held], bare, row_weights)
         self.network_, self.history_ = self._learned(fields, samples, device, seed)
-        chosen = np.concatenate((samples.learned, np.setdiff1d(bare, samples.held)))
-        self.fields_, self.context_rows_ = fields, kept[chosen]
-        self.context_ = seen_by(self.plan, rows.take(chosen))
+        self.fields_, self.context_rows_ = fields, kept[samples.context]
+        self.context_ = self.plan.shown(rows.take(samples.context))
         self._keep_columns(columns.names, len(columns.values))
         if isinstance(self, Classifier):
             self.classes_ = np.unique(targets)

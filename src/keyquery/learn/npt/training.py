@@ -20,7 +20,7 @@ from keyquery.learn.npt.network import TableNetwork
 from keyquery.learn.training import Recipe
 from keyquery.support.progress import Progress, silent
 
-LONG = 2000  # steps of the published runs; shorter runs have a larger learning rate
+LONG = 2000  # steps of the published runs
 CHUNK = {"cpu": 64, "cuda": 1024}  # rows per prediction batch
 
 
@@ -43,9 +43,28 @@ class Plan:
     checks: int = 40
     patience: int | None = 24  # checks without improvement, counted once targets outweigh features
 
-    def rate(self, steps: int) -> float:
-        """1e-3 as published; inversely proportional to the steps in shorter runs, up to 2e-2."""
-        return min(1e-3 * max(LONG / max(steps, 1), 1.0), 2e-2) if self.lr is None else self.lr
+    def recipe(self, steps: int, seed: int) -> Recipe:
+        """LAMB with Lookahead, gradients clipped elementwise at 1, a flat and then cosine learning rate."""
+        published = min(1e-3 * max(LONG / max(steps, 1), 1.0), 2e-2)  # in shorter runs larger
+        return Recipe(
+            steps=steps,
+            lr=published if self.lr is None else self.lr,
+            optimiser="npt",
+            schedule="flat+cosine",
+            flat=self.flat,
+            warmup=0,
+            weight_decay=0.0,
+            clip=None,
+            clip_each=1.0,
+            seed=seed,
+            bf16=self.bf16,
+            check_every=max(steps // self.checks, 1),
+            patience=self.patience,
+        )
+
+    def shown(self, rows: Rows) -> Rows:
+        """Rows as a network sees them: if all targets are masked in training, they stay masked."""
+        return rows if self.target_share < 1 else masked(rows)
 
 
 class Batch(NamedTuple):
@@ -68,6 +87,11 @@ class Samples:
     bare: Int[np.ndarray, " bare"]  # rows that are seen without targets
     weights: Float[Tensor, " n"] | None = None  # of the loss of each target
 
+    @property
+    def context(self) -> Int[np.ndarray, " some"]:
+        """The rows of the support set: those of the training split, and those that never had a target."""
+        return np.concatenate((self.learned, np.setdiff1d(self.bare, self.held)))
+
     def without_target(self, index: Any) -> Rows:
         """Rows with masked targets."""
         return masked(self.rows.take(index))
@@ -76,10 +100,7 @@ class Samples:
 def spoil(
     rows: Rows, chosen: Bool[Tensor, "n d"], sizes: Int[Tensor, " d"], share: float, generator: torch.Generator
 ) -> Rows:
-    """Mask the chosen entries, or replace a share of them by N(0, 1) or a random category.
-
-    Random numbers are drawn on the generator's device, which must be that of the rows.
-    """
+    """Mask the chosen entries, or replace a share of them by N(0, 1) or a random category."""
     random: dict[str, Any] = {"generator": generator, "device": chosen.device}
     replaced = chosen & (torch.rand(chosen.shape, **random) < share)
     noise = torch.randn(chosen.shape, **random)
@@ -93,11 +114,8 @@ def spoil(
 
 
 def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, most: int | None) -> Any:
-    """A function that draws the batch of a step: all rows, or a sample of each kind if there are more than `most`.
-
-    It draws on the device of the rows: a copy from the CPU would synchronise with the GPU.
-    """
-    device = samples.rows.hidden.device
+    """A function that draws the batch of a step: all rows, or a sample of each kind if there are more than `most`."""
+    device = samples.rows.hidden.device  # where it draws: a copy from the CPU would synchronise with the GPU
     kinds = [torch.from_numpy(kind).to(device) for kind in (samples.learned, samples.bare)]
     share = 1.0 if most is None else min(most / sum(map(len, kinds)), 1.0)
     counts = [min(len(kind), max(math.ceil(share * len(kind)), 1)) for kind in kinds]
@@ -125,14 +143,9 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
         rows = spoil(truth._replace(hidden=bare), predicted, many, plan.spoilt, random)
         trade = plan.trade * (1 + math.cos(math.pi * step / steps)) / 2
         weights = None if samples.weights is None else samples.weights[index].unsqueeze(0)
-        return Batch(seen_by(plan, rows).within(), truth.within(), predicted.unsqueeze(0), trade, weights)
+        return Batch(plan.shown(rows).within(), truth.within(), predicted.unsqueeze(0), trade, weights)
 
     return draw
-
-
-def seen_by(plan: Plan, rows: Rows) -> Rows:
-    """Rows as the plan shows them: if all targets are masked in training, they stay masked."""
-    return rows if plan.target_share < 1 else masked(rows)
 
 
 def masked(rows: Rows) -> Rows:
@@ -175,12 +188,8 @@ def answers(
     memories: list[Memory],
     progress: Progress = silent,
 ) -> Float[Tensor, "n k"]:
-    """Predicted targets of rows, each given the support set `memories` only.
-
-    Rows are processed in batches of one size, the last one padded: on a CPU, where the size never changes, the result
-    of a row is bitwise independent of the others.
-    """
-    size = CHUNK[rows.hidden.device.type]
+    """Predicted targets of rows, each given the support set `memories` only."""
+    size = CHUNK[rows.hidden.device.type]  # of all batches, the last one padded, or a row would depend on their number
     outputs = []
     firsts = range(0, len(rows.hidden), size)
     for first in progress(firsts, "predicting", len(firsts)):
@@ -193,7 +202,7 @@ def answers(
 
 def judged(network: TableNetwork, samples: Samples, plan: Plan) -> float:
     """Validation loss, with all training rows as the support set."""
-    memories = network.memories(seen_by(plan, context_of(samples, samples.learned)).within())
+    memories = network.memories(plan.shown(samples.rows.take(samples.context)).within())
     predicted = answers(network, samples.without_target(samples.held), memories)
     weights = None if samples.weights is None else samples.weights[torch.from_numpy(samples.held)]
     return float(target_cost(predicted, samples.rows.take(samples.held), weights))
@@ -208,30 +217,6 @@ def target_cost(
     else:
         costs = mse_loss(predicted[:, 0].float(), truth.values[:, -1], reduction="none")
     return costs.mean() if weights is None else (costs * weights).sum() / weights.sum()
-
-
-def context_of(samples: Samples, chosen: Int[np.ndarray, " some"]) -> Rows:
-    """Chosen rows with their targets, and those that never had one."""
-    return samples.rows.take(np.concatenate((chosen, samples.bare[np.isin(samples.bare, samples.held, invert=True)])))
-
-
-def recipe_of(plan: Plan, steps: int, seed: int) -> Recipe:
-    """The recipe: LAMB with Lookahead, gradients clipped elementwise at 1, a flat and then cosine learning rate."""
-    return Recipe(
-        steps=steps,
-        lr=plan.rate(steps),
-        optimiser="npt",
-        schedule="flat+cosine",
-        flat=plan.flat,
-        warmup=0,
-        weight_decay=0.0,
-        clip=None,
-        clip_each=1.0,
-        seed=seed,
-        bf16=plan.bf16,
-        check_every=max(steps // plan.checks, 1),
-        patience=plan.patience,
-    )
 
 
 def learn(
@@ -249,7 +234,7 @@ def learn(
         network,
         drawing(samples, network.sizes, plan, steps, most),
         table_loss,
-        recipe_of(plan, steps, seed),
+        plan.recipe(steps, seed),
         validate=partial(judged, samples=samples, plan=plan) if len(samples.held) else None,
         progress=progress,
         advice="a smaller lr, other steps or embedding may help",
