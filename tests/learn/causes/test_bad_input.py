@@ -96,12 +96,6 @@ def test_what_is_no_position(options, sentence):
         kq.causes(GOOD, **options)
 
 
-@pytest.mark.parametrize("given", [[[1.0, 0.0], [1.0]]])
-def test_what_no_tensor_can_be_made_of(given):
-    with pytest.raises(TypeError, match="attention must be a tensor, or nested lists"):
-        kq.causes(given)
-
-
 @pytest.mark.unchecked
 def test_positions_may_be_tensors():
     reading = kq.causes(GOOD.expand(3, 4, 4), nodes=torch.tensor([0, 2]), head=np.array([1, 2]))

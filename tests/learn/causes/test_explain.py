@@ -125,12 +125,6 @@ def test_a_tester_may_answer_as_libraries_do(answer):
     assert type(found.target) is int
 
 
-@pytest.mark.unchecked
-def test_a_tester_is_a_function():
-    with pytest.raises(TypeError, match="tester must be a function of \\(positions, target\\), got str"):
-        kq.explain(kq.causes(torch.eye(3)), 0, "yes")
-
-
 def test_sets_are_drawn_from_what_is_named():
     graph, asked = kq.causes(torch.full((4, 4), 1 / 4)), []
     found = kq.explain(graph, 2, lambda masked, target: asked.append(masked) is not None, among=[0, 1, 2])

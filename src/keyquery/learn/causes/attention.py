@@ -61,7 +61,9 @@ def mapped(
         if words is not None:
             maps = words.merged(torch.as_tensor(maps)).numpy()
         label = name or (type(model).__name__ if isinstance(attention, nn.Module) else Path(attention).name)
-        facts, width = {"name": label, "layers": len(layers), "heads": len(maps)}, width_of(model)
+        facts = {"name": label, "layers": len(layers), "heads": len(maps)}
+        sizes = (getattr(config_of(model) or model, size, None) for size in WIDTHS)
+        width = next((size for size in sizes if isinstance(size, int)), None)
     elif text is not None or inputs is not None or layer is not None:
         raise ValueError("text, inputs and layer need a model; for a tensor, pass tokens and head")
     else:
@@ -74,13 +76,6 @@ def mapped(
         texts = list(map(str, tokens))
     real, merged = ([True] * count, False) if words is None else (words.real, len(words.texts) < len(words.ids))
     return Mapped(maps[heads], heads, number, texts, real, merged, width, facts, not np.triu(maps, 1).any())
-
-
-def width_of(model: nn.Module) -> int | None:
-    """The hidden size of a model; None if its config does not name it."""
-    config = config_of(model) or model
-    sizes = (getattr(config, name, None) for name in WIDTHS)
-    return next((width for width in sizes if isinstance(width, int)), None)
 
 
 def _prepared(
@@ -110,12 +105,7 @@ def _prepared(
 
 def _squares(attention: Any) -> Float[ndarray, "heads n n"]:
     """Attention of one text as (heads, n, n) in float64, validated."""
-    maps = attention
-    if isinstance(attention, (np.ndarray, list, tuple)):
-        try:
-            maps = torch.as_tensor(attention)
-        except (TypeError, ValueError):
-            raise TypeError("attention must be a tensor, or nested lists with rows of equal length") from None
+    maps = torch.as_tensor(attention) if isinstance(attention, (np.ndarray, list, tuple)) else attention
     check_float("attention", maps, "... n n")
     shape = tuple(maps.shape)
     if len(shape) == 4 and shape[0] == 1:

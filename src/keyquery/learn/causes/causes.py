@@ -32,9 +32,8 @@ MANY = 100  # nodes; searches of more show their progress
 class Causes(Reading, kind="causes"):
     """A partial ancestral graph per head, over some of the tokens.
 
-    `tokens` are all tokens of the attention map; `nodes` the positions in the graphs, which edges refer to. A graph has
-    its layer, head, edges (i, j, mark at i, mark at j), number of tests, also by size of the conditioning set, rounds,
-    and whether the search was completed.
+    A graph has its layer, head, edges (i, j, mark at i, mark at j) of positions, number of tests, also by size of the
+    conditioning set, rounds, and whether the search was completed.
     """
 
     units: ClassVar[Mapping[str, str]] = {

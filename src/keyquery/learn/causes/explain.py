@@ -21,18 +21,14 @@ Tester = Callable[[tuple[int, ...], int], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Reading, kind="explanation"):
-    """The smallest sets of tokens whose masking changes the prediction at the target.
-
-    `pool` lists the candidates, nearest first: all nodes on a path of possible dependence to the target. `calls` counts
-    model queries; with `done`, every set up to that size was tried.
-    """
+    """The smallest sets of tokens whose masking changes the prediction at the target."""
 
     units: ClassVar[Mapping[str, str]] = {"calls": "model queries", "sets": "positions of tokens"}
 
     target: int  # position whose prediction is explained
     sets: Sequence[Sequence[int]]
     calls: int
-    pool: Sequence[int]  # candidates, nearest first
+    pool: Sequence[int]  # candidates, nearest first: all nodes on a path of possible dependence to the target
     largest: int  # size of the largest set that was tried
     done: bool  # every set up to that size was tried
     tokens: Sequence[str] = ()  # of the sequence
@@ -106,8 +102,6 @@ def explain(
     if target not in graph.nodes:
         listed = ", ".join(map(str, graph.nodes))
         raise ValueError(f"target must be a node of the graph, got {target}; nodes: {listed}")
-    if tester is not None and not callable(tester):
-        raise TypeError(f"tester must be a function of (positions, target), got {type(tester).__name__}")
     target = int(target)
     later = range(target, len(graph.tokens)) if graph.causal else (target,)
     candidates = set(graph.nodes if among is None else among).difference(later)

@@ -79,10 +79,7 @@ class Question:
 def attribute(
     question: Question, rows: int, group: int, progress: Progress
 ) -> tuple[Float64[Tensor, " classes"], dict[str, float], Effects]:
-    """Logits of the first of `question.rows`, and effects; the other rows are that one without one of its columns.
-
-    `rows` of the most attended training rows are removed. Members are computed `group` at a time.
-    """
+    """Logits of the first of `question.rows`, and effects; the other rows are that one without one of its columns."""
     pieces = question.split(group)
     weights = [len(piece.rows) for piece in pieces]
     traces = [_traced(piece) for piece in progress(pieces, "members", len(pieces))]
@@ -114,7 +111,7 @@ def _traced(piece: Question) -> tuple[Tensor, Tensor, Tensor]:
         parts = score_parts(layer, x, context, memory)
         attention = torch.stack(parts).sum(0).softmax(-1)
         looked.append(torch.stack([part[:, :, 0].mean((0, 1)) for part in (attention, *parts)]))
-        ablated = [_ablated(layer, state, context, memory, place) for place, state in enumerate(ablated)]
+        ablated = [_ablated(layer, state, context, memory, part) for part, state in enumerate(ablated)]
         x, context = layer(x, memory), layer(context, memory)
     without = torch.cat([piece.ordered(network.decoder(state)) for state in ablated], 1)
     return piece.logits(piece.rows, memories).mean(0), without.mean(0), torch.stack(looked).mean(0)
@@ -134,7 +131,7 @@ def score_parts(layer: ContextLayer, x: Tensor, context: Tensor, memory: Memory)
 def _ablated(layer: ContextLayer, x: Tensor, context: Tensor, memory: Memory, ablated: int) -> Tensor:
     """The layer with one part removed from the scores of x."""
     parts = score_parts(layer, x, context, memory)
-    scores = torch.stack([part for place, part in enumerate(parts) if place != ablated]).sum(0)
+    scores = torch.stack([*parts[:ablated], *parts[ablated + 1 :]]).sum(0)
     mixed = (scores.softmax(-1) @ memory.value).transpose(1, 2).flatten(2)
     return layer.mixed(x, layer.attention.output(mixed))
 

@@ -18,7 +18,7 @@ from keyquery.support.extras import optional
 
 FARTHEST = 100.0  # standard deviations at which values are clipped
 OUTLIER = 4.0  # standard deviations beyond which values are compressed
-LEAST = 1e-6  # added to a standard deviation
+ADDED = 1e-6  # to a standard deviation
 
 
 class Member(NamedTuple):
@@ -30,11 +30,7 @@ class Member(NamedTuple):
 
 
 def members(count: int, columns: int, classes: int, seed: int) -> list[Member]:
-    """The first `count` members: all pairs of rotations in random order, each without and with the power transform.
-
-    >>> [member.power for member in members(3, columns=2, classes=2, seed=0)]
-    [False, True, False]
-    """
+    """The first `count` members: all pairs of rotations in random order, each without and with the power transform."""
     generator = torch.Generator().manual_seed(seed)
     by_column, by_class = (torch.randperm(size, generator=generator).tolist() for size in (columns, classes))
     pairs = list(product(by_class, by_column))
@@ -46,25 +42,22 @@ def numbers(columns: Columns, fields: Sequence[Field]) -> Float64[np.ndarray, "n
     """Columns as numbers, categories as their index in sorted order, NaN where missing."""
     rows = encode(columns, fields)
     table = rows.codes.double().numpy()
-    for place, (field, values) in enumerate(zip(fields, columns.values, strict=True)):
+    for column, (field, values) in enumerate(zip(fields, columns.values, strict=True)):
         if field.categories is None:
-            table[:, place] = values.astype(np.float64)
+            table[:, column] = values.astype(np.float64)
     table[rows.hidden.numpy()] = np.nan
     return table
 
 
 class Preparation:
-    """Scaling of a table by its training rows: standardised, power-transformed, outliers compressed.
-
-    Columns that are constant in training are dropped. Missing values become 0, the mean.
-    """
+    """Scaling of a table by its training rows; columns that are constant there are dropped, missing values the mean."""
 
     def __init__(self, table: Float64[np.ndarray, "n d"], power: bool) -> None:
         present = [column[~np.isnan(column)] for column in table.T]
         self.kept = np.array([len(column) > 0 and bool((column != column[0]).any()) for column in present])
         table = table[:, self.kept]
-        self.mean = np.nanmean(table, 0) if table.size else np.zeros(0)
-        self.scale = _deviation(table, self.mean) + LEAST
+        self.mean, deviation = _moments(table)
+        self.scale = deviation + ADDED
         standard = self._standard(table)
         self.powers = [_power_of(standard[:, [column]]) if power else None for column in range(standard.shape[1])]
         values = self._powered(standard).astype(np.float64)
@@ -84,10 +77,10 @@ class Preparation:
 
     def _powered(self, standard: Float32[np.ndarray, "n kept"]) -> Float32[np.ndarray, "n kept"]:
         powered = standard.copy()
-        for place, power in enumerate(self.powers):
+        for column, power in enumerate(self.powers):
             if power is not None:
                 with np.errstate(all="ignore"):
-                    powered[:, [place]] = power.transform(standard[:, [place]])
+                    powered[:, [column]] = power.transform(standard[:, [column]])
         return powered
 
 
@@ -103,14 +96,14 @@ def _power_of(column: Float32[np.ndarray, "n 1"]) -> Any:
     return transform if finite else None
 
 
-def _deviation(table: Float64[np.ndarray, "n d"], mean: Float64[np.ndarray, " d"]) -> Float64[np.ndarray, " d"]:
-    """Standard deviation of the values that are not missing; 0 of a single one."""
-    count = (~np.isnan(table)).sum(0)
-    return np.sqrt(np.nansum((table - mean) ** 2, 0) / np.maximum(count - 1, 1))
+def _moments(values: Float64[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the values that are not missing; the deviation of a single one is 0."""
+    count = (~np.isnan(values)).sum(0)
+    mean = np.nansum(values, 0) / np.maximum(count, 1)
+    return mean, np.sqrt(np.nansum((values - mean) ** 2, 0) / np.maximum(count - 1, 1))
 
 
 def _bounds(values: Float64[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
     """The lowest and the highest value of each column that is no outlier."""
-    mean = np.nanmean(values, 0) if values.size else np.zeros(values.shape[1])
-    reach = OUTLIER * _deviation(values, mean)
-    return mean - reach, mean + reach
+    mean, deviation = _moments(values)
+    return mean - OUTLIER * deviation, mean + OUTLIER * deviation

@@ -43,10 +43,7 @@ def sizes_of(weights: Mapping[str, Tensor]) -> Sizes:
 
 
 class ContextLayer(nn.Module):
-    """Post-norm layer: x = norm(x + attention(x)), then norm(x + mlp(x)); keys and values are those of the context.
-
-    The attention is that of `kq.DatapointAttention`, whose block is pre-norm and therefore not used.
-    """
+    """Post-norm layer: x = norm(x + attention(x)), then norm(x + mlp(x)); keys and values are those of the context."""
 
     def __init__(self, dim: int, hidden: int, heads: int) -> None:
         super().__init__()

@@ -16,14 +16,7 @@ from torch import Tensor
 from keyquery.layers.kernels import KERNELS
 from keyquery.learn.base import Classifier, check_sizes, hold_out, seed_of, seeded
 from keyquery.learn.inputs.tables import Columns, Field, Rows, columns_of, encode, fields_of, target_of
-from keyquery.learn.inputs.targets import (
-    classes_of,
-    is_missing,
-    kept_of,
-    label_facts,
-    rows_of_weight,
-    weights_of,
-)
+from keyquery.learn.inputs.targets import classes_of, is_missing, kept_of, label_facts, rows_of_weight, weights_of
 from keyquery.learn.layers.datapoints import ROWS
 from keyquery.learn.npt.explanation import NPTExplanation, attribute
 from keyquery.learn.npt.network import TableNetwork
@@ -81,11 +74,12 @@ class Datapoints(SupportSet):
         count = len(columns.values[0])
         y = target_of(X, y)
         y = y if y is None or hasattr(y, "__len__") else np.asarray(y)
-        kept = rows_of_weight(type(self).__name__, sample_weight, count)
-        kept = np.arange(count) if kept is None else kept
-        columns, y, count = columns.take(kept), kept_of(y, kept, count), len(kept)
+        weighted = rows_of_weight(type(self).__name__, sample_weight, count)
+        kept = np.arange(count) if weighted is None else weighted
+        if weighted is not None:
+            columns, y, count = columns.take(kept), kept_of(y, kept, count), len(kept)
         has_target = self._has_target(y, count)
-        targets = self._targets(kept_of(y, has_target, count), int(has_target.sum()))
+        targets = self._targets(y if has_target.all() else kept_of(y, has_target, count), int(has_target.sum()))
         if len(targets) < 2:
             raise ValueError(
                 f"X has {count} sample(s), {len(targets)} of them with a target, and at least 2 are required: rows "
@@ -198,8 +192,6 @@ class Datapoints(SupportSet):
             check_sizes(self, (), lr=math.inf)
         if self.embedding % self.heads:
             raise ValueError(f"heads must divide embedding: {self.heads} does not divide {self.embedding}")
-        if not isinstance(self.semi_supervised, (bool, np.bool_)):
-            raise TypeError(f"semi_supervised must be True or False, got {self.semi_supervised!r}")
 
     def _has_target(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         """Which rows have a target; all must, unless `semi_supervised`."""

@@ -19,9 +19,8 @@ class TableNetwork(nn.Module):
 
         h0 = [enc(x), hidden] W_j + b_j + index_j + kind_j
 
-    Every column j has its own input and output maps. `sizes` is the number of categories per column, 0 if numeric; enc
-    is the standardised number or one-hot vector, and 0 if the entry is masked, whose value has no effect. The kind is
-    left out if all columns are of one kind. Other options are those of `DatapointEncoder`.
+    enc is the standardised number or one-hot vector of column j, and 0 if the entry is masked. `sizes` is the number of
+    categories per column, 0 if numeric. The kind is left out if all columns are of one.
     """
 
     numeric: Bool[Tensor, " d"]

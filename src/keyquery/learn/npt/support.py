@@ -46,10 +46,7 @@ class SupportSet(SavedEstimator):
     def _explained(
         self, effects: Effects, entries: Sequence[Any], table: Sequence[Sequence[Any]], numbers: np.ndarray
     ) -> dict[str, Any]:
-        """Columns, rows and provenance of an explanation, from the entries of the row and the columns of the table.
-
-        The last column of the table is the target; `numbers` are those of its rows in X.
-        """
+        """Fields of an explanation, from entries of the row, and columns of the table, target last, and row numbers."""
         names = [field.name for field in self.fields_[: len(entries)]]
         columns = zip(names, entries, effects.columns, strict=True)
         return {
