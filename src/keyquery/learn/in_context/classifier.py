@@ -24,7 +24,6 @@ from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 ROWS = 1000  # the largest training sets of the published network
-TEMPERATURE = 0.8
 TOKENS = 16_384  # rows of all members that are computed at a time
 CACHED = 2**28  # numbers of keys and values up to which they are kept: 1 GiB
 
@@ -202,7 +201,7 @@ class InContextClassifier(Classifier, SupportSet):
         count, codes = len(self.classes_), torch.from_numpy(self.codes_)
         labels = torch.stack([(codes + m.classes) % count for m in self.members_]).to(device)
         orders = torch.stack([(torch.arange(count) + m.classes) % count for m in self.members_]).to(device)
-        return Question(network, context, labels, rows, orders, TEMPERATURE)
+        return Question(network, context, labels, rows, orders)
 
     @torch.no_grad()
     def _logits(self, X: Any) -> Float64[Tensor, "n classes"]:

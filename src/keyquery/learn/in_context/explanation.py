@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -17,6 +17,7 @@ from keyquery.learn.npt.explanation import Attribution, Effects, drops, log_odds
 from keyquery.reading import Reading
 from keyquery.support.progress import Progress
 
+TEMPERATURE = 0.8  # by which logits are divided
 PARTS = ("symmetric", "skew", "popularity")  # the others are the same for every key, and softmax ignores them
 
 
@@ -44,8 +45,7 @@ class InContextExplanation(Attribution, Reading, kind="in-context explanation"):
     __repr__ = Attribution.__repr__
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """The table of every member: labelled rows (context), and rows to classify."""
 
     network: ContextNetwork
@@ -53,13 +53,11 @@ class Question:
     labels: Int[Tensor, "members n"]
     rows: Float[Tensor, "members m columns"]
     orders: Int[Tensor, "members classes"]  # output of each class
-    temperature: float
 
     def split(self, size: int) -> list[Question]:
         """Groups of `size` members."""
-        parts = ("context", "labels", "rows", "orders")
-        groups = zip(*(getattr(self, name).split(size) for name in parts), strict=True)
-        return [replace(self, **dict(zip(parts, group, strict=True))) for group in groups]
+        network, *parts = self
+        return [Question(network, *group) for group in zip(*(part.split(size) for part in parts), strict=True)]
 
     def memories(self) -> list[Memory]:
         """Keys and values of the context in every layer."""
@@ -72,7 +70,7 @@ class Question:
     def ordered(self, outputs: Tensor) -> Float[Tensor, "members m classes"]:
         """Outputs of the network in the order of the classes, divided by the temperature."""
         index = self.orders.unsqueeze(1).expand(-1, outputs.shape[1], -1)
-        return outputs.gather(2, index) / self.temperature
+        return outputs.gather(2, index) / TEMPERATURE
 
 
 @torch.no_grad()
@@ -138,7 +136,7 @@ def _ablated(layer: ContextLayer, x: Tensor, context: Tensor, memory: Memory, ab
 
 def _without(piece: Question, others: list[int]) -> Float[Tensor, "1 classes"]:
     """Mean logits of the first row with some rows of the context alone."""
-    fewer = replace(piece, context=piece.context[:, others], labels=piece.labels[:, others])
+    fewer = piece._replace(context=piece.context[:, others], labels=piece.labels[:, others])
     return fewer.logits(fewer.rows[:, :1], fewer.memories()).mean(0)
 
 

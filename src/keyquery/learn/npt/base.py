@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -26,16 +26,8 @@ from keyquery.support.checks import check_choice
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
-Own = TypeVar("Own", bound="Datapoints")
+Coded = tuple[Field, Shaped[np.ndarray, " n"]]  # of the target: codes of classes, or standardised numbers
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # on a GPU and on a CPU
-
-
-class Coded(NamedTuple):
-    """The non-missing targets, encoded as a column of the table."""
-
-    field: Field
-    values: Float[np.ndarray, " n"]
-    codes: Int[np.ndarray, " n"]
 
 
 class Datapoints(SupportSet):
@@ -67,7 +59,7 @@ class Datapoints(SupportSet):
         self.kernel, self.row_attention, self.semi_supervised = kernel, row_attention, semi_supervised
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
-    def fit(self: Own, X: Any, y: Any = None, sample_weight: Any = None) -> Own:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit to a table X, targets y (n,) and weights (n,)."""
         self._check()
         device, columns = pick_device(self.device), columns_of(X)
@@ -89,8 +81,8 @@ class Datapoints(SupportSet):
         seed = seed_of(self.random_state)
         share = self.validation_fraction if len(targets) >= self.plan.least else 0.0
         learned, held = hold_out(targets if isinstance(self, Classifier) else np.zeros(len(targets)), share, seed)
-        coded = self._coded(targets, learned)
-        fields, known = [*fields_of(columns), coded.field], np.flatnonzero(has_target)
+        field, coded = self._coded(targets, learned)
+        fields, known = [*fields_of(columns), field], np.flatnonzero(has_target)
         bare = np.concatenate((known[held], np.flatnonzero(~has_target))) if self.semi_supervised else held[:0]
         rows = with_target(encode(columns, fields[:-1]), known, coded)
         row_weights = self._weights(targets, known, weights, count)
@@ -261,7 +253,7 @@ class Datapoints(SupportSet):
 
     @abstractmethod
     def _coded(self, targets: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
-        """Targets as a column; statistics are those of the training split `learned`."""
+        """The target as a column, with statistics of the training split `learned`."""
 
     @abstractmethod
     def _odds(self, outputs: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
@@ -272,14 +264,12 @@ class Datapoints(SupportSet):
         """The prediction, for a NPTExplanation."""
 
 
-def with_target(rows: Rows, known: Int[np.ndarray, " some"] | None = None, target: Coded | None = None) -> Rows:
+def with_target(rows: Rows, known: Any = None, target: Shaped[np.ndarray, " some"] | None = None) -> Rows:
     """Rows with the target as a last column; it is masked in all rows but the `known` ones."""
     count = len(rows.hidden)
     last = Rows(rows.values.new_zeros(count, 1), rows.codes.new_zeros(count, 1), rows.hidden.new_ones(count, 1))
     if target is not None:
-        last.values[known, 0], last.codes[known, 0] = (
-            torch.from_numpy(target.values).float(),
-            torch.from_numpy(target.codes),
-        )
+        column = last.codes if target.dtype.kind == "i" else last.values
+        column[known, 0] = torch.from_numpy(target).to(column.dtype)
         last.hidden[known] = False
     return Rows(*(torch.cat(pair, 1) for pair in zip(rows, last, strict=True)))

@@ -127,8 +127,7 @@ class NPTClassifier(Classifier, Datapoints):
 
     def _coded(self, targets: Shaped[np.ndarray, " n"], learned: Int[np.ndarray, " some"]) -> Coded:
         classes, codes = np.unique(targets, return_inverse=True)
-        named = tuple(map(str, range(len(classes))))
-        return Coded(Field("target", categories=named), np.zeros(len(targets)), codes.astype(np.int64))
+        return Field("target", categories=tuple(map(str, range(len(classes))))), codes
 
     def _odds(self, outputs: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
         return log_odds(outputs, chosen)
@@ -209,12 +208,11 @@ class NPTRegressor(RegressorMixin, Datapoints):  # type: ignore[misc]
         mean, scale = statistics([targets[learned, None]], "y")
         field = Field("target", float(mean[0]), float(scale[0]))
         if (targets == targets[0]).all():  # predicted exactly: the scale of the output is 0
-            zeros = np.zeros(len(targets))
-            return Coded(Field("target", float(targets[0]), 0.0), zeros, zeros.astype(np.int64))
+            return Field("target", float(targets[0]), 0.0), np.zeros(len(targets))
         values = (targets - field.mean) / field.scale
         if (most := float(np.abs(values).max())) > FARTHEST:
             raise ValueError(f"y holds values too large: up to {most:.0e} standard deviations of the others")
-        return Coded(field, values, np.zeros(len(targets), dtype=np.int64))
+        return field, values
 
     def _odds(self, outputs: Float64[Tensor, "n k"], chosen: int) -> Float64[Tensor, " n"]:
         return outputs[:, 0] * self.fields_[-1].scale
