@@ -5,7 +5,6 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from io import StringIO
-from pathlib import Path
 
 import pytest
 import torch
@@ -93,20 +92,11 @@ def test_edges_in_words_point_forwards():
     assert {kind_of(*marks) for marks in KINDS} == {"→", "o→", "↔", "o–o", "–"}
 
 
-@pytest.mark.few(1)  # those of a look are written in every format
-@pytest.mark.parametrize(("name", "start"), [("g.svg", b"<svg"), ("g.png", b"\x89PNG"), ("g.pdf", b"%PDF")])
-def test_pictures(decoder, name, start):
-    assert pages.picture_bytes(Path(name), decoder).startswith(start)
-
-
 def test_figures_have_a_panel_for_the_consensus_and_each_head(decoder):
     titles = [axis.get_title().split("\n")[0] for axis in decoder.plot().axes if axis.get_title()]
     assert titles == ["consensus of 4 heads", *(f"layer 3, head {head}" for head in range(4))]
     assert len(decoder.plot(head=2).axes) == 1
     assert len(elements(svg(decoder), "title")) == 6
-
-
-def test_a_head_that_is_not_there_is_told(decoder):
     with pytest.raises(ValueError, match="head must be one of 0, 1, 2, 3, got 9"):
         decoder.plot(head=9)
 
@@ -131,7 +121,7 @@ def test_the_page_stands_alone_and_texts_are_data():
 
 def shown(reading):
     text = StringIO()
-    terminal.show(reading, Console(file=text, width=100))
+    terminal.show(reading, Console(file=text, width=120))
     return text.getvalue()
 
 
@@ -140,28 +130,31 @@ def test_the_terminal_tells_edges_heads_and_explanations():
     assert "[b]a → b" in edges
     assert "3 of 3" in edges
     assert "latent confounder" in edges
-    told = shown(made(EVERY, explanation={"target": 0, "sets": [[1, 2]], "calls": 3, "pool": [1, 2], "largest": 3}))
-    assert "0:word0 depends on: 1:word1 + 2:word2 (3 model queries)." in told
-    told = shown(made(EVERY, explanation={"target": 0, "sets": [], "calls": 0, "pool": [2, 1], "largest": 3}))
-    assert "nearest first: 2:word2 1:word1. The model has no LM head" in told
     assert "No edge" in shown(kq.causes(torch.eye(3)))
-    assert "None of the tested sets of up to 4 tokens changes 0:0" in shown(
-        kq.explain(kq.causes(torch.full((3, 3), 1 / 3)), 0, bool_)
-    )
+    unchanged = kq.explain(kq.causes(torch.full((3, 3), 1 / 3)), 0, lambda masked, target: False)
+    assert "None of the tested sets of up to 4 tokens changes 0:0" in shown(unchanged)
     assert "1 head, 1 token\n" in shown(kq.causes(torch.eye(1)))
 
 
-def test_a_target_that_nothing_is_joined_to_is_not_blamed_on_the_model():
-    alone = {"target": 0, "sets": [], "calls": 0, "pool": [], "largest": 3}
-    assert "No token is connected to 0:word0: there is no set to mask." in shown(made(EVERY, explanation=alone))
-    assert "No token is connected to 0:word0:" in graph_page(made(EVERY, explanation=alone))
+SENTENCES = [
+    ({"sets": [[1, 2]], "calls": 3, "pool": [1, 2]}, "0:word0 depends on: 1:word1 + 2:word2 (3 model queries)."),
+    (
+        {"sets": [], "calls": 0, "pool": [2, 1]},
+        "Connected to 0:word0, nearest first: 2:word2 1:word1. The model has no LM head to test predictions.",
+    ),
+    ({"sets": [], "calls": 0, "pool": []}, "No token is connected to 0:word0: there is no set to mask."),
+    (
+        {"sets": [[1]], "calls": 3, "pool": [1], "replaced": "<ship>"},
+        "0:word0 (predicted; the text has <ship>) depends on: 1:word1 (3 model queries).",
+    ),
+]
 
 
-def test_a_prediction_that_is_not_the_text_is_told():
-    found = {"target": 0, "sets": [[1]], "calls": 3, "pool": [1], "largest": 3, "replaced": "<ship>"}
-    sentence = "0:word0 (predicted; the text has <ship>) depends on: 1:word1 (3 model queries)."
-    assert sentence in shown(made(EVERY, explanation=found))
-    assert block_of(data_of(graph_page(made(EVERY, explanation=found))), "summary")["sentences"] == [sentence]
+@pytest.mark.parametrize(("explanation", "sentence"), SENTENCES)
+def test_explanations_in_sentences(explanation, sentence):
+    reading = made(EVERY, explanation={"target": 0, "largest": 3, **explanation})
+    assert sentence in shown(reading)
+    assert block_of(data_of(graph_page(reading)), "summary")["sentences"] == [sentence]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
@@ -174,10 +167,6 @@ def test_a_click_on_a_token_shows_its_edges_until_the_next(visit):
     tab.locator('.word[data-node="1"]').click()
     tab.mouse.move(1, 1)
     assert tab.locator("svg.graph.picked").count() == 0
-
-
-def bool_(masked, target):
-    return False
 
 
 def test_the_command_writes_all_it_is_asked_for(tmp_path):

@@ -10,7 +10,6 @@ from keyquery.learn.discovery.knowledge import knowledge_of
 from keyquery.learn.discovery.pag import members
 from keyquery.learn.discovery.search import METHODS, search
 from tests.learn.discovery.mags import Known, Mags
-from tests.learn.discovery.sems import DSeparation, ancestors, mixed_of, random_sem, true_mag
 
 # Every way to cut four nodes into tiers, from one tier to a total order.
 TIERS = [[0, *np.cumsum(steps).tolist()] for steps in product([0, 1], repeat=3)]
@@ -37,7 +36,7 @@ class Respecting(Mags):
 @pytest.mark.few(2)
 def test_marks_hold_in_every_graph_that_respects_the_knowledge(forbidden, required, method):
     known, more = knowledge_of(4, forbidden=forbidden, required=required), 0
-    for apart, edges in islice(Respecting(4, forbidden, required).classes(), 0, None, 6):
+    for apart, edges in Respecting(4, forbidden, required).classes():
         shared = {(i, j): (at_i, at_j) for i, j, at_i, at_j in edges}
         pag = search(Known(apart, 4), method, knowledge=known).graph
         assert set(pag.pairs()) == set(shared)
@@ -50,48 +49,10 @@ def test_marks_hold_in_every_graph_that_respects_the_knowledge(forbidden, requir
     assert more > 0
 
 
-def told_by(known):
-    """Marks that are told without and with knowledge of random graphs; all are those of the true graph."""
-    rng, told = np.random.default_rng(1), np.zeros(2, dtype=int)
-    for _ in range(8):
-        sem = random_sem(rng)
-        mag = true_mag(sem.graph, sem.observed)
-        knowledge = known(rng, sem, mag)
-        plain, more = (search(DSeparation(sem.graph, sem.observed), knowledge=each).graph for each in (None, knowledge))
-        assert more.pairs() == plain.pairs()
-        for x in range(len(more)):
-            for y in members(more.adjacent[x]):
-                assert more.mark(x, y) in ("circle", "arrow" if mag[y, x] else "tail")
-                assert plain.mark(x, y) in ("circle", more.mark(x, y))
-                told += [plain.mark(x, y) != "circle", more.mark(x, y) != "circle"]
-    return told
-
-
-def pairs_that_are_true(rng, sem, mag):
-    """Six pairs of which the first is no ancestor of the second, and one required edge."""
-    whole, count = mixed_of(sem.graph), len(sem.observed)
-    pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
-    wrong = [(i, j) for i, j in pairs if sem.observed[i] not in ancestors(whole, [sem.observed[j]])]
-    right = [(i, j) for i, j in mag if mag[i, j] and not mag[j, i]]
-    forbidden = [wrong[k] for k in rng.choice(len(wrong), 6, replace=False)]
-    return knowledge_of(count, forbidden=forbidden, required=right[:1])
-
-
-def order_that_is_true(rng, sem, mag):
-    return knowledge_of(len(sem.observed), range(len(sem.observed)))
-
-
-@pytest.mark.parametrize(("known", "factor"), [(pairs_that_are_true, 1.0), (order_that_is_true, 1.2)])
-def test_true_knowledge_of_random_graphs_tells_more_and_nothing_wrong(known, factor):
-    plain, more = told_by(known)
-    assert more > factor * plain
-
-
 @pytest.mark.parametrize(
     ("tiers", "every"),
     [
-        (TIERS[5], 8),
-        *(pytest.param(tiers, 1, marks=pytest.mark.slow) for tiers in TIERS),
+        *((tiers, 1) for tiers in TIERS),
         pytest.param([0, 1, 2, 3, 4], 20, marks=pytest.mark.slow),
     ],
     ids=str,
