@@ -190,23 +190,15 @@ def discover(
         variables, order = variables.lagged(lags)
     elif tiers is not None:
         order = tiers_of(tiers, variables.names)
-    columns = variables.names
-    barred, given = pairs_of("forbidden", forbidden, columns), pairs_of("required", required, columns)
-    not_causes, causes = ([(columns.index(a), columns.index(b)) for a, b in pairs] for pairs in (barred, given))
-    knowledge = knowledge_of(len(columns), order, not_causes, causes, columns)
-    kind = _kind(test, variables)
-    if kind == "kernel" and len(variables) > KERNEL_ROWS:
-        variables = _sampled(variables, random_state)
-    watch = progress or silent
-    options: dict[str, Any] = {"selection": selection, "knowledge": knowledge, "cautious": True}
-
-    def graph_of(rows: Variables, progress: Progress = silent) -> Found:
-        return search(TESTS[kind](rows, alpha), method, rounds, progress=progress, **options)
-
-    found = graph_of(variables, watch)
+    names = variables.names
+    barred, given = pairs_of("forbidden", forbidden, names), pairs_of("required", required, names)
+    kind, variables = _suited(test, variables, random_state)
+    knowledge, watch = knowledge_of(len(names), order, barred, given, names), progress or silent
+    find = partial(search, method=method, rounds=rounds, selection=selection, knowledge=knowledge, cautious=True)
+    found = find(TESTS[kind](variables, alpha), progress=watch)
     return Discovery(
         name=name or (Path(X).name if is_file else "table"),
-        variables=columns,
+        variables=names,
         edges=found.graph.edges(),
         method=method,
         test=kind,
@@ -214,34 +206,32 @@ def discover(
         rows=len(variables),
         dropped=variables.dropped,
         tiers=order,
-        forbidden=barred,
-        required=given,
+        forbidden=[(names[i], names[j]) for i, j in barred],
+        required=[(names[i], names[j]) for i, j in given],
         selection=selection,
-        bootstrap=_resampled(graph_of, variables, bootstrap, random_state, watch),
+        bootstrap=_resampled(lambda rows: find(TESTS[kind](rows, alpha)), variables, bootstrap, random_state, watch),
         resamples=bootstrap,
         provenance=provenance(tensors={"values": digest(variables.values)}),
         **found.effort,
     )
 
 
-def _kind(test: str, variables: Variables) -> str:
-    """The test that is used; refuses columns that do not suit it."""
+def _suited(test: str, variables: Variables, seed: int) -> tuple[str, Variables]:
+    """The test that is used, and the rows that it takes; refuses columns that do not suit it."""
     sizes = dict(zip(variables.names, variables.sizes, strict=True))
     numeric, categorical = [name for name in sizes if not sizes[name]], [name for name in sizes if sizes[name]]
     if test == "auto":
-        return "mixed" if numeric and categorical else "fisher-z" if numeric else "g2"
+        test = "mixed" if numeric and categorical else "fisher-z" if numeric else "g2"
     if test == "fisher-z" and categorical:
         raise ValueError(f"{test=} takes numbers, but column {categorical[0]!r} is categorical: test='mixed'")
     if test in ("g2", "chi2") and numeric:
         remedy = "name it in discrete, or test='mixed'"
         raise ValueError(f"{test=} takes categories, but column {numeric[0]!r} is numeric: {remedy}")
-    return test
-
-
-def _sampled(variables: Variables, seed: int) -> Variables:
+    if test != "kernel" or len(variables) <= KERNEL_ROWS:
+        return test, variables
     uses = f"test='kernel' uses {KERNEL_ROWS} of {len(variables)} rows, drawn at random"
     warnings.warn(f"{uses}: its time grows with their cube", stacklevel=3)
-    return variables.take(np.sort(np.random.default_rng(seed).permutation(len(variables))[:KERNEL_ROWS]))
+    return test, variables.take(np.sort(np.random.default_rng(seed).permutation(len(variables))[:KERNEL_ROWS]))
 
 
 def _resampled(

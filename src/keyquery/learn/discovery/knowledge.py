@@ -85,12 +85,13 @@ def tiers_of(tiers: Sequence[Sequence[str]], names: Sequence[str]) -> list[int]:
     return [tier_of.get(name, len(tiers) - 1) for name in names]
 
 
-def pairs_of(role: str, pairs: Iterable[Sequence[str]], names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Validated pairs of columns."""
-    listed = list(map(tuple, pairs))
-    for pair in listed:
+def pairs_of(role: str, pairs: Iterable[Sequence[str]], names: Sequence[str]) -> list[tuple[int, int]]:
+    """The numbers of pairs of columns."""
+    numbers = []
+    for pair in map(tuple, pairs):
         if len(pair) != 2 or pair[0] == pair[1]:
             raise ValueError(f"{role} must be pairs of columns (cause, effect), such as [('rain', 'wet')]")
         for column in pair:
             check_choice(f"a column of {role}", column, names)
-    return listed
+        numbers.append((names.index(pair[0]), names.index(pair[1])))
+    return numbers
