@@ -169,9 +169,8 @@ class Rounds:
     def colliders(self, last: bool = False) -> Separations:
         """By pair, the mask of nodes that are no colliders between them; `last` after all rounds.
 
-        Tests that err disagree: a common neighbour that some separating sets of a round contain, but not the best one,
-        is left undecided. Any other is tested with and without: it is a collider if x and y are more independent
-        without it.
+        Tests that err disagree: a common neighbour in some separating sets of a round, but not in the best one, is left
+        undecided. Any other is a collider if x and y are more independent without it.
         """
         if not (self.cautious and last):
             return Separations(self.unions if self.cautious else self.separations)

@@ -16,7 +16,6 @@ from keyquery.learn.inputs.tables import columns_of
 from keyquery.support.checks import check_choice, check_count
 
 LEAST_ROWS = 5
-SHOWN = 5  # names that an error lists
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,7 @@ class Variables:
 
 
 def variables_of(X: Any, names: Sequence[str] | None = None, discrete: bool | Collection[str] = False) -> Variables:
-    """Read a `kq.data.Table`, a data frame or an array; texts, booleans and categories are categorical.
-
-    `discrete` names further columns that are categorical, or True for all. Rows with a missing value are dropped, with
-    a warning.
-    """
+    """Read a `kq.data.Table`, a data frame or an array; rows with a missing value are dropped, with a warning."""
     columns = columns_of(replace(X, target=None) if isinstance(X, Table) else X)
     labels, count = columns.called if names is None else list(names), len(columns.values)
     if count < 2:
@@ -76,8 +71,8 @@ def variables_of(X: Any, names: Sequence[str] | None = None, discrete: bool | Co
         warnings.warn(f"{dropped} of {len(whole)} rows have a missing value and are not used", stacklevel=4)
     values = np.stack([column[whole] for column, _ in read], 1)
     if constant := [name for name, column in zip(labels, values.T, strict=True) if np.ptp(column) == 0]:
-        listed = ", ".join(map(repr, constant[:SHOWN])) + (", …" if len(constant) > SHOWN else "")
-        raise ValueError(f"columns of X must vary, but these are constant: {listed}; leave them out")
+        listed = ", ".join(map(repr, constant))
+        raise ValueError(f"columns of X must vary, but these are constant: {listed:.200}; leave them out")
     return Variables(labels, values, [size for _, size in read], dropped)
 
 

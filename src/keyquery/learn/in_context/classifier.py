@@ -241,9 +241,10 @@ class InContextClassifier(Classifier, SupportSet):
         if not self.members_ or not ((self.codes_ >= 0) & (self.codes_ < len(self.classes_))).all():
             raise ValueError("the training rows do not match the classes")
         sizes = sizes_of({name.removeprefix(self._prefix): tensor for name, tensor in tensors.items()})
-        if len(self.fields_) > sizes.columns or len(self.classes_) > sizes.classes:
+        columns, *_, depth, classes = sizes
+        if len(self.fields_) > columns or len(self.classes_) > classes:
             raise ValueError("the network is too small for the table")
-        return lambda: ContextNetwork(*sizes), sizes.depth
+        return lambda: ContextNetwork(*sizes), depth
 
 
 def _rotated(table: Tensor, shift: int, width: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Float
 from safetensors import SafetensorError
@@ -24,22 +24,12 @@ RENAMED = {
 }
 
 
-class Sizes(NamedTuple):
-    """Those of a network."""
-
-    columns: int
-    dim: int
-    hidden: int
-    depth: int
-    classes: int
-
-
-def sizes_of(weights: Mapping[str, Tensor]) -> Sizes:
-    """The sizes of a network by its weights."""
+def sizes_of(weights: Mapping[str, Tensor]) -> tuple[int, int, int, int, int]:
+    """Columns, width, hidden width, depth and classes of a network, by its weights."""
     dim, columns = weights["encoder.weight"].shape
     hidden, classes = len(weights["decoder.0.weight"]), len(weights["decoder.2.weight"])
     depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
-    return Sizes(columns, dim, hidden, depth, classes)
+    return columns, dim, hidden, depth, classes
 
 
 class ContextLayer(nn.Module):
@@ -70,19 +60,10 @@ class ContextNetwork(nn.Module):
 
     def __init__(self, columns: int, dim: int, hidden: int, depth: int, classes: int, heads: int = HEADS) -> None:
         super().__init__()
+        self.columns, self.classes = columns, classes  # the most that a table may have
         self.encoder, self.label_encoder = nn.Linear(columns, dim), nn.Linear(1, dim)
         self.layers = nn.ModuleList(ContextLayer(dim, hidden, heads) for _ in range(depth))
         self.decoder = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, classes))
-
-    @property
-    def columns(self) -> int:
-        """The most columns that a table may have; a table of fewer is padded with zeros."""
-        return self.encoder.in_features
-
-    @property
-    def classes(self) -> int:
-        """The most classes that a target may have."""
-        return len(self.decoder[-1].bias)  # type: ignore[arg-type]
 
     def labelled(self, x: Float[Tensor, "batch n columns"], y: Tensor) -> Float[Tensor, "batch n dim"]:
         """Context rows as tokens; the class is a number."""
@@ -137,7 +118,7 @@ def network_of(tensors: Mapping[str, Tensor]) -> ContextNetwork:
     from keyquery.learn.base import filled  # needs scikit-learn, which a saved explanation does not
 
     sizes = sizes_of(weights)
-    return filled(lambda: ContextNetwork(*sizes), weights, sizes.depth)
+    return filled(lambda: ContextNetwork(*sizes), weights, depth=sizes[3])
 
 
 def _renamed(name: str) -> str:

@@ -1,7 +1,4 @@
-"""Attention between datapoints (NPT): across the rows of a table, then across its columns.
-
-A table is (batch, n, d, e): n rows, d columns, embedding size e per entry. All layers are equivariant to row order.
-"""
+"""Attention between datapoints (NPT): across the n rows of tables (batch, n, d, e), then across their d columns."""
 
 from __future__ import annotations
 
@@ -50,11 +47,10 @@ class Between(Attention):
         alone: bool = False,
         seen: list[Tensor] | None = None,
     ) -> Float[Tensor, "batch n dim"]:
-        """x attends to `source` (default: x), or to a precomputed `memory`.
+        """x attends to `source` (default: x), or to a precomputed `memory`; `seen` gets the weights, mean over heads.
 
-        With `alone`, each token of x attends to the memory and to itself only, with its key from `source`: the output
-        does not depend on the other tokens of x. The weights, averaged over heads, (batch, n, m), with `alone`
-        (batch, n, m + 1), are appended to `seen`.
+        With `alone`, each token of x attends to the memory and to itself only, with its key from `source`, which has
+        the last weight: the output does not depend on the other tokens of x.
         """
         if memory is None and source is None:
             query, *both = self._project(x)
@@ -219,8 +215,8 @@ class DatapointAttention(nn.Module):
         check_count("embedding", embedding, least=1)
         check_choice("rows", rows, ROWS[:2])
         self.columns, self.embedding, self.rows = columns, embedding, rows
-        count = points if rows == "induced" else None
-        self.block = _Block(columns * embedding, heads, dropout, published, count, kernel=kernel, **attention)
+        inducing = points if rows == "induced" else None
+        self.block = _Block(columns * embedding, heads, dropout, published, inducing, kernel=kernel, **attention)
 
     def forward(
         self,
@@ -246,10 +242,7 @@ class DatapointAttention(nn.Module):
 
 
 class AttributeAttention(nn.Module):
-    """Attention across columns, within each row: (batch, n, d, e) as batch·n sequences of d tokens.
-
-    Options are those of `DatapointAttention`; equivariant to the order of columns.
-    """
+    """Attention across columns, within each row: batch·n sequences of d tokens; options as of `DatapointAttention`."""
 
     def __init__(self, embedding: int, heads: int, **options: Any) -> None:
         super().__init__()

@@ -68,7 +68,7 @@ class Plan:
 
 
 class Batch(NamedTuple):
-    """A table with masked entries, and their true values."""
+    """A table with masked entries, their true values, and the weight of the loss of features."""
 
     rows: Rows
     truth: Rows
