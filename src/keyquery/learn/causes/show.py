@@ -56,8 +56,7 @@ def _head_table(reading: Causes) -> Any:
 
 def ring(reading: Causes, head: int | None = None) -> Ring:
     """The panel of a head; by default that of the only graph, or of the consensus of several."""
-    several = len(reading.graphs)
-    names = {node: reading.tokens[node] for node in reading.nodes}
+    several, names = len(reading.graphs), {node: reading.tokens[node] for node in reading.nodes}
     if head is None and several > 1:
         agree = {(row["i"], row["j"]): row["heads"] for row in reading.consensus()}
         note = f"{len(reading.edges)} edges shared by at least half of the heads"
@@ -72,19 +71,18 @@ def ring(reading: Causes, head: int | None = None) -> Ring:
 
 def strong(reading: Causes) -> dict[int, str]:
     """Tokens to highlight if a prediction was explained: its "target", and each "cause" of it."""
-    explanation = reading.explanation or {}
-    nodes = {node: "cause" for tokens in explanation.get("sets", []) for node in tokens}
-    return {**nodes, explanation["target"]: "target"} if explanation else nodes
+    explanation = reading.explanation or {"sets": []}
+    nodes = {node: "cause" for tokens in explanation["sets"] for node in tokens}
+    return {**nodes, explanation["target"]: "target"} if reading.explanation else nodes
 
 
 def drawn(reading: Causes, head: int | None = None) -> Drawn:
     """One head, or the consensus and then each head."""
-    single = head is not None or len(reading.graphs) == 1
-    rest = [] if single else [ring(reading, graph["head"]) for graph in reading.graphs]
-    edges = [edge for index in range(len(reading.graphs)) for edge in reading.edges_of(index)]
+    heads = [graph["head"] for graph in reading.graphs]
+    panels = [ring(reading, number) for number in (head, *(heads if head is None and len(heads) > 1 else ()))]
+    edges = [edge for index in range(len(heads)) for edge in reading.edges_of(index)]
     name = str(reading.model["name"])
-    label = f"Causal graph over {len(reading.nodes)} tokens, from the attention of {name}"
-    return Drawn([ring(reading, head), *rest], edges, name, label)
+    return Drawn(panels, edges, name, f"Causal graph over {len(reading.nodes)} tokens, from the attention of {name}")
 
 
 def svg(reading: Causes) -> str:
@@ -104,22 +102,24 @@ def page(reading: Causes) -> str:
     """The text with its graph, each head, and a table of all edges."""
     known, nodes, several = strong(reading), set(reading.nodes), len(reading.graphs)
     words = [[token, str(i) if i in nodes else None, known.get(i, "")] for i, token in enumerate(reading.tokens)]
-    graph = {"title": "The text and its graph", "note": "click a token for its edges", "noun": "position"}
+    graph: dict[str, Any] = {
+        "title": "The text and its graph",
+        "note": "click a token for its edges",
+        "noun": "position",
+    }
     rows = sorted(reading.agreement(), key=lambda row: -row["heads"])
     edges = [(row["i"], row["j"], row["mark_i"], row["mark_j"]) for row in rows]
     columns = [column(end, [row[end] for row in rows]) for end in ("i", "j")]
     columns += [column(f"of {several} heads", [row["heads"] for row in rows])] if several > 1 else []
     table = edge_table("All edges", reading.tokens, edges, *columns, top=16)
-    facts = " · ".join(facts_of(reading))
-    return drawn(reading).page(
-        "causes", facts, _sentences(reading), {**graph, "words": words}, [table], reading.provenance
-    )
+    facts, graph["words"] = " · ".join(facts_of(reading)), words
+    return drawn(reading).page("causes", facts, [_sentence(reading)], graph, [table], reading.provenance)
 
 
-def _sentences(reading: Causes) -> list[str]:
+def _sentence(reading: Causes) -> str:
     """What a prediction depends on, or how many edges there are."""
     if reading.explanation is not None:
-        return [explained(reading.explanation, dict(enumerate(reading.tokens)))]
+        return explained(reading.explanation, dict(enumerate(reading.tokens)))
     which = f" that at least half of {len(reading.graphs)} heads share" if len(reading.graphs) > 1 else ""
     edges = f"{counted(len(reading.edges), 'edge')}{which} between {counted(len(reading.nodes), 'token')}."
-    return [edges if reading.edges else "No edges."]
+    return edges if reading.edges else "No edges."
