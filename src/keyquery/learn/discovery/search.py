@@ -23,11 +23,10 @@ CandidatesOf = Callable[[int, int], Candidates]
 
 
 class Found(NamedTuple):
-    """The graph of a search, its effort as readings store it, and the separating sets by pair."""
+    """The graph of a search, and its effort as readings store it."""
 
     graph: Pag
     effort: dict[str, Any]  # tests, also by size of the conditioning set, rounds, and whether the search was completed
-    separations: dict[tuple[int, int], int]
 
 
 def check_search(method: str, alpha: float, rounds: int | None) -> None:
@@ -63,7 +62,7 @@ def search(
     orient(run.graph, run.colliders(done), selection, run.known)
     by_size = [test.by_size[size] for size in range(max(test.by_size, default=-1) + 1)]
     effort = {"tests": test.by_size.total(), "tests_by_size": by_size, "rounds": count, "done": done}
-    return Found(run.graph, effort, run.separations)
+    return Found(run.graph, effort)
 
 
 def _icd(run: Rounds, rounds: int | None) -> tuple[int, bool]:

@@ -207,9 +207,7 @@ class Datapoints(SupportSet):
         if given is None and by_class is None:
             return None
         weights = torch.ones(count)
-        weights[torch.from_numpy(known)] = torch.from_numpy(
-            weights_of(type(self).__name__, targets, given, by_class)
-        ).float()
+        weights[known] = torch.from_numpy(weights_of(type(self).__name__, targets, given, by_class)).float()
         return weights
 
     def _network(self, sizes: list[int], **shape: Any) -> TableNetwork:
@@ -235,13 +233,11 @@ class Datapoints(SupportSet):
 
     def _entries(self, column: int, rows: Rows) -> list[Any]:
         """A column in the user's units and categories, None where it is masked."""
-        field, target = self.fields_[column], len(self.fields_) - 1
-        hidden, values = (
-            rows.hidden[:, column].tolist(),
-            (rows.values[:, column].double() * field.scale + field.mean).tolist(),
-        )
+        field, hidden = self.fields_[column], rows.hidden[:, column].tolist()
+        values = (rows.values[:, column].double() * field.scale + field.mean).tolist()
         if field.categories:
-            names = label_facts(self.classes_)["labels"] if column == target else field.categories
+            is_target = column == len(self.fields_) - 1
+            names = label_facts(self.classes_)["labels"] if is_target else field.categories
             values = [names[code] for code in rows.codes[:, column].tolist()]
         return [None if masked else value for masked, value in zip(hidden, values, strict=True)]
 
