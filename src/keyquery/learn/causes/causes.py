@@ -204,9 +204,9 @@ def causes(
             return watch(items, f"head {number}, {what}" if several else what, total)
 
         test = PartialCorrelation(correlation_of(attended[positions]), effective, alpha)
-        found = search(test, method, rounds, selection=selection, knowledge=knowledge, progress=watched)
-        edges = [(positions[i], positions[j], at_i, at_j) for i, j, at_i, at_j in found.graph.edges()]
-        return {"layer": source.layer, "head": number, "edges": edges, **found.effort}
+        result = search(test, method, rounds, selection=selection, knowledge=knowledge, progress=watched)
+        edges = [(positions[i], positions[j], at_i, at_j) for i, j, at_i, at_j in result.graph.edges()]
+        return {"layer": source.layer, "head": number, "edges": edges, **result.effort}
 
     origin = "given" if samples is not None else "hidden size" if source.width else "768, as published"
     facts = {"samples": origin, "merged": source.merged, "rounds": rounds, "selection": selection}

@@ -17,7 +17,7 @@ from keyquery.learn.discovery.column_tests import Contingency, KernelTest, Regre
 from keyquery.learn.discovery.independence import IndependenceTest, PartialCorrelation, correlation_of
 from keyquery.learn.discovery.knowledge import knowledge_of, pairs_of, tiers_of
 from keyquery.learn.discovery.pag import Edge, Pag
-from keyquery.learn.discovery.search import Found, check_search, search
+from keyquery.learn.discovery.search import SearchResult, check_search, search
 from keyquery.learn.discovery.variables import Variables, variables_of
 from keyquery.reading import Reading, digest, provenance
 from keyquery.support.checks import check_choice, check_count
@@ -195,11 +195,11 @@ def discover(
     kind, variables = _suited(test, variables, random_state)
     knowledge, watch = knowledge_of(len(names), order, barred, given, names), progress or silent
     find = partial(search, method=method, rounds=rounds, selection=selection, knowledge=knowledge, cautious=True)
-    found = find(TESTS[kind](variables, alpha), progress=watch)
+    result = find(TESTS[kind](variables, alpha), progress=watch)
     return Discovery(
         name=name or (Path(X).name if is_file else "table"),
         variables=names,
-        edges=found.graph.edges(),
+        edges=result.graph.edges(),
         method=method,
         test=kind,
         alpha=alpha,
@@ -212,7 +212,7 @@ def discover(
         bootstrap=_resampled(lambda rows: find(TESTS[kind](rows, alpha)), variables, bootstrap, random_state, watch),
         resamples=bootstrap,
         provenance=provenance(tensors={"values": digest(variables.values)}),
-        **found.effort,
+        **result.effort,
     )
 
 
@@ -235,7 +235,7 @@ def _suited(test: str, variables: Variables, seed: int) -> tuple[str, Variables]
 
 
 def _resampled(
-    graph_of: Callable[[Variables], Found], variables: Variables, count: int, seed: int, progress: Progress
+    graph_of: Callable[[Variables], SearchResult], variables: Variables, count: int, seed: int, progress: Progress
 ) -> list[dict[str, Any]]:
     """The share of resamples, with replacement, with each edge, and with each pair of marks of it."""
     rng, seen = np.random.default_rng(seed), dict[tuple[int, int], Counter[str]]()

@@ -60,17 +60,17 @@ class Pag:
     def __repr__(self) -> str:
         return f"Pag({len(self)}, {self.edges()})"
 
-    def mark(self, at: int, other: int) -> str:
+    def mark(self, node: int, other: int) -> str:
         """The mark at `at` on its edge with `other`."""
-        if self.arrows[at] >> other & 1:
+        if self.arrows[node] >> other & 1:
             return "arrow"
-        return "tail" if self.tails[at] >> other & 1 else "circle"
+        return "tail" if self.tails[node] >> other & 1 else "circle"
 
-    def put(self, at: int, other: int, mark: str) -> None:
+    def put(self, node: int, other: int, mark: str) -> None:
         """Set the mark at `at` on its edge with `other`."""
         bit = 1 << other
-        self.arrows[at] = self.arrows[at] | bit if mark == "arrow" else self.arrows[at] & ~bit
-        self.tails[at] = self.tails[at] | bit if mark == "tail" else self.tails[at] & ~bit
+        self.arrows[node] = self.arrows[node] | bit if mark == "arrow" else self.arrows[node] & ~bit
+        self.tails[node] = self.tails[node] | bit if mark == "tail" else self.tails[node] & ~bit
 
     def circles(self, x: int) -> int:
         """Neighbours whose edge has a circle at x."""
@@ -78,11 +78,11 @@ class Pag:
 
     def remove(self, x: int, y: int) -> None:
         """Remove the edge between x and y."""
-        for at, other in ((x, y), (y, x)):
+        for node, other in ((x, y), (y, x)):
             keep = ~(1 << other)
-            self.adjacent[at] &= keep
-            self.arrows[at] &= keep
-            self.tails[at] &= keep
+            self.adjacent[node] &= keep
+            self.arrows[node] &= keep
+            self.tails[node] &= keep
 
     def pairs(self) -> list[tuple[int, int]]:
         """Adjacent pairs i < j, in order."""

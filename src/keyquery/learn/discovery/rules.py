@@ -40,9 +40,9 @@ def orient(graph: Pag, separations: Separations, selection: bool, knowledge: Kno
 def orient_arrowheads(graph: Pag, separations: Separations, knowledge: Knowledge) -> None:
     """Set all marks to those of background knowledge and R0, then apply R1–R4 until nothing changes."""
     knowledge.mark(graph)
-    for at, other, mark in list(_r0(graph, separations)):
-        if graph.mark(at, other) == "circle":  # a required tail is not overruled
-            graph.put(at, other, mark)
+    for node, other, mark in list(_r0(graph, separations)):
+        if graph.mark(node, other) == "circle":  # a required tail is not overruled
+            graph.put(node, other, mark)
     _repeat(graph, separations, ARROWHEADS)
 
 
@@ -52,13 +52,13 @@ def _repeat(graph: Pag, separations: Separations, rules: Sequence[Rule]) -> None
         changed = False
         for rule in rules:
             proposed: dict[tuple[int, int], str] = {}
-            for at, other, mark in rule(graph, separations):
-                if graph.mark(at, other) == "circle":
-                    known = proposed.setdefault((at, other), mark)
-                    proposed[at, other] = mark if known == mark else "circle"
-            for (at, other), mark in proposed.items():
+            for node, other, mark in rule(graph, separations):
+                if graph.mark(node, other) == "circle":
+                    known = proposed.setdefault((node, other), mark)
+                    proposed[node, other] = mark if known == mark else "circle"
+            for (node, other), mark in proposed.items():
                 if mark != "circle":
-                    graph.put(at, other, mark)
+                    graph.put(node, other, mark)
                     changed = True
 
 
@@ -155,13 +155,13 @@ def _r5(graph: Pag, separations: Separations) -> Iterator[Proposal]:
                 yield b, a, "tail"
 
 
-def _path(graph: Pag, steps: Sequence[int], before: int, at: int, goal: int, seen: int, last: int = 0) -> bool:
+def _path(graph: Pag, steps: Sequence[int], before: int, node: int, goal: int, seen: int, last: int = 0) -> bool:
     """Whether an uncovered path by `steps` continues from before – at to the goal, and not from the mask `last`."""
-    beyond = steps[at] & ~seen & ~graph.adjacent[before]
-    if beyond >> goal & 1 and not last >> at & 1:
+    beyond = steps[node] & ~seen & ~graph.adjacent[before]
+    if beyond >> goal & 1 and not last >> node & 1:
         return True
     beyond &= ~(1 << goal)
-    return any(_path(graph, steps, at, x, goal, seen | 1 << x, last) for x in members(beyond))
+    return any(_path(graph, steps, node, x, goal, seen | 1 << x, last) for x in members(beyond))
 
 
 def _r6(graph: Pag, separations: Separations) -> Iterator[Proposal]:

@@ -22,7 +22,7 @@ Candidates = list[tuple[Any, int]]
 CandidatesOf = Callable[[int, int], Candidates]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The graph of a search, and its effort as readings store it."""
 
     graph: Pag
@@ -49,7 +49,7 @@ def search(
     knowledge: Knowledge | None = None,
     cautious: bool = False,
     progress: Progress = silent,
-) -> Found:
+) -> SearchResult:
     """The graph by iterative causal discovery ("icd", valid after every round) or fast causal inference ("fci").
 
     `selection` allows for selection bias; `cautious` is for tests that err: colliders are tested once more, and in ICD
@@ -62,7 +62,7 @@ def search(
     orient(run.graph, run.colliders(done), selection, run.known)
     by_size = [test.by_size[size] for size in range(max(test.by_size, default=-1) + 1)]
     effort = {"tests": test.by_size.total(), "tests_by_size": by_size, "rounds": count, "done": done}
-    return Found(run.graph, effort)
+    return SearchResult(run.graph, effort)
 
 
 def _icd(run: Rounds, rounds: int | None) -> tuple[int, bool]:

@@ -15,7 +15,7 @@ from keyquery.learn.data.tables import Table
 from keyquery.learn.inputs.tables import columns_of
 from keyquery.support.checks import check_choice, check_count
 
-LEAST_ROWS = 5
+MIN_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Variables:
 
     def lagged(self, lags: int) -> tuple[Variables, list[int]]:
         """Rows in order of time: each column at its row and at the `lags` rows before, and tiers, oldest first."""
-        most = len(self) - LEAST_ROWS
+        most = len(self) - MIN_ROWS
         if lags > most:
             rows = f"at most {max(most, 0)} for {len(self)}"
-            raise ValueError(f"lags must leave at least {LEAST_ROWS} rows: {rows}, got {lags}")
+            raise ValueError(f"lags must leave at least {MIN_ROWS} rows: {rows}, got {lags}")
         names = [f"{name}[t{-lag if lag else ''}]" for lag in range(lags, -1, -1) for name in self.names]
         blocks = [self.values[lags - lag : len(self) - lag] for lag in range(lags, -1, -1)]
         tiers = [step for step in range(lags + 1) for _ in self.names]
@@ -65,8 +65,8 @@ def variables_of(X: Any, names: Sequence[str] | None = None, discrete: bool | Co
         check_choice("a column of discrete", name, labels)
     read = [_coded(*column, column[0] in categorical) for column in zip(labels, columns.values, strict=True)]
     whole = ~np.any([np.isnan(values) for values, _ in read], axis=0)
-    if whole.sum() < LEAST_ROWS:
-        raise ValueError(f"X must have at least {LEAST_ROWS} rows without a missing value, got {int(whole.sum())}")
+    if whole.sum() < MIN_ROWS:
+        raise ValueError(f"X must have at least {MIN_ROWS} rows without a missing value, got {int(whole.sum())}")
     if dropped := int((~whole).sum()):
         warnings.warn(f"{dropped} of {len(whole)} rows have a missing value and are not used", stacklevel=4)
     values = np.stack([column[whole] for column, _ in read], 1)

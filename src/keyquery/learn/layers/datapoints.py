@@ -81,15 +81,15 @@ class Between(Attention):
             scores = scores + term.unsqueeze(-2)
         return scores * self.scale
 
-    def _apart(self, query: Tensor, memory: Memory, own: Memory, seen: list[Tensor] | None) -> Tensor:
+    def _apart(self, query: Tensor, memory: Memory, itself: Memory, seen: list[Tensor] | None) -> Tensor:
         """Attention of each query to the memory and its own key, which comes last."""
-        beside = (query * own.key).sum(-1, keepdim=True)
-        for term in self._key_norm(own.key):
+        beside = (query * itself.key).sum(-1, keepdim=True)
+        for term in self._key_norm(itself.key):
             beside = beside + term.unsqueeze(-1)
         weights = torch.cat((self._scores(query, memory.key), beside * self.scale), -1).softmax(-1)
         if seen is not None:
             seen.append(weights.mean(1))
-        return weights[..., :-1] @ memory.value + weights[..., -1:] * own.value
+        return weights[..., :-1] @ memory.value + weights[..., -1:] * itself.value
 
 
 class Induced(nn.Module):
@@ -98,8 +98,8 @@ class Induced(nn.Module):
     def __init__(self, dim: int, heads: int, points: int = 64, **options: Any) -> None:
         super().__init__()
         check_count("points", points, least=1)
-        place: dict[str, Any] = {name: options.get(name) for name in PLACE}
-        self.points = nn.Parameter(torch.randn(points, dim, **place))
+        factory: dict[str, Any] = {name: options.get(name) for name in PLACE}
+        self.points = nn.Parameter(torch.randn(points, dim, **factory))
         self.gather, self.spread = (Between(dim, heads, **{**options, "cross": True}) for _ in range(2))
 
     def forward(
@@ -134,18 +134,18 @@ class _Block(nn.Module):
     ) -> None:
         super().__init__()
         eps = 1e-12 if published else 1e-5
-        place: dict[str, Any] = {name: options.get(name) for name in PLACE}
+        factory: dict[str, Any] = {name: options.get(name) for name in PLACE}
         options = {"dropout": dropout, "full_scale": published, "cross": published, **options}
         self.published = published
-        self.attention_norm = nn.LayerNorm(dim, eps, **place)  # with `published`, of queries only
+        self.attention_norm = nn.LayerNorm(dim, eps, **factory)  # with `published`, of queries only
         self.attention: Between | Induced
         self.attention = Between(dim, heads, **options) if points is None else Induced(dim, heads, points, **options)
-        self.residual = nn.Linear(dim, dim, **place)
+        self.residual = nn.Linear(dim, dim, **factory)
         if not published:
             nn.init.eye_(self.residual.weight)
             nn.init.zeros_(self.residual.bias)
-        self.mlp_norm = nn.LayerNorm(dim, eps, **place)
-        wide, back = nn.Linear(dim, 4 * dim, **place), nn.Linear(4 * dim, dim, **place)
+        self.mlp_norm = nn.LayerNorm(dim, eps, **factory)
+        wide, back = nn.Linear(dim, 4 * dim, **factory), nn.Linear(4 * dim, dim, **factory)
         self.mlp = nn.Sequential(wide, nn.GELU(), nn.Dropout(dropout), back)
         self.dropout = nn.Dropout(dropout)
 

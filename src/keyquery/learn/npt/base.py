@@ -142,11 +142,11 @@ class Datapoints(SupportSet):
         data = self._masked(self._one_row(row, rows))
         network, context = self.network_.to(data.hidden.device).eval(), self.context_.to(data.hidden.device)
         with bars(self.verbose) as progress:
-            output, own, effects = attribute(network, context, data, rows, self._odds, progress)
+            output, to_itself, effects = attribute(network, context, data, rows, self._odds, progress)
         table = [self._entries(column, context) for column in range(len(self.fields_))]
         entries = [self._entries(column, data)[0] for column in range(len(self.fields_) - 1)]
         return NPTExplanation(
-            **self._prediction(output), own=own, **self._explained(effects, entries, table, self.context_rows_)
+            **self._prediction(output), own=to_itself, **self._explained(effects, entries, table, self.context_rows_)
         )
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -106,7 +106,7 @@ def attribute(
     """The output, the attention of the row to itself, and effects of columns and of the `rows` most attended rows."""
     gathered: list[Tensor] = []
     memories = network.memories(context.within(), gathered)
-    attention, own = _attention(network, row, memories, gathered, len(context.hidden))
+    attention, to_itself = _attention(network, row, memories, gathered, len(context.hidden))
     output = answers(network, row, memories).double().cpu()
     chosen = int(output[0].argmax())
 
@@ -122,7 +122,7 @@ def attribute(
         lambda others: float(drop(row, network.memories(context.take(others).within()))),
         progress,
     )
-    return output[0], own, Effects(attention, columns.tolist(), without)
+    return output[0], to_itself, Effects(attention, columns.tolist(), without)
 
 
 def _attention(

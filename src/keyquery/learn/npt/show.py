@@ -28,11 +28,11 @@ def explanation(reading: NPTExplanation | InContextExplanation, pyplot: Any, mos
     right.barh(range(len(rows)), [row["attention"] for row in rows], color=GREY, alpha=0.45, height=0.7)
     _names(right, names)
     right.set_xlabel("attention (bars)")
-    tested = [(place, row["effect"]) for place, row in enumerate(rows) if row["effect"] is not None]
+    tested = [(position, row["effect"]) for position, row in enumerate(rows) if row["effect"] is not None]
     if tested:
         above = right.twiny()
         colours = [FOR if effect >= 0 else AGAINST for _, effect in tested]
-        above.scatter([effect for _, effect in tested], [place for place, _ in tested], c=colours, s=12, zorder=3)
+        above.scatter([effect for _, effect in tested], [position for position, _ in tested], c=colours, s=12, zorder=3)
         above.axvline(0, color=GREY, linewidth=0.6)
         above.set_xlabel(f"drop without the row ({_unit(reading)}; dots)")
         above.spines["right"].set_visible(False)

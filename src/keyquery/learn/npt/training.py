@@ -121,10 +121,10 @@ def drawing(samples: Samples, sizes: tuple[int, ...], plan: Plan, steps: int, mo
     counts = [min(len(kind), max(math.ceil(share * len(kind)), 1)) for kind in kinds]
     many = torch.tensor(sizes, device=device)
     learned = torch.arange(sum(counts), device=device) < counts[0]  # the others are seen without targets
-    own = torch.Generator(device)
+    on_device = torch.Generator(device)
 
     def draw(step: int, generator: torch.Generator) -> Batch:
-        random = generator if device.type == "cpu" else own.manual_seed(generator.initial_seed())
+        random = generator if device.type == "cpu" else on_device.manual_seed(generator.initial_seed())
         index = torch.cat(
             [
                 kind if count == len(kind) else kind[torch.randperm(len(kind), generator=random, device=device)[:count]]

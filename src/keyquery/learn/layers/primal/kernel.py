@@ -106,30 +106,30 @@ def _forward(
     program = tl.program_id(0)
     h, split, b = program % heads, (program // heads) % splits, (program // (heads * splits)).to(tl.int64)
     row, feature, score, value = tl.arange(0, BLOCK), tl.arange(0, P), tl.arange(0, S), tl.arange(0, V)
-    query, own = qk + b * qk_b + h * qk_h, weights + b * w_b + h * w_h
-    left = _load(own, feature, score, w_p, 1, p, s, S).to(DOT)
-    right = _load(own + w_side, feature, score, w_p, 1, p, s, S).to(DOT)
+    query, base = qk + b * qk_b + h * qk_h, weights + b * w_b + h * w_h
+    left = _load(base, feature, score, w_p, 1, p, s, S).to(DOT)
+    right = _load(base + w_side, feature, score, w_p, 1, p, s, S).to(DOT)
     mix_left = _load(mix, score, value, mix_s, mix_v, s, v, V).to(DOT)
     mix_right = _load(mix + mix_side, score, value, mix_s, mix_v, s, v, V).to(DOT)
     energy_left = tl.zeros((BLOCK, S), dtype=tl.float32)
     energy_right = tl.zeros((BLOCK, S), dtype=tl.float32)
     for tile in tl.range(0, TILES, num_stages=STAGES):
         start = (split * TILES + tile) * BLOCK
-        rows, at = n - start, start.to(tl.int64)
-        z = _load(query + at * qk_n, row, feature, qk_n, 1, rows, p, P)
-        scale = _inverse_norms(z, real + b * n + at, row, rows, MASKED)
+        rows, first = n - start, start.to(tl.int64)
+        z = _load(query + first * qk_n, row, feature, qk_n, 1, rows, p, P)
+        scale = _inverse_norms(z, real + b * n + first, row, rows, MASKED)
         e = tl.dot(z.to(DOT), left, input_precision=PRECISION) * scale[:, None]
         energy_left += e * e
         result = tl.dot(e.to(DOT), mix_left, input_precision=PRECISION)
-        z = _load(query + qk_side + at * qk_n, row, feature, qk_n, 1, rows, p, P)
-        scale = _inverse_norms(z, real + b * n + at, row, rows, MASKED)
+        z = _load(query + qk_side + first * qk_n, row, feature, qk_n, 1, rows, p, P)
+        scale = _inverse_norms(z, real + b * n + first, row, rows, MASKED)
         e = tl.dot(z.to(DOT), right, input_precision=PRECISION) * scale[:, None]
         energy_right += e * e
         result = tl.dot(e.to(DOT), mix_right, result, input_precision=PRECISION)
-        _store(out + ((b * n + at) * heads + h) * v, result, row, value, heads * v, rows, v, V)
-    place = ((split * 2) * batch + b) * heads + h
-    tl.store(energy + place * s + score, tl.sum(energy_left, 0), mask=score < s)
-    tl.store(energy + (place + batch * heads) * s + score, tl.sum(energy_right, 0), mask=score < s)
+        _store(out + ((b * n + first) * heads + h) * v, result, row, value, heads * v, rows, v, V)
+    slot = ((split * 2) * batch + b) * heads + h
+    tl.store(energy + slot * s + score, tl.sum(energy_left, 0), mask=score < s)
+    tl.store(energy + (slot + batch * heads) * s + score, tl.sum(energy_right, 0), mask=score < s)
 
 
 @kernel
@@ -144,17 +144,17 @@ def _backward(
     side, program = tl.program_id(0) % 2, tl.program_id(0) // 2
     h, split, b = program % heads, (program // heads) % splits, (program // (heads * splits)).to(tl.int64)
     row, feature, score, value = tl.arange(0, BLOCK), tl.arange(0, P), tl.arange(0, S), tl.arange(0, V)
-    own, place = qk + b * qk_b + h * qk_h + side * qk_side, (side * batch + b) * heads + h
+    base, slot = qk + b * qk_b + h * qk_h + side * qk_side, (side * batch + b) * heads + h
     project = _load(weights + b * w_b + h * w_h + side * w_side, feature, score, w_p, 1, p, s, S).to(DOT)
     mixing = _load(mix + side * mix_side, score, value, mix_s, mix_v, s, v, V).to(DOT)
-    bent = tl.load(bend + place * s + score, mask=score < s, other=0.0)  # the loss' gradient by scores over the scores
+    bent = tl.load(bend + slot * s + score, mask=score < s, other=0.0)  # the loss' gradient by scores over the scores
     sum_weights, sum_mix = tl.zeros((P, S), dtype=tl.float32), tl.zeros((V, S), dtype=tl.float32)
     for tile in tl.range(0, TILES, num_stages=STAGES):
         start = (split * TILES + tile) * BLOCK
-        rows, at = n - start, start.to(tl.int64)
-        g = _load(grad + b * grad_b + h * grad_h + at * grad_n, row, value, grad_n, 1, rows, v, V).to(DOT)
-        z = _load(own + at * qk_n, row, feature, qk_n, 1, rows, p, P)
-        scale = _inverse_norms(z, real + b * n + at, row, rows, MASKED)
+        rows, first = n - start, start.to(tl.int64)
+        g = _load(grad + b * grad_b + h * grad_h + first * grad_n, row, value, grad_n, 1, rows, v, V).to(DOT)
+        z = _load(base + first * qk_n, row, feature, qk_n, 1, rows, p, P)
+        scale = _inverse_norms(z, real + b * n + first, row, rows, MASKED)
         z = z.to(DOT)
         e = tl.dot(z, project, input_precision=PRECISION) * scale[:, None]
         d = tl.dot(g, tl.trans(mixing), input_precision=PRECISION) + e * bent[None, :]
@@ -163,10 +163,10 @@ def _backward(
         d = (d * scale[:, None]).to(DOT)
         sum_weights = tl.dot(tl.trans(z), d, sum_weights, input_precision=PRECISION)
         back = tl.dot(d, tl.trans(project), input_precision=PRECISION) - z.to(tl.float32) * along[:, None]
-        tokens = ((b * n + at) * 2 + side) * heads + h
+        tokens = ((b * n + first) * 2 + side) * heads + h
         _store(grad_qk + tokens * p, back, row, feature, 2 * heads * p, rows, p, P)
     _store(grad_mix + (((split * batch + b) * heads + h) * v * 2 + side) * s, sum_mix, value, score, 2 * s, v, s, S)
-    _store(grad_weights + (place + split * 2 * batch * heads) * p * s, sum_weights, feature, score, s, p, s, S)
+    _store(grad_weights + (slot + split * 2 * batch * heads) * p * s, sum_weights, feature, score, s, p, s, S)
 
 
 def _run_forward(qk: Tensor, weights: Tensor, mix: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -89,18 +89,18 @@ class PrimalAttention(nn.Module):
         check_choice("features", features, reference.FEATURES)
         check_choice("loss", loss, LOSSES)
         check_choice("impl", impl, IMPLEMENTATIONS)
-        place = {"device": device, "dtype": dtype}
+        factory = {"device": device, "dtype": dtype}
         self.dim, self.heads, self.rank, self.head_dim = dim, heads, rank, dim // heads
         self.features, self.data_dependent, self.loss, self.eta, self.impl = features, data_dependent, loss, eta, impl
         rows = 10 * rank if data_dependent else self.head_dim
-        self.query_key = nn.Linear(dim, 2 * dim, bias, **place)
-        self.directions = nn.Parameter(torch.empty(2, heads, rows, rank, **place))
+        self.query_key = nn.Linear(dim, 2 * dim, bias, **factory)
+        self.directions = nn.Parameter(torch.empty(2, heads, rows, rank, **factory))
         # With inputs of unit variance scores have unit variance at initialisation, and J ≈ rank·Λ: Λ = 1/rank makes it
         # 1, so that J² does not dominate the loss of the task. The other loss is relative.
         start = -math.log(rank) if loss == "paper" else 0.0
-        self.log_lambda = nn.Parameter(torch.full((heads, rank), start, **place))
-        self.concat = nn.Linear(2 * rank, self.head_dim, **place)
-        self.output = nn.Linear(dim, dim, bias, **place)
+        self.log_lambda = nn.Parameter(torch.full((heads, rank), start, **factory))
+        self.concat = nn.Linear(2 * rank, self.head_dim, **factory)
+        self.output = nn.Linear(dim, dim, bias, **factory)
         for matrix in self.directions.data.flatten(0, 1):  # columns are orthogonal within each head
             exact = matrix.to(torch.promote_types(matrix.dtype, torch.float32))  # torch has no QR of shorter floats
             matrix.copy_(nn.init.orthogonal_(exact))
