@@ -113,6 +113,31 @@ def test_kernels_see_what_correlations_do_not():
     assert KernelTest(independent, 0.01).probability(Query(0, 1, 0)) > 0.01
 
 
+def test_the_kernel_test_given_others_is_its_definition():
+    rng = np.random.default_rng(5)
+    z = rng.normal(size=(40, 2))
+    x = z[:, 0] ** 2 + 0.3 * rng.normal(size=40)
+    data = variables_of(np.column_stack([x, z[:, 1] + x / 2 + rng.normal(size=40), z]))
+    scaled, centre = stats.zscore(data.values), np.eye(40) - 1 / 40
+
+    def gram(columns, width):
+        return np.exp(-np.square(scaled[:, None, columns] - scaled[None, :, columns]).sum(-1) / (2 * width**2))
+
+    width = 1.2 * np.sqrt(2)  # as published for fewer than 200 rows
+    residual = 1e-3 * np.linalg.inv(centre @ gram([2, 3], width) @ centre + 1e-3 * np.eye(40))
+
+    def p(first, second):
+        kernels = gram([first], width) * gram([2, 3], 2 * width), gram([second], width)
+        product = np.prod([residual @ centre @ kernel @ centre @ residual for kernel in kernels], axis=0)
+        mean, variance = np.trace(product), 2 * np.square(product).sum()
+        return stats.gamma.sf(product.sum(), mean**2 / variance, scale=variance / mean)
+
+    both = p(0, 1), p(1, 0)
+    expected = min(2 * min(both), max(both))
+    assert KernelTest(data, 0.01).probability(Query(0, 1, 0b1100)) == pytest.approx(expected, rel=1e-6)
+    assert 1e-6 < expected < 0.9
+
+
 def test_a_bound_decides_as_the_probability_does():
     rng, seen = np.random.default_rng(3), set()
     for strength in (0.0, 0.1, 0.3, 1.0):
