@@ -97,6 +97,7 @@ def test_one_row_and_one_class():
     for model in (kq.NPTClassifier, kq.NPTRegressor):
         with pytest.raises(ValueError, match=r"X has 1 sample\(s\), 1 of them with a target"):
             model(**SMALL).fit(X[:1], Y[:1])
+        assert len(model(**SMALL).fit(X[:2], Y[:2]).context_rows_) == 2
     with pytest.raises(ValueError, match="y holds only one class, 0: a classifier needs two or more"):
         kq.NPTClassifier(**SMALL).fit(X, np.zeros(12, dtype=int))
 

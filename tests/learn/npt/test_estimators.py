@@ -123,6 +123,8 @@ def test_the_same_seed_gives_the_same_and_leaves_torch_as_it_was():
     )
     assert np.array_equal(first, again)
     assert not np.allclose(first, other)
+    slow, slower = (kq.NPTClassifier(**SMALL, steps=steps, lr=1e-9).fit(X, y).predict_proba(X) for steps in (1, 5))
+    assert np.allclose(slow, slower, atol=1e-6)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -227,7 +229,9 @@ def test_leaning_has_a_picture(row_attention):
     X, y = table(30)
     model = kq.NPTClassifier(**SMALL, steps=3, row_attention=row_attention).fit(X, y)
     found = model.explain(X[:1], rows=2)
-    assert found.plot().axes[0].get_yticklabels()[0].get_text()
+    left, *_ = found.plot().axes
+    assert left.get_yticklabels()[0].get_text()
+    assert "log-odds" in left.get_xlabel()
     assert found.own == {"none": 1.0, "induced": 0.0}.get(row_attention, found.own)
     assert found.predicted == model.predict(X[:1])[0]
     assert found.probability == pytest.approx(model.predict_proba(X[:1]).max())

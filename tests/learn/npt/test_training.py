@@ -38,13 +38,16 @@ def test_the_loss_is_its_definition():
     codes = torch.stack([torch.randint(max(size, 1), (40,)) for size in sizes], 1)
     rows = Rows(torch.randn(40, 4), codes, torch.rand(40, 4) < 0.1)
     rows.hidden[:, -1] = False
-    batch = drawing(Samples(rows, np.arange(40), np.arange(0), np.arange(0)), sizes, Plan(), 10, None)(5, generator)
+    weights = torch.rand(40) + 0.5
+    samples = Samples(rows, np.arange(40), np.arange(0), np.arange(0), weights)
+    batch = drawing(samples, sizes, Plan(), 10, None)(5, generator)
     h, sums, counts = network(*batch.rows)[0], [0.0, 0.0], [0, 0]
     for row, column in batch.asked[0].nonzero().tolist():
         if sizes[column]:
             cost = -network.logits(h[row, column], column).log_softmax(-1)[codes[row, column]].item()
         else:
             cost = (network.numbers(h[row, column], column) - rows.values[row, column]).item() ** 2
+        cost *= weights[row].item() if column == 3 else 1.0
         kind = int(column < 3)
         sums[kind], counts[kind] = sums[kind] + cost, counts[kind] + 1
     found = [value.item() for value in losses(network, batch)]
