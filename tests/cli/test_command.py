@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.cli import commands
-from keyquery.support import files
 from tests.processes import keyquery
 
 run = CliRunner().invoke
@@ -144,21 +144,19 @@ def test_layers_that_are_none_are_refused(layers, blocks, main):
 
 
 def test_a_csv_that_fails_leaves_no_json(blocks, tmp_path, main, monkeypatch):
-    real, made = os.replace, []
-    mkstemp = files.tempfile.mkstemp
+    touch, made = Path.touch, []
 
-    def second_fails(*args, **options):
-        made.append(options)
+    def second_fails(path, **options):
+        made.append(path)
         if len(made) == 2:
             raise OSError(28, "No space left on device")
-        return mkstemp(*args, **options)
+        touch(path, **options)
 
-    monkeypatch.setattr(files.tempfile, "mkstemp", second_fails)
+    monkeypatch.setattr(Path, "touch", second_fails)
     before = sorted(os.listdir(tmp_path))
     code, err = main("look", blocks, "--num-heads", 2, "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv", "-q")
     assert (code, err) == (2, f"keyquery: {tmp_path / 'a.csv'} could not be written: No space left on device\n")
     assert sorted(os.listdir(tmp_path)) == before
-    assert os.replace is real
 
 
 def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path, blocks):

@@ -106,17 +106,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests run
 # Each writes a part of the new content, says so, and waits to be killed.
 HOWS = {
     "a text": """
-write = files.os.fdopen
-def half(handle, mode):
-    file = write(handle, mode)
-    class Half:
-        def __enter__(self): return self
-        def __exit__(self, *args): file.close()
-        def write(self, content):
-            file.write(content[:1]); file.flush()
-            print("half", flush=True); time.sleep(60)
-    return Half()
-files.os.fdopen = half
+write = files.Path.write_bytes
+def half(path, content):
+    write(path, content[:1])
+    print("half", flush=True); time.sleep(60)
+files.Path.write_bytes = half
 files.write_text(sys.argv[1], "new content")
 """,
     "what writes by itself": """

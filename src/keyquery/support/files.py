@@ -8,8 +8,8 @@ import io
 import lzma
 import os
 import re
+import secrets
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,13 +71,7 @@ def read_text(path: str | Path, encoding: str = "utf-8", longest: int | None = N
         _check_lines(path, data)
     else:
         data = read_bytes(path)
-    if b"\0" in data and encoding == "utf-8":
-        raise ValueError(f"{path} is not UTF-8 text: it contains NUL bytes, as UTF-16 does")
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        problem = f"byte {data[error.start]:#04x} at {error.start}"
-        raise ValueError(f"{path} is not {encoding.upper()} text: {problem}") from None
+    text = _decoded(path, data, lambda data: data.decode(encoding), encoding)
     if longest is not None:
         _check_length(path, text, longest)
     return text.removeprefix("\ufeff")
@@ -118,16 +112,17 @@ def text_pieces(path: str | Path) -> Iterator[str]:
     """
     path = regular(path)
     decoder, pieces = codecs.getincrementaldecoder("utf-8-sig")(), count_pieces(path)
-    waiting: list[str] = []
-    done = 0
     with path.open("rb") as raw:
-        for part in _unpacked(path, raw) if path.suffix in UNPACK else iter(lambda: raw.read(PART), b""):
-            waiting.append(_decoded(path, decoder, part))
-            if raw.tell() >= (done + 1) * BLOCK and done < pieces - 1:
-                yield "".join(waiting)
-                waiting, done = [], done + 1
-    yield "".join([*waiting, _decoded(path, decoder, b"", final=True)])
-    yield from [""] * (pieces - done - 1)
+        parts = _unpacked(path, raw) if path.suffix in UNPACK else iter(lambda: raw.read(PART), b"")
+        for number in range(1, pieces + 1):
+            piece = []
+            for part in parts:
+                piece.append(_decoded(path, part, decoder.decode))
+                if number < pieces and raw.tell() >= number * BLOCK:
+                    break
+            else:
+                piece.append(_decoded(path, b"", lambda data: decoder.decode(data, True)))
+            yield "".join(piece)
 
 
 def count_pieces(path: str | Path) -> int:
@@ -135,14 +130,14 @@ def count_pieces(path: str | Path) -> int:
     return max(-(-regular(path).stat().st_size // BLOCK), 1)
 
 
-def _decoded(path: Path, decoder: Any, data: bytes, final: bool = False) -> str:
-    if b"\0" in data:
+def _decoded(path: Path, data: bytes, decode: Callable[[bytes], str], encoding: str = "utf-8") -> str:
+    if b"\0" in data and encoding == "utf-8":
         raise ValueError(f"{path} is not UTF-8 text: it contains NUL bytes, as UTF-16 does")
     try:
-        text: str = decoder.decode(data, final)
+        return decode(data)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: byte {error.object[error.start]:#04x}") from None
-    return text
+        wrong = error.object[error.start]
+        raise ValueError(f"{path} is not {encoding.upper()} text: byte {wrong:#04x}") from None
 
 
 def _unpacked(path: Path, raw: BinaryIO) -> Iterator[bytes]:
@@ -220,22 +215,10 @@ def write_all(contents: Mapping[str | Path, str | bytes], mark: str = "") -> Non
 
     Temporary file names end in `mark`, so that `remove_temporaries` can delete what a killed process left.
     """
-    written: dict[str, Path] = {}
-    try:
+    with _replacing(contents, mark) as parts:
         for path, content in contents.items():
-            real = _target(Path(path))
-            try:
-                _write_beside(real, content, written, mark)
-            except OSError as error:
-                # Not the original error, which names the temporary file.
-                raise OSError(f"{path} could not be written: {error.strerror or error}") from None
-        while written:
-            name, real = next(iter(written.items()))
-            os.replace(name, real)
-            del written[name]
-    finally:
-        for name in written:
-            Path(name).unlink(missing_ok=True)
+            with _named(path):
+                parts[path].write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def append_line(path: str | Path, line: str) -> None:
@@ -256,20 +239,8 @@ def writing(path: str | Path, mark: str = "") -> Iterator[Path]:
 
     The temporary file name ends in `mark`, as in `write_all`.
     """
-    real = _target(Path(path))
-    written: dict[str, Path] = {}
-    try:
-        try:
-            _write_beside(real, b"", written, mark)
-            (name,) = written
-            yield Path(name)
-            os.replace(name, real)
-            written.clear()
-        except OSError as error:
-            raise OSError(f"{path} could not be written: {error.strerror or error}") from None
-    finally:
-        for name in written:
-            Path(name).unlink(missing_ok=True)
+    with _replacing([path], mark) as parts, _named(path):
+        yield parts[path]
 
 
 def remove_temporaries(marks: Collection[str], folders: Iterable[Path]) -> None:
@@ -309,15 +280,32 @@ def _target(path: Path) -> Path:
     return real
 
 
-def _write_beside(real: Path, content: str | bytes, written: dict[str, Path], mark: str) -> None:
-    handle, name = tempfile.mkstemp(f".{mark}" if mark else "", f".{real.name[:40]}.", real.parent)
-    written[name] = real
-    with os.fdopen(handle, "wb") as file:
-        file.write(content if isinstance(content, bytes) else content.encode())
-    os.chmod(name, real.stat().st_mode & 0o777 if real.exists() else 0o666 & ~_umask())
+@contextmanager
+def _replacing(paths: Iterable[str | Path], mark: str) -> Iterator[dict[str | Path, Path]]:
+    """An empty temporary file per path, in its folder and with its mode; all are renamed to the paths on success."""
+    targets = {path: _target(Path(path)) for path in paths}
+    parts: dict[str | Path, Path] = {}
+    try:
+        for path, real in targets.items():
+            name = f".{real.name[:40]}.{secrets.token_hex(8)}"
+            parts[path] = part = real.with_name(f"{name}.{mark}" if mark else name)
+            with _named(path):
+                part.touch(exist_ok=False)
+                if real.exists():
+                    part.chmod(real.stat().st_mode & 0o777)
+        yield parts
+        for path, real in targets.items():
+            with _named(path):
+                os.replace(parts[path], real)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
 
 
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
+@contextmanager
+def _named(path: str | Path) -> Iterator[None]:
+    """Errors name the target, not the temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{path} could not be written: {error.strerror or error}") from None
