@@ -9,9 +9,7 @@ from rich.console import Console
 
 import keyquery as kq
 from keyquery.pages import terminal
-from keyquery.pages.progress_bar import paced
 from keyquery.reading import Reading
-from keyquery.support.progress import bar
 from tests.pages.kinds import READINGS, spoiled
 from tests.pages.kinds import reading as reading_of
 from tests.support.test_printable import HOSTILE
@@ -48,21 +46,3 @@ def test_names_of_thousands_of_letters_leave_the_tables_in_sight():
     assert len(beside) < 5000
     assert max(map(len, beside.splitlines())) <= 100
     assert beside.count("█") >= 20  # the bars are still there
-
-
-@pytest.mark.parametrize("watch", ["terminal", "pace", "bar"])
-def test_what_is_gone_through_is_no_markup_and_no_command(watch, monkeypatch, capsys):
-    out = io.StringIO()
-    console = Console(file=out, width=200, force_terminal=True)
-    if watch == "bar":
-        monkeypatch.setenv("FORCE_COLOR", "1")
-        assert list(bar([1, 2], HOSTILE + "x" * 5000, 2)) == [1, 2]
-        drawn = capsys.readouterr().err
-    else:
-        bars = terminal.progress_bars(console, wanted=True) if watch == "terminal" else paced(console, wanted=True)
-        with bars as progress:
-            assert list(progress([1, 2], HOSTILE + "x" * 5000, 2)) == [1, 2]
-        drawn = out.getvalue()
-    assert "\x1b]0;" not in drawn
-    assert "\\x1b]0;owned" in drawn
-    assert drawn.count("x" * 100) == 0

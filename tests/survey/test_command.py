@@ -1,6 +1,5 @@
-"""`keyquery survey` as a user runs it, and how it tells how far it is."""
+"""`keyquery survey` as a user runs it, also where it is ended."""
 
-import io
 import signal
 import subprocess
 import sys
@@ -8,11 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from keyquery import cli
-from keyquery.pages.progress_bar import paced
 from tests.survey.checkpoints import ENVIRONMENT, llama
 
 pytest.importorskip("pyarrow")
@@ -41,28 +38,6 @@ def test_two_places_to_work_at_are_one_too_many(tmp_path):
     shown = CliRunner().invoke(cli.app, arguments)
     assert isinstance(shown.exception, ValueError)
     assert "not both" in str(shown.exception)
-
-
-def test_without_a_terminal_progress_is_a_line_now_and_then():
-    told, now = io.StringIO(), iter([0.0, *range(10, 110, 10)])
-    with paced(Console(file=told, width=200), wanted=True, clock=lambda: next(now)) as progress:
-        assert list(progress(range(10), "measuring layers", 10)) == list(range(10))
-    assert told.getvalue().splitlines() == [
-        "measuring layers: 3 of 10, 0.1/s, 0:01:10 left",
-        "measuring layers: 6 of 10, 0.1/s, 0:00:40 left",
-        "measuring layers: 9 of 10, 0.1/s, 0:00:10 left",
-    ]
-
-
-def test_in_a_terminal_progress_has_its_rate_and_quiet_is_quiet():
-    told = io.StringIO()
-    console = Console(file=told, width=200, force_terminal=True)
-    with paced(console, wanted=True) as progress:
-        list(progress(range(3), "measuring layers", 3))
-    assert "3/3" in told.getvalue()
-    with paced(Console(file=(silent := io.StringIO())), wanted=False) as progress:
-        list(progress(range(3), "measuring layers", 3))
-    assert silent.getvalue() == ""
 
 
 def workers(process):

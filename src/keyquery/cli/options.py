@@ -22,7 +22,7 @@ from keyquery.reading import Reading
 from keyquery.support.devices import DTYPES
 from keyquery.support.files import check_target, csv_text, write_all
 from keyquery.support.printable import printable
-from keyquery.support.progress import Progress
+from keyquery.support.progress import Progress, bars
 
 OUTPUT, CHECKPOINT, DATA, RUN = "Output", "Unknown architectures, adapters", "Data", "Device"  # groups of the help
 REQUIRED = inspect.Parameter.empty
@@ -169,7 +169,7 @@ class Output:
 
     def watching(self) -> AbstractContextManager[Progress]:
         """Progress bars on standard error, unless quiet."""
-        return terminal.progress_bars(plain_console(stderr=True), wanted=not self.quiet)
+        return bars(wanted=not self.quiet, logged=False)
 
     def deliver(
         self,

@@ -14,8 +14,8 @@ import typer
 
 from keyquery.cli.options import PATH, PRINTED, READING, REQUIRED, argument, command, option, written
 from keyquery.pages import terminal
-from keyquery.pages.progress_bar import paced
 from keyquery.support.printable import message
+from keyquery.support.progress import bars
 
 
 @command(
@@ -52,7 +52,7 @@ def survey(models: list[str], out: Path, quiet: bool, **options: Any) -> None:
         raise ValueError("give --workers (local processes) or --scheduler (a cluster), not both")
     if options["scheduler"] is not None:
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors that matter are reported by the survey
-    with _ending(), paced(terminal.plain_console(stderr=True), wanted=not quiet) as progress:
+    with _ending(), bars(wanted=not quiet) as progress:
         reading = run(models, out, progress=progress, **options)
     if not quiet:
         terminal.show(reading, terminal.plain_console())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from keyquery.support.printable import printable
 
-SECONDS = 5.0  # between lines
+SECONDS = 10.0  # between lines
 WIDE = 60  # characters of a description
 # (items, description, number of items) → the same items, wrapped to show progress.
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -40,36 +40,50 @@ def lines(items: Iterable[Any], description: str, total: int) -> Iterator[Any]:
     start = last = time.monotonic()
     for number, item in enumerate(items):
         if (now := time.monotonic()) - last >= SECONDS:
-            print(f"{description}: {number} of {total}, {now - start:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{printable(description, WIDE)}: {number} of {total}, {now - start:.0f} s", file=sys.stderr, flush=True
+            )
             last = now
         yield item
 
 
-def bar(items: Iterable[Any], description: str, total: int) -> Generator[Any, None, None]:
-    """Show a bar on stderr in a terminal or notebook, else `lines`; a caller that stops early must close it."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    shown = printable(description, WIDE)
-    if not (console.is_terminal or console.is_jupyter):
-        yield from lines(items, shown, total)
-        return
-    yield from track(items, escape(shown), total, console=console, transient=True)
+def bar(items: Iterable[Any], description: str, total: int) -> Iterator[Any]:
+    """Show a bar while items are taken; a caller that stops early must close it."""
+    with bars(wanted=True) as watch:
+        yield from watch(items, description, total)
 
 
 @contextmanager
-def bars(wanted: bool) -> Iterator[Progress]:
-    """Progress bars if `wanted`, all closed when the block ends."""
-    opened: list[Generator[Any, None, None]] = []
+def bars(wanted: bool, logged: bool = True) -> Iterator[Progress]:
+    """Bars on stderr in a terminal or notebook if `wanted`, closed when the block ends; else `lines`, if `logged`."""
+    if not wanted:
+        yield silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Display
 
-    def watch(items: Iterable[Any], description: str, total: int) -> Iterable[Any]:
-        opened.append(bar(items, description, total))
-        return opened[-1]
+    console = Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        yield lines if logged else silent
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Display(*columns, console=console, transient=True) as display:
 
-    try:
-        yield watch if wanted else silent
-    finally:
-        for generator in opened:
-            generator.close()
+        def watch(items: Iterable[Any], description: str, total: int) -> Iterator[Any]:
+            task = display.add_task(printable(description, WIDE), total=total, rate="")
+            start, tokens = time.monotonic(), 0
+            for number, item in enumerate(items, 1):
+                yield item
+                tokens += tokens_in(items, item)
+                seconds = max(time.monotonic() - start, 1e-9)
+                rate = f"{tokens / seconds:,.0f} tokens/s" if tokens else f"{number / seconds:.3g}/s"
+                display.update(task, advance=1, rate=rate)
+
+        yield watch
