@@ -32,13 +32,6 @@ def read_image(path: str | Path) -> UInt8[np.ndarray, "h w 3"]:
     ndarray
         uint8 (h, w, 3).
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If it cannot be decoded.
-
     Examples
     --------
     >>> from tempfile import TemporaryDirectory
@@ -48,20 +41,15 @@ def read_image(path: str | Path) -> UInt8[np.ndarray, "h w 3"]:
     ...     read_image(Path(folder, "a.png")).shape
     (3, 5, 3)
     """
-    path = Path(path)
-    if not path.exists():
+    if not Path(path).exists():
         raise FileNotFoundError(f"there is no image {path}")
-    pixels = decode(pillow(), str(path), read_bytes(path, FILE))
+    pixels = decode(str(path), read_bytes(path, FILE))
     return np.repeat(pixels, 3, -1) if pixels.shape[-1] == 1 else pixels
 
 
-def pillow() -> Any:
-    """Pillow, or an error that says how to install it."""
-    return optional("PIL.Image", "decoding images")
-
-
-def decode(library: Any, name: str, data: bytes) -> UInt8[np.ndarray, "h w c"]:
+def decode(name: str, data: bytes) -> UInt8[np.ndarray, "h w c"]:
     """The pixels of an encoded image; `name` is for errors."""
+    library = optional("PIL.Image", "decoding images")
     if data.startswith(b"\xff\xd8") and data.count(b"\xff\xda") > SCANS:
         raise ValueError(f"{name} has more than {SCANS} scans, the limit")
     try:

@@ -13,7 +13,7 @@ from jaxtyping import Int64, UInt8
 
 from keyquery.support.arrays import read_arrays
 from keyquery.support.files import RATIO, read_bytes, regular
-from keyquery.support.images import FILE, decode, pillow
+from keyquery.support.images import FILE, decode
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 CLASSES = 100_000
@@ -117,11 +117,10 @@ def _from_folder(path: Path) -> Images:
 
 def _decoded(files: Iterable[tuple[str, bytes]]) -> UInt8[np.ndarray, "n h w c"]:
     """The pixels of named files, all of the size of the first."""
-    library = pillow()
     images: list[np.ndarray] = []
     encoded = decoded = 0  # bytes
     for name, data in files:
-        image = decode(library, name, data)
+        image = decode(name, data)
         encoded, decoded = encoded + len(data), decoded + image.nbytes
         if decoded > (most := max(DECODED, RATIO * encoded)):
             raise ValueError(f"{name}: the decoded images exceed the limit of {most} bytes")
