@@ -71,7 +71,7 @@ class Core:
     def symmetric(self) -> Tensor:
         """S = PᵀP − NᵀN, P = Q − N, as an n×n matrix."""
         if self.independent:
-            return self._part(1.0)
+            return (self._square + self._square.mT) / 2
         mean = self.query - self.half
         return mean.mT @ mean - self.half.mT @ self.half
 
@@ -79,7 +79,7 @@ class Core:
     def skew(self) -> Tensor:
         """A = NᵀP − PᵀN, as an n×n matrix."""
         if self.independent:
-            return self._part(-1.0)
+            return (self._square - self._square.mT) / 2
         cross = self.half.mT @ (self.query - self.half)
         return cross - cross.mT
 
@@ -88,18 +88,10 @@ class Core:
         """The rows of M that can be non-zero: r × n if n = 2r, else n × n."""
         return self.own_query.mT @ self.key
 
-    def _part(self, sign: float) -> Tensor:
-        """(M ± Mᵀ)/2 of M = [X Y; 0 0]: [(X ± Xᵀ)/2 Y/2; ±Yᵀ/2 0]."""
-        first, last = self._blocks
-        top = torch.cat(((first + sign * first.mT) / 2, last / 2), dim=-1)
-        rest = last.shape[-1]
-        return torch.cat((top, pad(sign / 2 * last.mT, (0, rest))), dim=-2)
-
     @property
-    def _blocks(self) -> tuple[Tensor, Tensor]:
-        """X and Y of M = [X Y; 0 0]."""
-        rows = self.matrix.shape[-2]
-        return self.matrix[..., :rows], self.matrix[..., rows:]
+    def _square(self) -> Tensor:
+        """M, n × n."""
+        return pad(self.matrix, (0, 0, 0, self.key.shape[-1] - self.matrix.shape[-2]))
 
     @property
     def energies(self) -> tuple[Tensor, Tensor]:
@@ -110,11 +102,6 @@ class Core:
     @cached_property
     def squares(self) -> tuple[Tensor, Tensor]:
         """(‖S‖², ‖A‖²) in the units of the core."""
-        if self.independent:  # from M, which is half as large as either
-            first, last = self._blocks
-            beside = last.square().sum((-2, -1)) / 2
-            symmetric, skew = (((first + sign * first.mT) / 2).square().sum((-2, -1)) for sign in (1, -1))
-            return symmetric + beside, skew + beside
         return self.symmetric.square().sum((-2, -1)), self.skew.square().sum((-2, -1))
 
     @cached_property

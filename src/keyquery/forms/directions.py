@@ -84,10 +84,12 @@ class Directions(Measures):
         """The k eigenpairs (values, vectors) of S of largest magnitude, by descending value; all by default."""
         self.require_square("a symmetric part")
         check_count("k", k, 1, min(2 * self.rank, self.dim), optional=True)
-        core, values, vectors = self._eigenpairs()
-        chosen = _largest(values, k)
+        core, basis = self._spanned("eigenvectors")
+        values, vectors = torch.linalg.eigh(core.symmetric)
+        largest = values.abs().argsort(dim=-1, descending=True)[..., :k]
+        chosen = largest.gather(-1, values.gather(-1, largest).argsort(dim=-1, descending=True))
         columns = chosen.unsqueeze(-2).expand(*vectors.shape[:-1], -1)
-        return Eigh(core.restored(values.gather(-1, chosen)), vectors.gather(-1, columns))
+        return Eigh(core.restored(values.gather(-1, chosen)), basis @ vectors.gather(-1, columns))
 
     def skew_planes(self, k: int | None = None) -> Planes:
         """The k leading rotation planes (values, source, target) of A; all min(2r, d) // 2 by default."""
@@ -116,37 +118,17 @@ class Directions(Measures):
         basis = span(query, half)
         return Core(query @ basis, half @ basis, lift, unit), basis
 
-    def _eigenpairs(self) -> tuple[Core, Tensor, Tensor]:
-        """A core, eigenvalues of its S, descending, and vectors (..., d, n)."""
-        core, basis = self._spanned("eigenvectors")
-        values, vectors = torch.linalg.eigh(core.symmetric)
-        return core, values.flip(-1), basis @ vectors.flip(-1)
-
     def _positive_rows(self, rank: int | None = None) -> Tensor:
         """√λ·vᵀ of the leading positive eigenpairs of S; at least one row, zero where the batch has fewer."""
-        core, values, vectors = self._eigenpairs()
-        kept = values > value_floor(core).unsqueeze(-1)
+        values, vectors = self.eigh()
+        core = self.core()
+        kept = values > core.restored(value_floor(core)).unsqueeze(-1)
         most = max(int(kept.sum(-1).max()), 1)
         most = min(rank or most, most)
-        return _root_rows(values[..., :most], vectors[..., :most], kept[..., :most]) * core.unit.exp2()
-
-    def _symmetric_rows(self, rank: int) -> tuple[Tensor, Tensor]:
-        """R and DR with S ≈ RᵀDR: the eigenpairs of largest magnitude."""
-        core, values, vectors = self._eigenpairs()
-        chosen = _largest(values, rank)
-        values = values.gather(-1, chosen)
-        vectors = vectors.gather(-1, chosen.unsqueeze(-2).expand(*vectors.shape[:-1], -1))
-        rows = _root_rows(values, vectors, values != 0) * core.unit.exp2()
-        return rows, rows * values.sign().unsqueeze(-1)
+        return root_rows(values[..., :most], vectors[..., :most], kept[..., :most])
 
 
-def _root_rows(values: Tensor, vectors: Tensor, kept: Tensor) -> Tensor:
+def root_rows(values: Tensor, vectors: Tensor, kept: Tensor) -> Tensor:
     """√|λ|·vᵀ of the eigenpairs that are kept, 0 for others."""
     size = torch.where(kept, torch.where(kept, values.abs(), 1.0).sqrt(), 0.0)
     return vectors.mT * size.unsqueeze(-1)
-
-
-def _largest(values: Tensor, k: int | None) -> Tensor:
-    """Which k values are the largest in magnitude, by descending value."""
-    largest = values.abs().argsort(dim=-1, descending=True)[..., :k]
-    return largest.gather(-1, values.gather(-1, largest).argsort(dim=-1, descending=True))

@@ -11,7 +11,7 @@ from torch import Tensor
 from keyquery.forms import display
 from keyquery.forms.core import halved, row_exponents, times
 from keyquery.forms.derivatives import refuse_nan
-from keyquery.forms.directions import Directions
+from keyquery.forms.directions import Directions, root_rows
 from keyquery.forms.matrix import Matrix
 from keyquery.forms.measures import ZERO_FORM
 from keyquery.support.checks import check_batches, check_choice, check_count, check_float, check_range
@@ -221,7 +221,9 @@ class Form(Matrix, Directions):
         elif rank is None:
             return self.symmetric if kernel == "symmetric" else self.skew
         elif kernel == "symmetric":
-            query, key = self._symmetric_rows(min(rank, 2 * self.rank))
+            values, vectors = self.eigh(min(rank, 2 * self.rank))
+            query = root_rows(values, vectors, values != 0)
+            key = query * values.sign().unsqueeze(-1)
         elif rank % 2:
             raise ValueError(f"the rank of a skew form must be even, got {rank}")
         else:

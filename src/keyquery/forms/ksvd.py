@@ -44,8 +44,7 @@ class Ksvd:
     phi_query: Float[Tensor, "n p"]  # features of the queries
     phi_key: Float[Tensor, "m p"]  # features of the keys
 
-    def __repr__(self) -> str:
-        return brief(self)
+    __repr__ = brief
 
     def primal(self) -> Primal:
         """We = Φ_kᵀ·right and Wr = Φ_qᵀ·left, (p, s) each, so that e = Φ_q·We = left·Σ and r = Φ_k·Wr = right·Σ."""

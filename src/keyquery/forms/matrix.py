@@ -112,22 +112,22 @@ class Matrix(Factors):
         return tuple(batch), row, column
 
     def _of_batch(self: X, batch: tuple[Any, ...]) -> X:
-        """Some forms of the batch; factors that are shared stay shared where that is easy."""
+        """Some forms of the batch; what factors share stays shared where only numbers and slices are given."""
         if all(isinstance(entry, slice) and entry == slice(None) for entry in batch):
             return self
-        if isinstance(batch[0], (int, slice)) and all(
-            isinstance(entry, slice) and entry == slice(None) for entry in batch[1:]
-        ):
-            return self._with(*(self._along_first(t, batch[0]) for t in (self._query, self._key)))
-        expanded = (t.expand(*self.batch, *t.shape[-2:]) for t in (self._query, self._key))
-        return self._with(*(t[(*batch, slice(None), slice(None))] for t in expanded))
+        if not all(isinstance(entry, (int, slice)) for entry in batch):
+            expanded = (t.expand(*self.batch, *t.shape[-2:]) for t in (self._query, self._key))
+            return self._with(*(t[(*batch, slice(None), slice(None))] for t in expanded))
 
-    def _along_first(self, factor: Tensor, index: int | slice) -> Tensor:
-        """Part of a factor along the first batch dimension; shared factors stay shared."""
-        if factor.ndim < len(self.batch) + 2:
-            return factor
-        shared = factor.shape[0] == 1 and self.batch[0] > 1
-        return factor[index if not shared else 0 if isinstance(index, int) else slice(None)]
+        def part(factor: Tensor) -> Tensor:
+            entries: list[int | slice] = []
+            sizes = zip(reversed(batch), reversed(self.batch), factor.shape[-3::-1], strict=False)
+            for entry, size, own in sizes:
+                whole = 0 if isinstance(entry, int) else slice(None)
+                entries.insert(0, whole if own < size else entry)
+            return factor[tuple(entries)]
+
+        return self._with(part(self._query), part(self._key))
 
     def _plain(self: X, query: Tensor, key: Tensor) -> X:
         """A form of new factors, not on data."""

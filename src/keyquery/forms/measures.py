@@ -19,7 +19,6 @@ from keyquery.support.checks import broadcast, check_choice
 # Zero tolerances: of a form relative to its factors, of an eigenvalue relative to its form.
 ZERO_FORM = 1e-14
 ZERO_VALUE = 1e-12
-LARGE = 2.0**30  # factors with lengths below this are multiplied as they are
 BLOCK = 32  # columns of a factor that are multiplied at a time, to save memory
 
 
@@ -141,15 +140,11 @@ class Measures(Factors):
 
     def row_norms(self) -> Float[Tensor, "*batch d"]:
         """L2 norms of the rows of M, one per coordinate of the query."""
-        core = self.core()
-        factor, other = self._in_range("query", core.key, core.lift - core.unit)
-        return core.restored(_column_lengths(factor, other))
+        return self._lengths(self.wide()[0], self.core().key, 1)
 
     def column_norms(self) -> Float[Tensor, "*batch d"]:
         """L2 norms of the columns of M, one per coordinate of the key."""
-        core = self.core()
-        factor, other = self._in_range("key", core.own_query, -core.lift - core.unit)
-        return core.restored(_column_lengths(factor, other))
+        return self._lengths(self.wide()[1], self.core().own_query, -1)
 
     def column_directionality(self, gamma: float = 2.0, kind: str = "excess") -> Float[Tensor, "*batch"]:
         """(r − c)/(r + c) ∈ [−1, 1] over outlier rows and columns; negative if columns dominate.
@@ -160,20 +155,14 @@ class Measures(Factors):
         values = column_directionality(self.row_norms(), self.column_norms(), gamma, kind)
         return torch.where(is_zero(self.core()), 0.0, values)
 
-    def _in_range(self, side: str, other: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
-        """A factor with rows scaled to about 1, and the other factor scaled by the rest of 2^exponents.
-
-        The factor's scale depends on itself only, so that a key shared by several queries stays shared.
-        """
+    def _lengths(self, factor: Tensor, other: Tensor, sign: int) -> Tensor:
+        """Norms of M·x for the columns x of a factor, from the other side of the core."""
         core = self.core()
-        factor = self.wide()[side == "key"]
-        if core.gram is not None:  # squares of factors, and of their products, are known to be in range
-            return factor, times(other, exponents)
-        scaled, rows = times(other, exponents), times(core.query if side == "query" else core.key, -exponents)
-        if all(torch.linalg.vector_norm(t.detach(), dim=-1).amax() < LARGE for t in (scaled, rows)):
-            return factor, scaled.to(factor.dtype)  # a pass over the factor less
-        size = row_exponents(factor)
-        return times(factor, -size), times(other, exponents + size).to(factor.dtype)
+        exponents = sign * core.lift - core.unit
+        if core.gram is None:  # squares may be out of range: rows of the factor, which may be shared, become about 1
+            size = row_exponents(factor)
+            factor, exponents = times(factor, -size), exponents + size
+        return core.restored(_column_lengths(factor, times(other, exponents)))
 
 
 def column_directionality(
