@@ -24,39 +24,20 @@ class Rules:
     The defaults are those of few false alarms in the study `stability`: of 57 trainings that diverged, `growth` warned
     of 49 and `loss` of 56, in 2 and in 0 of 22 healthy ones.
 
-    Parameters
-    ----------
-    growth
-        The largest logit of a head is above `limit`. Default: True.
-    loss
-        The loss, where the monitor is given it (`Monitor.add_loss`), is not finite, or more than `loss_rise` above its
-        lowest; each is the mean of the steps between two records. Default: True.
-    dead
-        A head's logits are all within `dead_range`, for 3 records: it attends alike to all keys. Default: True.
-    rank
-        A head's effective rank is below `rank_share` of what it was first. Default: True.
-    overflow
-        Logits before scaling exceed `overflow_share` of the largest float of the queries' dtype, or are not finite.
-        Default: True.
-    limit, loss_rise, dead_range, rank_share, overflow_share
-        Thresholds, as above.
-
-    Examples
-    --------
     >>> Rules(limit=50).check({"largest": np.full((1, 1), 60.0)})[0]["rule"]
     'growth'
     """
 
-    growth: bool = True
-    loss: bool = True
-    dead: bool = True
-    rank: bool = True
-    overflow: bool = True
-    limit: float = 1000.0
-    loss_rise: float = 0.15
-    dead_range: float = 1e-3
-    rank_share: float = 0.1
-    overflow_share: float = 0.5
+    growth: bool = True  # the largest logit of a head is above `limit`
+    loss: bool = True  # the mean loss between two records is not finite, or more than `loss_rise` above its lowest
+    dead: bool = True  # a head's logits are all within `dead_range`, for 3 records: it attends alike to all keys
+    rank: bool = True  # a head's effective rank is below `rank_share` of what it was first
+    overflow: bool = True  # logits before scaling exceed `overflow_share` of their dtype's largest, or are not finite
+    limit: float = 1000.0  # of the largest logit
+    loss_rise: float = 0.15  # in nats
+    dead_range: float = 1e-3  # of the logits
+    rank_share: float = 0.1  # of the first effective rank
+    overflow_share: float = 0.5  # of the largest float of the queries' dtype
 
     def __post_init__(self) -> None:
         for name in ("limit", "loss_rise", "dead_range", "rank_share", "overflow_share"):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
+from keyquery.checkpoints.sources import Loaded
 from keyquery.listening.parts.pairs import module_name
 
 ENTRIES = 2**26  # of tensors that are stacked: a training run leaves little memory
@@ -104,20 +105,14 @@ def _of_projections(module: Any) -> Pair:
     return gradient(module.query).unflatten(0, (len(key), -1)).squeeze(2), key
 
 
-class Gradients:
+class Gradients(Loaded):
     """A source of weights that gives their gradients instead; zero where a weight has none."""
 
     def __init__(self, source: Any, model: nn.Module) -> None:
-        self._source, self._weights = source, dict(model.named_parameters())
-
-    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows of the gradient of a weight."""
-        rows: Tensor = self._source.rows(name, start, stop)
-        weight = self._weights.get(name)
-        if weight is None or weight.grad is None:
-            return torch.zeros_like(rows)
-        gradient = whole(weight.grad.detach())
-        return (gradient[start:stop] if gradient.ndim else gradient).to(rows.dtype)
+        gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+        zeros = {name: torch.zeros(()).expand(shape) for name, shape in source.shapes.items() if name not in gradients}
+        super().__init__(zeros | gradients, source.label, source.config)
+        self._source = source
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
