@@ -1,8 +1,5 @@
 """What studies are tried on."""
 
-import lzma
-
-import numpy as np
 import pytest
 from keyquery_studies.common.objectives import Task
 from typer.testing import CliRunner
@@ -54,27 +51,3 @@ def few_windows():
         for module in ("common.language_models", "objectives.study"):
             patch.setattr(f"keyquery_studies.{module}.Task", Small)
         yield
-
-
-@pytest.fixture(scope="module")
-def series(tmp_path_factory):
-    """Two sets, each of two classes, as .ts files."""
-    folder, rng = tmp_path_factory.mktemp("series"), np.random.default_rng(0)
-    for name in ("Waves", "Vowels"):
-        for part in ("TRAIN", "TEST"):
-            values = [",".join(f"{value:.3f}" for value in rng.normal(i % 2, 1, 12)) for i in range(10)]
-            lines = [f"{row}:{'ab'[i % 2]}" for i, row in enumerate(values)]
-            (folder / f"{name}_{part}.ts").write_text("\n".join(["@classLabel true a b", "@data", *lines]) + "\n")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def sheets(tmp_path_factory):
-    """Yacht and Boston as their files are, with other numbers: the target is of the last feature and of a category."""
-    folder, rng = tmp_path_factory.mktemp("sheets"), np.random.default_rng(0)
-    for name, features in (("yacht", 6), ("boston", 13)):
-        codes, x = rng.integers(0, 3, (60, features - 1)), rng.normal(size=60)
-        rows = [[*map(float, code), last, 10 * last + 5 * code[0]] for code, last in zip(codes, x, strict=True)]
-        text = "".join(" ".join(f"{value:.4f}" for value in row) + "\n" for row in rows)
-        (folder / f"uci_{name}_data.txt.xz").write_bytes(lzma.compress(text.encode()))
-    return folder

@@ -1,7 +1,5 @@
 """The study of kernels, small: its tasks have the truth they promise, and every training is done once."""
 
-import io
-import json
 import math
 from dataclasses import replace
 from itertools import product
@@ -13,49 +11,22 @@ import torch
 from keyquery_studies.common.comparisons import difference, holm
 from keyquery_studies.common.language_models import INITS, Tokenizer, Training, begin, first_below, prepare
 from keyquery_studies.common.rates import tuned
+from keyquery_studies.kernels import synthetic
 from keyquery_studies.kernels.arms import ARMS
 from keyquery_studies.kernels.command import SIZES
 from keyquery_studies.kernels.longer import longer
 from keyquery_studies.kernels.study import Kernels, Plan, starts
 from keyquery_studies.kernels.study import run as run_kernels
-from keyquery_studies.kernels.synthetic import (
-    HEAD,
-    SEEN,
-    SHARPNESS,
-    TASKS,
-    TOKENS,
-    WIDTH,
-    Teller,
-    Trial,
-    Truth,
-    alike,
-    turn,
-)
-from rich.console import Console
+from keyquery_studies.kernels.synthetic import HEAD, SEEN, SHARPNESS, TASKS, TOKENS, WIDTH, Teller, Trial, Truth
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
 from keyquery.layers.kernels import KERNELS
-from keyquery.pages import terminal
-from keyquery.pages.colours import KERNELS as COLOURS
 
 pytestmark = pytest.mark.usefixtures("few_windows")
-TINY = Plan(
-    seeds=(0,),
-    trial_seeds=(0,),
-    samples=(8,),
-    trial_steps=10,
-    rates=(1e-3, 2e-3),
-    doubled=1,
-    steps=2,
-    few=0.5,
-    vocabulary=300,
-    width=16,
-    depth=1,
-    length=8,
-    batch=4,
-)
+SMALL = {"vocabulary": 300, "width": 16, "depth": 1, "length": 8, "batch": 4, "few": 0.5, "steps": 2, "doubled": 1}
+TINY = Plan(seeds=(0,), trial_seeds=(0,), samples=(8,), trial_steps=10, rates=(1e-3, 2e-3), **SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +71,7 @@ def test_look_up_tells_the_successor_and_a_symmetric_form_is_wrong_as_often_as_r
     data = truth.draw(50, torch.Generator().manual_seed(0))
     z = data.tokens[..., :-1].double() @ truth.directions[:, :SEEN]
     quarter = TOKENS // 4
-    assert torch.allclose(z[:, quarter : 2 * quarter], z[:, :quarter] @ turn().T, atol=1e-5)
+    assert torch.allclose(z[:, quarter : 2 * quarter], z[:, :quarter] @ synthetic.turn().T, atol=1e-5)
     successor = z.roll(-quarter, 1)  # z, Jz, −z and −Jz stand in this order
     predecessor = z.roll(quarter, 1)
 
@@ -128,7 +99,7 @@ def test_noise_is_in_units_of_the_targets():
 def test_a_head_that_knows_nothing_tells_the_mean_of_the_others():
     tokens = torch.randn(2, TOKENS, WIDTH + 1)
     labels = tokens[1, :, -1]
-    assert alike(tokens)[1, 3] == pytest.approx(float((labels.sum() - labels[3]) / (TOKENS - 1)), abs=1e-5)
+    assert synthetic.alike(tokens)[1, 3] == pytest.approx(float((labels.sum() - labels[3]) / (TOKENS - 1)), abs=1e-5)
 
 
 @pytest.mark.slow
@@ -302,19 +273,11 @@ def test_longer_trainings_are_done_once(corpus, tmp_path):
     assert len(reading.longer) == 4 * 2 * 2 * 2  # arms, rates, seeds, numbers of steps
     assert {(row["kernel"], row["init"]) for row in reading.longer} == set(ARMS.values())
     assert {row["arm"] for row in reading.summary() if row["part"] == "longer"} == set(ARMS)
-    assert "after 4 steps" in terminal_text(reading)
-    assert next(axis.get_title() for axis in reading.plot().get_axes()) == "masked, all text"
     assert run_kernels(corpus, tmp_path, plan, device="cpu").longer == reading.longer
     half = run_kernels(corpus, tmp_path, replace(plan, shares=(0.5,)), device="cpu", workers=2).longer
     assert half[0]["tokens"] == pytest.approx(reading.longer[0]["tokens"] / 2, abs=1)
     both = Kernels.joined(reading, reading)
     assert len(both.longer) == 2 * len(reading.longer)
-
-
-def terminal_text(reading):
-    console = Console(file=io.StringIO(), width=100)
-    terminal.show(reading, console)
-    return console.file.getvalue()
 
 
 def test_p_values_are_those_of_scipy_and_statsmodels():
@@ -326,52 +289,6 @@ def test_p_values_are_those_of_scipy_and_statsmodels():
     assert difference([{"seed": 0, "loss": None}], before, "loss")["change"] is None
     # By hand: 3·.01, then the largest of that and 2·.03, then 1·.04, kept monotonic.
     assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
-
-
-@pytest.mark.slow
-def test_a_reading_comes_back_from_json(study):
-    reading, _ = study
-    again = kq.Reading.load(reading.to_json())
-    assert isinstance(again, Kernels)
-    assert again.summary() == reading.summary()
-    assert len(again.records()) == len(again.starts) + len(again.synthetic) + len(again.language)
-    assert all("curve" not in row for row in again.records())
-
-
-@pytest.mark.slow
-def test_a_study_that_was_broken_off_goes_on_and_may_grow(corpus, study, tmp_path):
-    def interrupted(items, what, total):
-        for count, item in enumerate(items):
-            if count == 3:
-                raise KeyboardInterrupt
-            yield item
-
-    plan = replace(TINY, part="init", seeds=(0,))
-    with pytest.raises(KeyboardInterrupt):
-        run_kernels(corpus, tmp_path, plan, "cpu", progress=interrupted)
-    done = {path.name: path.read_bytes() for path in (tmp_path / "results").iterdir()}
-    assert len(done) == 3
-    told = []
-
-    def watch(items, what, total):
-        told.append(total)
-        return items
-
-    reading = run_kernels(corpus, tmp_path, plan, "cpu", progress=watch)
-    assert told[0] == 2 * len(INITS) * 2 - 3  # of two rates
-    rounds = len(told)
-    assert all((tmp_path / "results" / name).read_bytes() == content for name, content in done.items())
-    run_kernels(corpus, tmp_path, plan, "cpu", progress=watch)
-    assert told[rounds:] == []  # nothing is trained twice
-    more = run_kernels(None, tmp_path, replace(plan, seeds=(0, 1)), "cpu", progress=watch)
-    assert told[rounds:] == [3 * 2 * len(INITS)]
-    assert {json.dumps(row) for row in reading.language} <= {json.dumps(row) for row in more.language}
-
-    def without_time(rows):
-        return [{key: value for key, value in row.items() if key != "seconds"} for row in rows if row["seed"] == 0]
-
-    of_all = {json.dumps(row) for row in without_time(study[0].language)}
-    assert {json.dumps(row) for row in without_time(reading.language)} <= of_all  # whoever trains it
 
 
 def test_tokens_are_kept_and_never_mixed(corpus, tmp_path):
@@ -400,55 +317,26 @@ def test_rows_of_a_table_are_shuffled_whole(tmp_path):
     assert sorted(said) == sorted(rows)
 
 
-def test_what_cannot_be_trained_is_told(tmp_path):
-    with pytest.raises(ValueError, match=r"corpus must be a text file: .* has no tokens of an earlier run"):
-        run_kernels(None, tmp_path, TINY)
-    with pytest.raises(ValueError, match=r"part must be one of 'synthetic', .*'init', 'longer', 'all', got 'word'"):
-        Plan(part="word")
-    with pytest.raises(ValueError, match="corpus must be a text file for part 'all'; only 'synthetic' needs none"):
-        run_kernels(None, None, TINY)
-    with pytest.raises(ValueError, match="share must be a share above 0 and at most 1, got 0"):
-        Plan(shares=(1.0, 0.0))
-    with pytest.raises(ValueError, match="few must be a share above 0 and at most 1, got 2"):
-        Plan(few=2.0)
-    with pytest.raises(ValueError, match="share must be above 0 and at most 1, got 0"):
-        Training(objective="masked", kernel="psd", share=0.0, seed=0, steps=1, text="", vocabulary=300)
+ONE = {"objective": "masked", "kernel": "psd", "seed": 0, "steps": 1, "text": "", "vocabulary": 300}
+WRONG = {
+    r"corpus must be a text file: .* has no tokens of an earlier run": lambda out: run_kernels(None, out, TINY),
+    "corpus must be a text file for part 'all'; only 'synthetic'": lambda out: run_kernels(None, None, TINY),
+    "too few for windows of 9": lambda out: run_kernels(out / "short.txt", None, TINY, "cpu"),
+    r"part must be one of 'synthetic', .*'all', got 'word'": lambda out: Plan(part="word"),
+    "share must be a share above 0 and at most 1, got 0": lambda out: Plan(shares=(1.0, 0.0)),
+    "few must be a share above 0 and at most 1, got 2": lambda out: Plan(few=2.0),
+    "share must be above 0 and at most 1, got 0": lambda out: Training(**ONE, share=0.0),
+    "init 'tied' needs separate queries and keys, not kernel 'psd'": lambda out: Training(**ONE, init="tied"),
+    "samples must be at least 2, got 1": lambda out: Trial("look-up", "psd", 1, 0),
+    "it needs another part": lambda out: Kernels(starts=starts([0]), synthetic=[], language=[]).plot(),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_cannot_be_trained_or_drawn_is_told(words, tmp_path):
     (tmp_path / "short.txt").write_text("Too short.")
-    with pytest.raises(ValueError, match="too few for windows of 9"):
-        run_kernels(tmp_path / "short.txt", None, TINY, "cpu")
-    with pytest.raises(ValueError, match="init 'tied' needs separate queries and keys, not kernel 'psd'"):
-        Training(objective="masked", kernel="psd", init="tied", seed=0, steps=1, text="", vocabulary=300)
-    with pytest.raises(ValueError, match="samples must be at least 2, got 1"):
-        Trial("look-up", "psd", 1, 0)
-
-
-@pytest.mark.slow
-def test_the_picture_has_a_panel_a_task_and_a_panel_an_objective_and_share(study):
-    reading, _ = study
-    figure = reading.plot()
-    titles = [axis.get_title() for axis in figure.get_axes()]
-    assert titles == [
-        "symmetric truth: smoothing",
-        "skew truth: look-up",
-        "masked, all text",
-        "masked, 50% of it",
-        "next token, all text",
-        "next token, 50% of it",
-    ]
-    assert [line.get_label() for line in figure.get_axes()[0].get_lines()[: len(KERNELS)]] == list(COLOURS)
-    nothing = Kernels(starts=starts([0]), synthetic=[], language=[])
-    with pytest.raises(ValueError, match="it needs another part"):
-        nothing.plot()
-
-
-@pytest.mark.slow
-def test_tables_fit_the_terminal(study):
-    console = Console(width=80, file=io.StringIO())
-    terminal.show(study[0], console)
-    text = console.file.getvalue()
-    assert max(map(len, text.splitlines())) <= 80
-    assert "next token  50%   RoPE       symmetric init" in text
-    assert "starts of the unconstrained kernel" in text
+    with pytest.raises(ValueError, match=words):
+        WRONG[words](tmp_path)
 
 
 def test_sizes_of_the_command_are_those_of_the_plan():
@@ -468,9 +356,8 @@ def test_the_command_runs(corpus, tmp_path):
     reading = kq.Reading.load(tmp_path / "a.json")
     assert {row["seed"] for row in reading.language} == {4}
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + len(reading.language)
-    ignored = CliRunner().invoke(cli.app, [*arguments, "--share", "0.5"])
-    assert "--objective, --positions and --share are of the part longer, not of init" in str(ignored.exception)
-    refused = CliRunner().invoke(cli.app, [*arguments, "--picture", str(tmp_path / "a.svg")])
-    assert "--picture shows the parts synthetic, language and longer, not init" in str(
-        refused.exception
-    )  # before any work
+    for option, words in (  # before any work
+        (("--share", "0.5"), "--objective, --positions and --share are of the part longer, not of init"),
+        (("--picture", str(tmp_path / "a.svg")), "--picture shows the parts synthetic, language and longer, not init"),
+    ):
+        assert words in str(CliRunner().invoke(cli.app, [*arguments, *option]).exception)

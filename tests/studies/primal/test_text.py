@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import keyquery as kq
+from tests.studies.primal.test_series import written
 
 LENGTHS = (30, 17, 3)
 
@@ -200,9 +201,11 @@ def test_texts_are_compared_at_the_best_rates(study: Any, films: Path, monkeypat
     assert gap["change"] == pytest.approx(means[0] - means[1])
 
 
-def test_series_are_run_by_every_attention_under_both_protocols(study: Any, series: Path) -> None:
+def test_series_are_run_by_every_attention_under_both_protocols(study: Any, tmp_path: Path) -> None:
+    for seed, part in enumerate(("TRAIN", "TEST")):
+        written(tmp_path / f"Waves_{part}.ts", 10, seed)
     options = ["--part", "series", "--dataset", "Waves", "--seed", 0, "--width", 16, "--epochs", 1]
-    reading = study("primal", "--data", series, *options)
+    reading = study("primal", "--data", tmp_path, *options)
     assert len({(row["attention"], row["protocol"]) for row in reading.series}) == len(reading.series) == 6
     assert [row["part"] for row in reading.summary()] == ["series"] * 6
     with pytest.raises(ValueError, match="part must be one of 'series', 'text', 'all', got 'arena'"):
