@@ -1,16 +1,13 @@
 """One call in a process of its own, with bounds on time and memory: a hang or a crash ends only that process."""
 
 import builtins
-import os
+import json
 import resource
-import signal
-import time
-import warnings
 from dataclasses import dataclass
-from multiprocessing import Pipe
 from pathlib import Path
 
 from tests.fuzz.guard import resident
+from tests.processes import forked
 
 
 @dataclass
@@ -23,11 +20,9 @@ class Outcome:
 
 def bounded(call, seconds=10, memory=1024):
     """The outcome of `call` within so many seconds of work and MiB; AssertionError where it did not keep to them."""
-    here, there = Pipe()
     before = resident()  # of the parent: the child begins without the pages of libraries
-    with warnings.catch_warnings(action="ignore"):  # of threads, which the child does not use
-        child = os.fork()
-    if child == 0:
+
+    def limited():
         error = None
         limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + memory * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -36,20 +31,12 @@ def bounded(call, seconds=10, memory=1024):
             call()
         except BaseException as raised:  # MemoryError and RecursionError, too
             error = type(raised).__name__, str(raised)[:2000]
-        there.send((error, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**20))
-        os._exit(0)
-    there.close()
-    until = time.monotonic() + 6 * seconds  # for what waits without working: the machine may be busy
-    while not here.poll(0.02):
-        if time.monotonic() > until:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            raise AssertionError(f"still waiting after {6 * seconds} s")
-        if os.waitpid(child, os.WNOHANG)[0] and not here.poll():
-            raise AssertionError(f"it crashed, or worked for more than {seconds} s")
-    error, grown = here.recv()
-    os.waitpid(child, 0)
-    return Outcome(error, grown)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+        print(json.dumps([error, grown / 2**20]))
+
+    done = forked(limited, seconds=6 * seconds)  # for what waits without working: the machine may be busy
+    assert done.returncode == 0, f"it crashed, or took more than {seconds} s: {done}"
+    return Outcome(*json.loads(done.stdout.splitlines()[-1]))
 
 
 def assert_refused(call, words, seconds=10, memory=1024, growth=300):
