@@ -104,15 +104,6 @@ def test_sum_over_heads_adds_grouped_queries_first(dim, keys):
     torch.testing.assert_close(together.dense(), form.dense().sum(dim % 2))
 
 
-def test_grouped_keys_are_kept_once_and_measured_right():
-    query, key = torch.randn(2, 4, 3, 20, dtype=torch.float64), torch.randn(2, 1, 3, 20, dtype=torch.float64)
-    grouped, repeated = kq.Form(query, key), kq.Form(query, key.expand_as(query).contiguous())
-    check_form(grouped)
-    assert grouped.batch == (2, 4)
-    torch.testing.assert_close(grouped.skew_values(), repeated.skew_values())
-    torch.testing.assert_close(grouped[1, 2].dense(), repeated.dense()[1, 2])
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(data=st.data())
 def test_leading_directions_are_the_best_of_their_rank(dtype, data):

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from keyquery import pages
-from keyquery.reading import Reading
 from tests.conftest import CHROMIUM
 from tests.pages.kinds import reading
-from tests.pages.readings import EVIL
 
 ASSETS = Path(pages.__file__).parent / "assets"
 
@@ -46,13 +44,3 @@ def test_no_script_writes_markup_or_asks_for_anything():
     html = pages.page(reading("look"))
     assert set(re.findall(r"https?:[^\s\"')]*", html)) <= {"http://www.w3.org/2000/svg"}  # a name, not an address
     assert not re.search(r"<(link|img|iframe|object|embed|base|form)\b|@import|url\(|\bsrc=(?!x )", html)
-
-
-def test_a_table_in_a_notebook_shows_texts_as_texts():
-    class Named(Reading, kind="named for a test"):
-        pass
-
-    made = Named(provenance={})
-    object.__setattr__(made, "records", lambda: [{EVIL: EVIL}])
-    assert EVIL not in made._repr_html_()
-    assert made._repr_html_().count("&lt;/script&gt;") == 4

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import keyquery as kq
-from keyquery.learn.vision_language.network import built
 from keyquery.support.extras import EXTRAS, optional
 
 SOURCE = Path(kq.__file__).parent
@@ -70,17 +69,3 @@ def test_a_package_that_is_there_and_broken_is_not_called_missing(monkeypatch, t
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match="needs POT, which cannot be imported: No module named 'a_package"):
         optional("ot.bregman", "optimal transport")
-
-
-# Where the sentence was missing: Python's own error came through.
-FORGOTTEN = {
-    "transformers": lambda: built({"model_type": "vit"}, 8),
-}
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("module", FORGOTTEN)
-def test_places_that_forgot_to_name_the_extra(module, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"needs .*: pip install 'keyquery\["):
-        FORGOTTEN[module]()
