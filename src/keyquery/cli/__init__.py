@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from contextlib import nullcontext, redirect_stdout
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
@@ -51,7 +51,7 @@ def main() -> None:
     from files are escaped, and characters that the terminal's encoding lacks are transliterated.
     """
     spell_out()
-    warnings.showwarning = _warn  # type: ignore[assignment]  # its first parameter has another name
+    warnings.showwarning = _warn  # type: ignore[assignment]
     try:
         with redirect_stdout(io.StringIO()) if _rank() > 0 else nullcontext():  # under torchrun, only rank 0 prints
             app()
@@ -75,14 +75,7 @@ def _rank() -> int:
     return environment_count("RANK", 0)
 
 
-def _warn(
-    warning: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _warn(warning: Warning | str, *_: object) -> None:
     """Print a warning as one line on stderr, without the code it comes from."""
     print(f"keyquery: warning: {message(str(warning))}", file=sys.stderr)
 

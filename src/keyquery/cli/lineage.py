@@ -48,13 +48,12 @@ def lineage(models: list[str], other: list[str] | None, among: Path | None, inde
         if index is not None:
             _add(models, index, progress, output)
             return
-        reading: Reading
         if among is not None:
-            reading = relatives = search(models[0], _prints(among, progress), progress)
-            for why in relatives.skipped:
-                warnings.warn(f"left out: {why}", stacklevel=1)
+            reading: Reading = search(models[0], _prints(among, progress), progress)
         else:
             reading = compare_weights(models[0], models[1], other or (), progress=progress)
+    for why in getattr(reading, "skipped", ()):
+        warnings.warn(f"left out: {why}", stacklevel=1)
     output.deliver(reading)
 
 
@@ -65,10 +64,9 @@ def _check(models: list[str], other: list[str] | None, among: Path | None, index
         raise ValueError("--with is for two models: give it without --among")
     if among is not None and not among.is_dir():
         raise NotADirectoryError(f"--among must be a folder, got {among}")
-    wanted = None if index is not None else 1 if among is not None else 2
-    if wanted is not None and len(models) != wanted:
-        plural = "s" if wanted > 1 else ""
-        raise ValueError(f"expected {wanted} model{plural}, got {len(models)}")
+    wanted = "1 model" if among is not None else "2 models"
+    if index is None and len(models) != int(wanted[0]):
+        raise ValueError(f"expected {wanted}, got {len(models)}")
 
 
 def _add(models: list[str], index: Path, progress: Progress, output: Output) -> None:

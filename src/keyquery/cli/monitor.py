@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -31,13 +32,17 @@ def monitor(run: Path, follow: bool, seconds: float, output: Output) -> None:
         _show(path, output)
         return
     with suppress(KeyboardInterrupt):
-        _wait_for(path, seconds)
+        if not path.exists():
+            typer.echo(f"waiting for {path}", err=True)
+        while not (path.exists() and read_records(path)["records"]):
+            time.sleep(seconds)
         known = _show(path, output)
         while True:
             time.sleep(seconds)
             records = read_records(path)["records"]
             for record in records[known:]:
-                typer.echo(f"step {record['step']}: largest logit {_largest(record):.4g}")
+                logits = [value for value in record["values"].get("largest", []) if value is not None]
+                typer.echo(f"step {record['step']}: largest logit {max(logits, default=math.nan):.4g}")
                 for alarm in record["alarms"]:
                     typer.echo(f"step {alarm['step']}: {alarm['reason']}")
             known = len(records)  # fewer than before if the run was restarted
@@ -50,15 +55,3 @@ def _show(path: Path, output: Output) -> int:
     state = read_records(path)
     output.deliver(reading_of(state, {"file": path.name, "every": state["every"]}))
     return len(state["records"])
-
-
-def _wait_for(path: Path, seconds: float) -> None:
-    """Return once a file has its first record."""
-    if not path.exists():
-        typer.echo(f"waiting for {path}", err=True)
-    while not (path.exists() and read_records(path)["records"]):
-        time.sleep(seconds)
-
-
-def _largest(record: dict[str, dict[str, list[float | None]]]) -> float:
-    return max((value for value in record["values"].get("largest", []) if value is not None), default=float("nan"))

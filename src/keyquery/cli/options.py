@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -119,11 +120,8 @@ Out = Annotated[
 Workers = Annotated[int, typer.Option(min=1, help="Number of training runs that share the device.")]
 WORKERS = 1
 Vocabulary = Annotated[int, typer.Option(min=260, help="Vocabulary size of the trained tokenizer.")]
-WindowLength = Annotated[int, typer.Option(min=2, help="Tokens per window.")]
 INT, STR, PATH = "<int>", "<str>", "<path>"  # metavars of options that may be repeated, instead of <list[int]>
-# Seeds of a study, named by how many are the default.
 ThreeSeeds = Annotated[list[int] | None, typer.Option(metavar=INT, help="A seed; repeatable. Default: three seeds.")]
-FiveSeeds = Annotated[list[int] | None, typer.Option(metavar=INT, help="A seed; repeatable. Default: five seeds.")]
 
 
 def default_of(function: Callable[..., Any], name: str) -> Any:
@@ -144,12 +142,11 @@ def written(path: Path) -> None:
 def targets(force: bool, **paths: Path | None) -> dict[str, Path]:
     """The requested files, by option name; checked to be writable before any work starts."""
     requested = {name: path for name, path in paths.items() if path is not None}
-    for path in requested.values():
-        check_target(path, force)
-    if "picture" in requested:
-        pages.check_picture(requested["picture"])
     names: dict[Path, str] = {}
     for name, path in requested.items():
+        check_target(path, force)
+        if name == "picture":
+            pages.check_picture(path)
         if (other := names.setdefault(path.resolve(), name)) != name:
             raise ValueError(f"--{other} and --{name} name the same file")
     return requested
@@ -216,17 +213,13 @@ def command(
                 values["output"] = Output(targets(force, **files), quiet, force)
             function(**values)
 
-        parameters = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=default_of(calls, name) if each.default is FROM_FUNCTION and calls else each.default,
-                annotation=each.annotation,
-            )
-            for name, each in {**declared, **shared}.items()
-        ]
+        parameters = []
+        for name, (annotation, default) in {**declared, **shared}.items():
+            default = default_of(calls, name) if default is FROM_FUNCTION and calls else default
+            parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            parameters.append(parameter)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
 
     return declare
@@ -237,11 +230,11 @@ writes = command  # of studies, which declare their options by annotations
 
 def numbers_of(option: str, text: str) -> list[int]:
     """Parse numbers and ranges such as 0-5 or 0,3,7-9."""
-    chosen: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal() and max(len(first), len(last)) < 6 and int(first) <= int(last)):
+        found = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last:
             raise ValueError(f"{option} takes numbers below 100000 and ranges such as 0-5 or 0,3,7, got {text!r}")
-        chosen += range(int(first), int(last) + 1)
-    return list(dict.fromkeys(chosen))
+        numbers += range(first, last + 1)
+    return list(dict.fromkeys(numbers))
