@@ -7,6 +7,7 @@ import torch
 
 import keyquery as kq
 from keyquery.instruments.ablation.ablate import Ablation
+from keyquery.instruments.lineage.index import Relatives
 from keyquery.survey.reading import Survey, answer
 from tests.pages.readings import EVIL, monitored, roles, tiny
 
@@ -74,6 +75,12 @@ def ablation():
     return Ablation(model={"name": "costly", "layers": 2}, loss=3.0, sequences=32, by="head", rows=rows)
 
 
+def relatives():
+    row = {"model": "near", "related": True, "p": 1e-9, "basis_free": 20.0, "shared_basis": None}
+    other = {"model": "far", "related": False, "p": 0.5, "basis_free": 0.1, "shared_basis": 0.3}
+    return Relatives(model="mine", searched=5, comparable=2, rows=[row, other])
+
+
 READINGS = {
     "ablation": ablation,
     "attribution": lambda: kq.attribute(decoder()[0], inputs={"x": decoder()[1][:1]}, head="1.0", query=6, key=2),
@@ -82,6 +89,7 @@ READINGS = {
     "discovery": discovery,
     "flow": flow,
     "lineage": lambda: kq.lineage(decoder()[0], decoder()[0]),
+    "lineage search": relatives,
     "look": lambda: tiny("bert")[2],
     "monitor": monitored,
     "reranking": reranking,

@@ -1,50 +1,38 @@
-"""The page of a lineage in a real browser: its figures, its words, and no overflow on any screen."""
+"""What the pages of lineages hold; that they open, fit, sort and stay within their policy is tested with all pages."""
 
 import copy
 
-import pytest
 import torch
 
 import keyquery as kq
-from keyquery.instruments.lineage.index import Relatives
-from tests.conftest import CHROMIUM
+from keyquery.pages import page
+from tests.pages.kinds import reading
+from tests.pages.readings import block_of, data_of, measure_of
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 
-
-@pytest.fixture(scope="module")
-def reading():
+def test_the_page_of_two_models_has_all_pairs_of_layers_and_every_head():
     torch.manual_seed(0)
     base = kq.Decoder(64, depth=4, heads=4)
     other = copy.deepcopy(base)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter += 0.1 * parameter.std() * torch.randn_like(parameter) if parameter.ndim > 1 else 0
-    return kq.lineage(base, other)
+    lineage = kq.lineage(base, other)
+    data = data_of(page(lineage))
+    assert block_of(data, "summary")["sentences"][0].endswith(": fine-tuned.")
+    shared = measure_of(data, "shared basis")
+    assert (len(shared["values"]), shared["path"]) == (16, [0, 1, 2, 3])
+    (heads,) = block_of(data, "curve")["series"]
+    assert heads["items"] == [f"{layer}.{head}" for layer in range(4) for head in range(4)]
+    assert heads["values"] == [value for row in lineage.tests[1]["similarity"] for value in row]
+    moved = [block for block in data["tabs"][0]["blocks"] if block["type"] == "table"][1]["columns"][1]["values"]
+    assert len(moved) == 16
+    assert moved == sorted(moved, reverse=True)
+    assert "not of who copied whom" in data["notes"][0]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1600])
-def test_page_fits_every_screen(visit, reading, scheme, width):
-    tab = visit(reading, color_scheme=scheme)
-    tab.set_viewport_size({"width": width, "height": 900})
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    assert tab.locator("canvas").count() == 1
-    assert tab.locator(".lead").inner_text().endswith(": fine-tuned.")
-    assert tab.locator("circle.dot").count() == 16
-    assert "not of who copied whom" in tab.locator("#notes").inner_text()
-    light = tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert light == (scheme == "light")
-
-
-def test_relatives_have_a_page_with_every_model_that_was_tested(visit):
-    row = {"model": "near", "related": True, "p": 1e-9, "basis_free": 20.0, "shared_basis": None}
-    other = {"model": "far", "related": False, "p": 0.5, "basis_free": 0.1, "shared_basis": 0.3}
-    tab = visit(Relatives(model="mine", searched=5, comparable=2, rows=[row, other]))
-    assert tab.locator(".lead").inner_text() == "1 model of 5 shares weights with mine."
-    tab.locator('[data-sort="p (adjusted)"]').click()
-    assert tab.locator("tbody th").all_inner_texts() == ["near", "far"]
-    tab.locator('[data-sort="basis-free"]').click()
-    assert tab.locator("tbody th").all_inner_texts() == ["near", "far"]
-    tab.locator('[data-sort="basis-free"]').click()
-    assert tab.locator("tbody th").all_inner_texts() == ["far", "near"]
+def test_the_page_of_relatives_has_every_model_that_was_tested():
+    data = data_of(page(reading("lineage search")))
+    assert block_of(data, "summary")["sentences"] == ["1 model of 5 shares weights with mine."]
+    names, related, p = (column["values"] for column in block_of(data, "table")["columns"][:3])
+    assert (names, related, p) == (["near", "far"], ["yes", "no"], ["1.0e-09", "5.0e-01"])
