@@ -72,8 +72,8 @@ def read_text(path: str | Path, encoding: str = "utf-8", longest: int | None = N
     else:
         data = read_bytes(path)
     text = _decoded(path, data, lambda data: data.decode(encoding), encoding)
-    if longest is not None:
-        _check_length(path, text, longest)
+    if longest is not None and any(line.end() - line.start() > longest + 2 for line in LINE.finditer(text)):
+        raise ValueError(f"{path} has a line longer than the limit of {longest} characters")
     return text.removeprefix("\ufeff")
 
 
@@ -87,15 +87,6 @@ def _check_lines(path: Path, data: bytes) -> None:
     most = LINES + 2 * path.stat().st_size
     if sum(map(data.count, BREAKS)) > most:
         raise ValueError(f"{path} decompresses to more than the limit of {most} lines: decompress it first")
-
-
-def _check_length(path: Path, text: str, longest: int) -> None:
-    start = 0
-    while len(text) - start > longest:
-        end = max(text.rfind(sign, start, start + longest + 1) for sign in "\n\r")
-        if end < 0:
-            raise ValueError(f"{path} has a line longer than the limit of {longest} characters")
-        start = end + 1
 
 
 def _standard_input() -> bytes:
