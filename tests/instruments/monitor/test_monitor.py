@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery.cli import app
 from keyquery.layers import LanguageModel, Shape
+from keyquery.proof.families import tiny_model
 
 transformers = pytest.importorskip("transformers")
-LLAMA = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 class Torch(torch.nn.Module):
@@ -40,7 +40,7 @@ def make(kind):
         return LanguageModel(Shape(60, 32, 2, 4, 32, True, "general", rope=True, dropout=0.1))
     if kind == "torch":
         return Torch()
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, num_key_value_heads=2))
+    model = transformers.LlamaForCausalLM(tiny_model("llama").config)
     model.set_attn_implementation(kind)
     return model
 

@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 import keyquery as kq
 from keyquery.layers import LanguageModel, Shape
 from keyquery.listening.tokens import Run
+from keyquery.proof.families import tiny_model
+
+pytest.importorskip("transformers")
 
 LOGITS = ("largest", "smallest", "entropy", "relative_entropy", "sink", "input_norm")
 
@@ -60,19 +63,12 @@ class Encoder(nn.Module):
         return self.encoder(self.tokens(ids.T), src_key_padding_mask=hidden)
 
 
-def of_transformers(name, kind):
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    config = getattr(transformers, f"{name}Config")(**sizes, num_attention_heads=4, attn_implementation=kind)
-    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
-    return getattr(transformers, f"{name}Model")(config)
-
-
+BERT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 MODELS = {
     "gpt": Gpt,
     "encoder": Encoder,
-    "llama, eager": lambda: of_transformers("Llama", "eager"),
-    "bert": lambda: of_transformers("Bert", "sdpa"),
+    "llama": lambda: tiny_model("llama"),
+    "bert": lambda: tiny_model("bert", **BERT),
     "kq": lambda: LanguageModel(Shape(60, 32, 2, 4, 32, True, "general", rope=True)),
 }
 
@@ -129,12 +125,8 @@ def positions(kind, real):
 
 
 def test_learned_sinks_count_for_the_entropy_alone():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1}
     torch.manual_seed(0)
-    config = transformers.GptOssConfig(**sizes, attn_implementation="eager", layer_types=["full_attention"])
-    model = transformers.GptOssModel(config).train()
+    model = tiny_model("gpt_oss", num_hidden_layers=1, layer_types=["full_attention"]).train()
     model.layers[0].self_attn.sinks.data.copy_(torch.tensor([0.0, 1.0, 2.0, 50.0]))
     monitor = monitored(model)
     with kq.listen(model) as calls:

@@ -10,6 +10,7 @@ import torch
 
 import keyquery as kq
 from keyquery.layers import LanguageModel, Shape
+from keyquery.proof.families import tiny_model
 
 SETUPS = [("ddp", "general"), ("fsdp", "general"), ("fsdp", "symmetric"), ("fsdp", "llama")]
 METRICS = ("largest", "smallest", "entropy", "sink", "sigma", "bound", "effective_rank")
@@ -21,10 +22,7 @@ def make(kind):
         return LanguageModel(Shape(60, 32, 2, 4, 32, True, kind, rope=True))
     import transformers
 
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
-    )
+    return transformers.LlamaForCausalLM(tiny_model("llama").config)
 
 
 def wrapped(model, how):
