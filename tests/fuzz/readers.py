@@ -34,6 +34,7 @@ from keyquery.learn.data.text import read_column, read_corpus
 from keyquery.learn.training import Recipe, train
 from keyquery.listening.inputs.batches import read_lines, text_batches
 from keyquery.pages import terminal
+from keyquery.proof.families import tiny_model
 from keyquery.support.files import read_text
 from tests.fuzz import forged
 from tests.fuzz import mutations as m
@@ -63,13 +64,6 @@ CONFIG = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads"
 CONFIG |= {"num_hidden_layers": 2, "rope_theta": 1e4, "rms_norm_eps": 1e-5, "max_position_embeddings": 128}
 CONFIG |= {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
 CONFIG |= {"rope_scaling": {**ROPE, "original_max_position_embeddings": 64}}
-YARN = {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.7, "beta_fast": 32}
-LATENT = {"model_type": "deepseek_v2", "num_attention_heads": 2, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4}
-LATENT |= {"v_head_dim": 4, "kv_lora_rank": 6, "q_lora_rank": None, "hidden_size": 8, "max_position_embeddings": 64}
-LATENT |= {"rope_scaling": YARN}
-FUSED = {"model_type": "phi3", "num_attention_heads": 4, "hidden_size": 16, "max_position_embeddings": 64}
-FUSED |= {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [1.0, 4.0]}}
-FUSED |= {"original_max_position_embeddings": 32}
 
 
 def weights():
@@ -84,19 +78,18 @@ def weights():
     return tensors
 
 
-def latent(folder):
-    torch.manual_seed(0)
-    name = "model.layers.0.self_attn"
-    sizes = {"q_proj": (16, 8), "kv_a_proj_with_mqa": (10, 8), "kv_b_proj": (16, 6), "o_proj": (8, 8)}
-    tensors = {f"{name}.{role}.weight": torch.randn(size) for role, size in sizes.items()}
-    tensors |= {f"{name}.kv_a_layernorm.weight": torch.rand(6), "model.layers.0.input_layernorm.weight": torch.rand(8)}
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(LATENT))
+def of_family(name, **changes):
+    def make(folder):
+        torch.manual_seed(0)
+        tiny_model(name, **changes).save_pretrained(folder)
+
+    return make
 
 
-def fused(folder):
-    save_file({"model.layers.0.self_attn.qkv_proj.weight": torch.randn(32, 16)}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(FUSED))
+YARN = {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.7, "beta_fast": 32}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 2.0, 1.0, 1.0], "long_factor": [1.0, 4.0, 1.0, 1.0]}
+latent = of_family("deepseek", num_hidden_layers=1, rope_parameters={**YARN, "rope_theta": 1e4})
+fused = of_family("phi3", rope_parameters={**LONG, "rope_theta": 1e4, "original_max_position_embeddings": 32})
 
 
 def llama(folder):
