@@ -58,12 +58,6 @@ def test_every_model_has_its_reading_and_its_place(make):
     assert all(f"(atlas/{name}.html)" in text for name in NAMES)
 
 
-def test_a_page_is_made_of_a_reading():
-    look = kq.Reading.load(ATLAS / "sceptr.json.xz")
-    assert look.model["name"] == "SCEPTR"
-    assert "<title>SCEPTR: attention heads</title>" in look.page()
-
-
 def test_reactions_and_antibodies_are_cut_into_words(make):
     assert make.REACTION.findall("C[Mg]Br.Cl>>c1") == ["C", "[Mg]", "Br", ".", "Cl", ">>", "c", "1"]
     assert all("".join(words[1:-1]).count(">>") == 1 for words in make.reactions())

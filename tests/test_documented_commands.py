@@ -57,19 +57,20 @@ def test_commands_are_found():
     assert len(READ) > 30
 
 
+LINKS = {
+    kq.models.ENCODER: "path/to/one A models/A OTHER",
+    kq.models.DECODER: "path/to/other path/to/model B MODEL BASE models/B models/MODEL "
+    "runs/first/checkpoint-500 runs/first/checkpoint-1000",
+}
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with everything that commands speak of."""
     folder, text = tmp_path_factory.mktemp("place"), kq.models.LONG_TEXT.read_text()[:6000]
-    for name, model in (("one", kq.models.ENCODER), ("other", kq.models.DECODER), ("model", kq.models.DECODER)):
-        _link(folder / "path/to" / name, model)
-    for name, model in (("A", kq.models.ENCODER), ("B", kq.models.DECODER), ("MODEL", kq.models.DECODER)):
-        _link(folder / name, model)
-        _link(folder / "models" / name, model)
-    for name, model in (("BASE", kq.models.DECODER), ("OTHER", kq.models.ENCODER)):
-        _link(folder / name, model)
-    for step in (500, 1000):
-        _link(folder / f"runs/first/checkpoint-{step}", kq.models.DECODER)
+    for model, names in LINKS.items():
+        for name in names.split():
+            _link(folder / name, model)
     (folder / "models.txt").write_text("models/A  # an encoder\nmodels/B\n")
     (folder / "FILE").write_text(kq.models.LONG_TEXT.read_text()[:20_000])  # windows enough for means by position
     for name in ("reviews.txt", "novels.txt"):

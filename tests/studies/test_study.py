@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,10 +114,3 @@ def test_what_is_refused_is_refused_before_any_job(tmp_path):
     assert not (tmp_path / "out" / "results").exists()
     with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
         Powers(files=()).run(workers=0)
-
-
-def test_a_reading_of_a_study_says_where_it_is_shown():
-    reading = PowerStudy(squares=[{"number": 2, "value": 4}])
-    assert json.loads(reading.to_json())["kind"] == "power study"
-    assert reading.summary() == reading.records()
-    assert PowerStudy.__module__ in sys.modules

@@ -21,9 +21,6 @@ def test_rank_correlation_of_what_is_constant_is_none():
     assert spearman([1, 20, 300], [3.0, 2.0, 1.0]) == -1
 
 
-# By hand: Cauchy's and Student's own distribution functions, for 1 and 2 degrees of freedom.
-
-
 @pytest.mark.parametrize("t", ["0.5", "40", "1e9"])
 def test_a_far_tail_loses_no_digits(t):
     with localcontext(prec=100):  # the distribution function for 4 degrees of freedom, in 100 digits
@@ -43,12 +40,6 @@ def test_an_interval_by_hand():
 def test_one_pair_is_no_measurement():
     with pytest.raises(ValueError, match="at least 2 pairs, got 1"):
         paired(torch.zeros(1), torch.zeros(1))
-
-
-def test_95_of_100_intervals_hold_the_truth():
-    draws = torch.randn(4000, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    held = [low <= 0 <= high for _, low, high in (paired(torch.zeros(6), row) for row in draws)]
-    assert sum(held) / len(held) == pytest.approx(0.95, abs=0.015)  # four standard errors
 
 
 def test_the_mean_of_intervals_by_hand():
