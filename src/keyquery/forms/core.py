@@ -142,14 +142,11 @@ def restored(values: Tensor, unit: Float[Tensor, "*batch 1 1"]) -> Tensor:
     return values * power * power
 
 
-def reduced(query: Tensor, key: Tensor, covariance: Tensor | None = None, fits: bool = False) -> Core:
-    """Reduce the form of two factors, optionally as it acts on data of a given covariance, to its Core.
-
-    `fits`: squares of the factors are known to be within the range of float64.
-    """
+def reduced(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Core:
+    """Reduce the form of two factors, optionally as it acts on data of a given covariance, to its Core."""
     rank, dim = query.shape[-2:]
-    unscaled = fits or torch.float64 not in (query.dtype, key.dtype)
-    (query, size_query), (key, size_key) = _in_range(query, fits), _in_range(key, fits)
+    unscaled = torch.float64 not in (query.dtype, key.dtype)
+    (query, size_query), (key, size_key) = _in_range(query), _in_range(key)
     if covariance is not None:
         covariance, size = halved(covariance.double())
         size_query, size_key = size_query + size, size_key + size
@@ -173,10 +170,10 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32)).double()
 
 
-def _in_range(factor: Tensor, fits: bool) -> tuple[Tensor, Tensor]:
+def _in_range(factor: Tensor) -> tuple[Tensor, Tensor]:
     """In float64, with rows scaled so that squares do not overflow, and the exponents of their divisors."""
     wide = widened(factor)
-    if fits or factor.dtype != torch.float64:  # squares of lower precisions always fit
+    if factor.dtype != torch.float64:  # squares of lower precisions always fit
         return wide, wide.new_zeros(*wide.shape[:-1], 1)
     size = row_exponents(wide)
     return wide * (-size).exp2(), size

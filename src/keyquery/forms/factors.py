@@ -26,7 +26,6 @@ from keyquery.support.checks import (
 
 F = TypeVar("F", bound="Factors")
 T = TypeVar("T")
-SMALL = 2**22  # entries of factors that are kept in float64 too, 32 MB
 
 
 class Factors:
@@ -67,13 +66,7 @@ class Factors:
 
     def wide(self) -> tuple[Tensor, Tensor]:
         """Query and key in float64."""
-        return weighted(*self._doubled(), self._covariance)
-
-    def _doubled(self) -> tuple[Tensor, Tensor]:
-        """The factors in float64; kept for a small form, such as some heads at a time."""
-        if self._query.numel() + self._key.numel() > SMALL:
-            return widened(self._query), widened(self._key)
-        return self.cached("double", lambda: (widened(self._query), widened(self._key)))
+        return weighted(widened(self._query), widened(self._key), self._covariance)
 
     def cached(self, name: str, compute: Callable[[], T]) -> T:
         """What `compute` returns; kept until a factor is changed in place, unless derivatives are required."""

@@ -42,9 +42,7 @@ class Measures(Factors):
 
     def _core(self) -> Core:
         if self.dim == self.key_dim:
-            fits = self.dtype != torch.float64  # squares of lower precisions are within the range of float64
-            factors = self._doubled() if fits else (self._query, self._key)
-            return reduced(*factors, self._covariance, fits)
+            return reduced(self._query, self._key, self._covariance)
         # A rectangular M is the block of a square matrix, 0 elsewhere, which has its norms and singular values.
         return reduced(pad(self._query, (0, self.key_dim)), pad(self._key, (self.dim, 0)))
 
