@@ -41,17 +41,17 @@ def bounded(call, seconds=10, memory=1024):
 
 def assert_refused(call, words, seconds=10, memory=1024, growth=300):
     """Require a ValueError or an OSError whose text holds `words`, soon and without a flood."""
-    found = bounded(call, seconds, memory)
-    assert found.error is not None, "it was read"
-    name, said = found.error
-    assert name == "ValueError" or issubclass(getattr(builtins, name, int), OSError), found
+    outcome = bounded(call, seconds, memory)
+    assert outcome.error is not None, "it was read"
+    name, said = outcome.error
+    assert name == "ValueError" or issubclass(getattr(builtins, name, int), OSError), outcome
     assert words in said, said
     assert "\x1b" not in said
-    assert found.grown < growth, found
+    assert outcome.grown < growth, outcome
 
 
 def assert_read(call, seconds=10, memory=1024, growth=300):
     """Require that it is read, soon and without a flood."""
-    found = bounded(call, seconds, memory)
-    assert found.error is None, found
-    assert found.grown < growth, found
+    outcome = bounded(call, seconds, memory)
+    assert outcome.error is None, outcome
+    assert outcome.grown < growth, outcome

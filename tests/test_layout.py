@@ -190,9 +190,8 @@ WRITERS = {
 def test_files_are_written_by_one_module():
     files = r"\w+\.write_text|\w+\.write_bytes|\bsave_file|\.tofile|SummaryWriter|\.rename|\bos\.(?:rename|replace)"
     writes = rf"({files}|\b(?:torch|np|figure)\.save\w*)\(|\b(open)\([^)\n]*[\"'][wax]"
-    found = matching(writes, SOURCE, STUDIES)
-    found = {(file, name) for file, name in found if file != "support/files.py"}
-    assert found == WRITERS
+    calls = matching(writes, SOURCE, STUDIES)
+    assert {(file, name) for file, name in calls if file != "support/files.py"} == WRITERS
 
 
 def test_shapes_are_checked_and_uninitialised_memory_is_poisoned_in_tests():

@@ -22,7 +22,7 @@ PASSED = re.compile(r"^Parameters\n-+\n(.*?)(?=^\w[\w ]*\n-+$|\Z)", re.MULTILINE
 described = runpy.run_path(str(DOCS / "site" / "fields.py"))["described"]  # fields of a class, with their comments
 
 
-def found(path):
+def resolved(path):
     """What stands under a name."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)
@@ -30,7 +30,7 @@ def found(path):
 
 def home(path):
     """Where a function or class is defined; other things are where they are named."""
-    thing = found(path)
+    thing = resolved(path)
     return f"{thing.__module__}.{thing.__qualname__}" if isfunction(thing) or isclass(thing) else path
 
 
@@ -39,13 +39,13 @@ def promised():
     for path in sorted(SOURCE.rglob("__init__.py")):
         package = ".".join(("keyquery", *path.parent.relative_to(SOURCE).parts))
         names = (f"{package}.{name}" for name in getattr(import_module(package), "__all__", ()))
-        yield from (name for name in names if not ismodule(found(name)))
+        yield from (name for name in names if not ismodule(resolved(name)))
 
 
 def test_every_public_name_has_one_entry():
     homes = [home(entry) for entry in ENTRIES]
     assert len(set(homes)) == len(homes) > 150
-    assert not any(ismodule(found(entry)) for entry in ENTRIES)
+    assert not any(ismodule(resolved(entry)) for entry in ENTRIES)
     assert [path for path in promised() if home(path) not in homes] == []
     assert {path for path in promised() if path.count(".") == 1} <= set(ENTRIES)  # by their short path
 
@@ -69,15 +69,15 @@ def lacks(thing):
 
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.count(".") == 1])  # kq.*: others say one line
 def test_an_entry_describes_its_parameters_and_its_result(entry):
-    thing = found(entry)
+    thing = resolved(entry)
     assert not (isfunction(thing) or isclass(thing)) or lacks(thing) == set()
 
 
 def test_methods_of_estimators_describe_theirs():
     folders = "events|in_context|npt|rerank|series|vision_language|transport.classifier"
     of_estimators = re.compile(rf"keyquery\.learn\.({folders})\.")
-    for entry in (entry for entry in ENTRIES if of_estimators.match(home(entry)) and isclass(found(entry))):
-        for name, method in vars(found(entry)).items():
+    for entry in (entry for entry in ENTRIES if of_estimators.match(home(entry)) and isclass(resolved(entry))):
+        for name, method in vars(resolved(entry)).items():
             if isfunction(method) and not name.startswith("_") and len(signature(method).parameters) > 1:
                 assert lacks(method) == set(), f"{entry}.{name}"
 

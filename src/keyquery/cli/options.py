@@ -232,8 +232,8 @@ def numbers_of(option: str, text: str) -> list[int]:
     """Parse numbers and ranges such as 0-5 or 0,3,7-9."""
     numbers: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        match = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
             raise ValueError(f"{option} takes numbers below 100000 and ranges such as 0-5 or 0,3,7, got {text!r}")
         numbers += range(first, last + 1)

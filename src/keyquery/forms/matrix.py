@@ -122,9 +122,9 @@ class Matrix(Factors):
         def part(factor: Tensor) -> Tensor:
             entries: list[int | slice] = []
             sizes = zip(reversed(batch), reversed(self.batch), factor.shape[-3::-1], strict=False)
-            for entry, size, own in sizes:
+            for entry, size, stored in sizes:
                 whole = 0 if isinstance(entry, int) else slice(None)
-                entries.insert(0, whole if own < size else entry)
+                entries.insert(0, whole if stored < size else entry)
             return factor[tuple(entries)]
 
         return self._with(part(self._query), part(self._key))

@@ -116,15 +116,15 @@ class _Check:
 
     def ratios(self, eigenvalues: Tensor) -> None:
         """Dimensionless numbers; 0 for a zero form."""
-        form, one = self.form, torch.ones_like(self.norm)
+        form, unit = self.form, torch.ones_like(self.norm)
         energy = eigenvalues.square().sum(-1)
         absent = energy <= self.floor**2
         entropy = torch.special.entr(self.sigma / self.sigma.sum(-1, keepdim=True)).sum(-1)
         share, width = eigenvalues.clamp(min=0).square().sum(-1) / energy, self.sigma.shape[-1]
         for name, given, expected, zero, scale in (
-            ("symmetry", form.symmetry, (self.M * self.M.mT).sum((-2, -1)) / self.norm**2, self.zero, one),
+            ("symmetry", form.symmetry, (self.M * self.M.mT).sum((-2, -1)) / self.norm**2, self.zero, unit),
             ("positive_share", form.positive_share, share, absent, torch.where(absent, 1.0, self.norm / energy.sqrt())),
-            ("effective_rank", form.effective_rank(), entropy.exp(), self.zero, one * width**2),
-            ("stable_rank", form.stable_rank(), (self.norm / self.top) ** 2, self.zero, one * width),
+            ("effective_rank", form.effective_rank(), entropy.exp(), self.zero, unit * width**2),
+            ("stable_rank", form.stable_rank(), (self.norm / self.top) ** 2, self.zero, unit * width),
         ):
             self.within(name, given, torch.where(zero, 0.0, expected), self.of_ratios * scale)
