@@ -8,7 +8,6 @@ import copy
 import gzip
 import io
 import json
-import lzma
 import re
 import struct
 import zipfile
@@ -180,14 +179,8 @@ def zipped(members, *options, **more):
     return made.getvalue()
 
 
-def packed(pack, unpack):
-    """A text inside a packed file."""
-
-    def change(chance, data):
-        return as_bytes(chance, data) if chance.random() < 0.4 else pack(as_text(chance, unpack(data)))
-
-    return change
-
-
-as_gzip = packed(lambda data: gzip.compress(data, 1), gzip.decompress)
-as_xz = packed(lambda data: lzma.compress(data, preset=0), lzma.decompress)
+def as_gzip(chance, data):
+    """A text inside a packed file, or the bytes."""
+    if chance.random() < 0.4:
+        return as_bytes(chance, data)
+    return gzip.compress(as_text(chance, gzip.decompress(data)), 1)
