@@ -16,7 +16,7 @@ c, and sums and differences of q and k are only as exact as the longer of the tw
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
 
@@ -42,7 +42,7 @@ class Core:
     zero. If n = 2r, Q is in the first r coordinates only. Rows are balanced and about 1 in size: Q is the query
     times 2^(lift − unit), K the key times 2^(−lift − unit). All matrices and spectra here are therefore those of
     M / 4^unit; `restored` takes them back. `independent` rows have no small differences to protect: both parts then
-    come from M itself. `gram` is the Gram matrix of the factors [Q; K] themselves, where the core comes from it.
+    come from M itself.
     """
 
     query: Float[Tensor, "*batch r n"]
@@ -50,7 +50,6 @@ class Core:
     lift: Float[Tensor, "*batch r 1"]
     unit: Float[Tensor, "*batch 1 1"]
     independent: bool = False
-    gram: Float[Tensor, "*batch m m"] | None = None
 
     def restored(self, values: Tensor) -> Tensor:
         """Values (*batch) or (*batch, n) in units of M itself; beyond the range of float64 they are 0 or infinite."""
@@ -145,7 +144,6 @@ def restored(values: Tensor, unit: Float[Tensor, "*batch 1 1"]) -> Tensor:
 def reduced(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Core:
     """Reduce the form of two factors, optionally as it acts on data of a given covariance, to its Core."""
     rank, dim = query.shape[-2:]
-    unscaled = torch.float64 not in (query.dtype, key.dtype)
     (query, size_query), (key, size_key) = _in_range(query), _in_range(key)
     if covariance is not None:
         covariance, size = halved(covariance.double())
@@ -154,7 +152,7 @@ def reduced(query: Tensor, key: Tensor, covariance: Tensor | None = None) -> Cor
         return _paired(*weighted(query, key, covariance), size_query, size_key)
     fast, trusted = _by_cholesky(query, key, covariance, size_query, size_key)
     if trusted.all():
-        return replace(fast, gram=fast.gram if covariance is None and unscaled else None)
+        return fast
     chosen = (t.expand(*trusted.shape, *t.shape[-2:])[~trusted] for t in (query, key, size_query, size_key))
     query, key, size_query, size_key = chosen
     slow = _by_qr(*weighted(query, key, covariance), size_query, size_key)
@@ -244,10 +242,10 @@ def product_svd(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor,
     return q_left @ u[..., :rank], values[..., :rank], q_right @ vh[..., :rank, :].mT
 
 
-def _paired(query: Tensor, key: Tensor, size_query: Tensor, size_key: Tensor, gram: Tensor | None = None) -> Core:
-    """The core of rows that are the factors' rows divided by 2^size; they are independent if they come from `gram`."""
+def _paired(query: Tensor, key: Tensor, size_query: Tensor, size_key: Tensor, independent: bool = False) -> Core:
+    """The core of rows that are the factors' rows divided by 2^size."""
     query, key, lift, unit = balanced(query, key, size_query, size_key)
-    return Core(query, (query - key) / 2, lift, unit, gram is not None, gram)
+    return Core(query, (query - key) / 2, lift, unit, independent)
 
 
 def _by_qr(query: Tensor, key: Tensor, size_query: Tensor, size_key: Tensor) -> Core:
@@ -276,7 +274,7 @@ def _by_cholesky(
         factor = torch.linalg.cholesky(torch.where(trusted[..., None, None], unit, eye))
     rows = factor * size.unsqueeze(-1)
     rank = query.shape[-2]
-    core = _paired(rows[..., :rank, :], rows[..., rank:, :], size_query, size_key, gram)
+    core = _paired(rows[..., :rank, :], rows[..., rank:, :], size_query, size_key, independent=True)
     apart, whole = (torch.linalg.matrix_norm(t.detach()) for t in (core.half, core.query))
     return core, trusted & (inverse * whole <= TRUSTED_INVERSE * apart)
 

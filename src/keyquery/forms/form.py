@@ -68,8 +68,6 @@ class Form(Matrix, Directions):
         """Gram matrix XXᵀ of X = [Q; K] (XΣXᵀ on data), in float64; it determines all norms and spectra."""
         self.require_square("a Gram matrix of [Q; K]")
         core = self.core()
-        if core.gram is not None:
-            return core.gram.clone()
         query, key = times(core.query, core.unit - core.lift), times(core.key, core.unit + core.lift)
         rows = torch.cat((query, key), dim=-2)
         return rows @ rows.mT

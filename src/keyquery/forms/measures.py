@@ -157,7 +157,8 @@ class Measures(Factors):
         """Norms of M·x for the columns x of a factor, from the other side of the core."""
         core = self.core()
         exponents = sign * core.lift - core.unit
-        if core.gram is None:  # squares may be out of range: rows of the factor, which may be shared, become about 1
+        if self._covariance is not None or self.dtype == torch.float64:
+            # Squares may be out of range: the rows of the factor, which may be shared, become about 1.
             size = row_exponents(factor)
             factor, exponents = times(factor, -size), exponents + size
         return core.restored(_column_lengths(factor, times(other, exponents)))
