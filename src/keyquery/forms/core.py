@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.util import find_spec
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -266,30 +265,17 @@ def _by_cholesky(
     size = torch.where(square > 0, square, 1.0).sqrt()
     unit = gram / (size.unsqueeze(-1) * size.unsqueeze(-2))
     factor, failed = torch.linalg.cholesky_ex(unit)
-    inverse = _inverse_norm(factor.detach())
+    eye = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
+    inverse = torch.linalg.matrix_norm(torch.linalg.solve_triangular(factor.detach(), eye, upper=False))
     trusted = (failed == 0) & (inverse <= TRUSTED_INVERSE)
     if not trusted.all():
         # Untrusted forms are replaced later; until then they must not make the gradients of others NaN.
-        eye = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
         factor = torch.linalg.cholesky(torch.where(trusted[..., None, None], unit, eye))
     rows = factor * size.unsqueeze(-1)
     rank = query.shape[-2]
     core = _paired(rows[..., :rank, :], rows[..., rank:, :], size_query, size_key, independent=True)
     apart, whole = (torch.linalg.matrix_norm(t.detach()) for t in (core.half, core.query))
     return core, trusted & (inverse * whole <= TRUSTED_INVERSE * apart)
-
-
-def _inverse_norm(factor: Tensor) -> Tensor:
-    """‖L⁻¹‖, estimated: L⁻¹z has that length on average for random z. A few fixed z suffice."""
-    probes = torch.from_numpy(_probes(factor.shape[-1])).to(factor.device)
-    solved = torch.linalg.solve_triangular(factor, probes, upper=False)
-    return torch.linalg.matrix_norm(solved) / 8**0.5
-
-
-@cache
-def _probes(size: int) -> np.ndarray:
-    """Random vectors from numpy, since torch's generators raise under `torch.func.jacfwd`."""
-    return np.random.default_rng(0).standard_normal((size, 8))
 
 
 def inner(query: Float[Tensor, "*#batch r d"], key: Float[Tensor, "*#batch n d"]) -> Float[Tensor, "*out r n"]:
