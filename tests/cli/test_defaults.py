@@ -7,6 +7,7 @@ import pytest
 import keyquery as kq
 from keyquery.cli.commands import MODULES, load
 from keyquery.cli.options import FILES, Output, chosen, command, default_of, option
+from keyquery.instruments.look.data import LookData
 
 
 def measure(model, steps=3, length=128):
@@ -60,4 +61,4 @@ def test_further_files_are_checked_with_the_others(tmp_path):
 
 def test_what_is_not_chosen_keeps_its_default():
     assert chosen(seeds=None, sets=[], kernels=["psd", "skew", "psd"]) == {"kernels": ("psd", "skew")}
-    assert default_of(kq.look, "threshold") == default_of(kq.ablate, "threshold") == 0.003
+    assert default_of(LookData, "threshold") == default_of(kq.ablate, "threshold") == 0.003

@@ -24,7 +24,7 @@ from keyquery import Reading
 from keyquery.checkpoints.hub import Hub
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.checkpoints.vocabulary import vocabulary
-from keyquery.instruments.look.fitted import saved_network
+from keyquery.instruments.look.look import opened
 from keyquery.intervene.swap.swap import FORMAT, _read_saved
 from keyquery.kinds import kinds
 from keyquery.layers import LanguageModel, Shape
@@ -333,7 +333,7 @@ READERS = {
     "images": Reader(images, "a.npz", m.as_zip, reads(load_images, "a.npz"), True),
     "photos, png": Reader(photos, "cat/a.png", m.as_bytes, load_images, True),
     "photos, jpeg": Reader(photos, "dog/b.jpg", m.as_bytes, load_images, True),
-    "estimator": Reader(saved, "a.safetensors", m.as_safetensors, reads(saved_network, "a.safetensors")),
+    "estimator": Reader(saved, "a.safetensors", m.as_safetensors, reads(opened, "a.safetensors")),
     "swap": Reader(swapped, "a.safetensors", m.as_safetensors, reads(_read_saved, "a.safetensors")),
     "run": Reader(run_of, "run.checkpoint", m.as_zip, run_of),
     "forged pickle, zipped": Reader(pickled(True), "pytorch_model.bin", forged.in_zip, look),

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from keyquery import models
-from keyquery.checkpoints import Heads, read
+from keyquery.checkpoints import read
 from keyquery.checkpoints.hub import located
 from keyquery.cli.options import (
     CHECKPOINT,
@@ -29,8 +31,8 @@ from keyquery.cli.options import (
 )
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.compare import compare as side_by_side
-from keyquery.instruments.look.fitted import saved_network
 from keyquery.instruments.look.look import look as look_at
+from keyquery.instruments.look.look import opened
 from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show.page import DIRECTIONS
 from keyquery.instruments.look.show.page import TOKENS as SAMPLE
@@ -39,7 +41,6 @@ from keyquery.listening.inputs.batches import id_batches, read_ids, with_decoder
 from keyquery.listening.inputs.load import load_tokenizer
 from keyquery.reading import Reading
 from keyquery.support.devices import pick_device
-from keyquery.support.progress import Progress
 from keyquery.survey.find_models import unique_names
 
 TEXT = option(
@@ -124,14 +125,7 @@ def look(model: str | None, layers: str | None, directions: int | None, output: 
     length=LENGTH,
     device=Option(Device, DEVICE),
 )
-def compare(
-    first: str,
-    second: str,
-    heads: int | None,
-    adapter: Path | None,
-    output: Output,
-    **options: Any,
-) -> None:
+def compare(first: str, second: str, adapter: Path | None, output: Output, **options: Any) -> None:
     """Show what differs between two models, or between two checkpoints of one.
 
     For models of the same shape: how far each head's QK matrix M has moved, ‖ΔM‖/‖M‖, with its symmetric and skew
@@ -139,21 +133,17 @@ def compare(
     saved looks, are shown side by side. A fine-tune that is an adapter is compared with its base by naming the base
     twice: compare BASE BASE --adapter DIR.
     """
-    options["heads"] = heads
     if adapter is not None and _is_saved(second):
         raise ValueError(f"--adapter needs the second model itself, not {second}")
-    sources = (first, second)
-    adapters = (None, adapter)
-    saved = {source: _saved_look(source) for source in sources if _is_saved(source)}  # checked before a model runs
-    weights = None if saved else _weights(sources, heads, adapters)
-    looks = [
-        saved[source]
-        if source in saved
-        else watched_look(source, output, **options, **for_page("html" in output.files, None, source), **added)
-        for source, added in zip(sources, ({}, {} if adapter is None else {"adapter": adapter}), strict=True)
-    ]
+    sources = ((first, None), (second, adapter))
+    saved = {source: _saved_look(source) for source, _ in sources if _is_saved(source)}  # checked before a model runs
+    weights = None if saved else [read(opened(model), options["heads"], adapter=added) for model, added in sources]
+    looks = []
+    for source, added in sources:
+        shown = for_page("html" in output.files, None, source)
+        looks.append(saved.get(source) or watched_look(source, output, adapter=added, **options, **shown))
     with output.watching() as progress:
-        comparison = side_by_side(*_distinguished(looks, sources), weights=weights, progress=progress)
+        comparison = side_by_side(*_distinguished(looks, (first, second)), weights=weights, progress=progress)
     output.deliver(comparison)
 
 
@@ -181,15 +171,6 @@ def _saved_look(source: str) -> Look:
     return reading
 
 
-def _weights(sources: Sequence[str], heads: int | None, adapters: Sequence[Path | None]) -> list[Heads]:
-    """The heads of each source."""
-    networks = [saved_network(source) for source in sources]
-    return [
-        read(source, heads, adapter=adapter) if network is None else read(network)
-        for source, network, adapter in zip(sources, networks, adapters, strict=True)
-    ]
-
-
 def _distinguished(looks: list[Look], sources: Sequence[str]) -> list[Look]:
     """Looks of the same name get as many parent folders in front of it as make them unique."""
     parts = [Path(os.path.realpath(source)).parts for source in sources]
@@ -201,12 +182,17 @@ def _distinguished(looks: list[Look], sources: Sequence[str]) -> list[Look]:
 
 def watched_look(source: Any, output: Output, **options: Any) -> Look:
     """A look with a progress bar."""
+    ids, device, corpus = (options.pop(name, None) for name in ("ids", "device", "corpus"))
     with output.watching() as progress:
-        ids, device, corpus = (options.pop(name, None) for name in ("ids", "device", "corpus"))
-        by_default = device == "auto" and saved_network(source) is not None  # a live model, which is not moved
-        options["device"] = None if device is None or by_default or pick_device(device) == "cpu" else device
-        options |= {} if ids is None else on_ids(source, ids, options)
-        options |= {} if corpus is None else {"corpus": counted(source, corpus, progress)}
+        stays = device == "auto" and isinstance(opened(source), nn.Module)  # a live model is not moved
+        if device is not None and not stays and pick_device(device) != "cpu":
+            options["device"] = device
+        if ids is not None:
+            options |= on_ids(source, ids, options)
+        if corpus is not None:
+            if (tokenizer := load_tokenizer(source)) is None:
+                raise ValueError("--corpus needs a tokenizer, and none was found with the model")
+            options["corpus"] = Cooccurrence.from_text(corpus, tokenizer=tokenizer, progress=progress)
         reading = look_at(source, progress=progress, workers=os.cpu_count() or 1, **options)
     if corpus is not None:
         reading = replace(reading, corpus={**(reading.corpus or {}), "from": corpus.name})
@@ -216,20 +202,12 @@ def watched_look(source: Any, output: Output, **options: Any) -> Look:
     return reading
 
 
-def counted(source: Any, corpus: Path, progress: Progress) -> Cooccurrence:
-    """Co-occurrence of a model's tokens in a text."""
-    tokenizer = load_tokenizer(source)
-    if tokenizer is None:
-        raise ValueError("--corpus needs a tokenizer, and none was found with the model")
-    return Cooccurrence.from_text(corpus, tokenizer=tokenizer, progress=progress)
-
-
 def on_ids(source: Any, ids: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `look` for a file of token ids: whole sequences, however long."""
     if options.get("text") is not None:
         raise ValueError("give --text or --ids, not both")
-    how: dict[str, Any] = {name: options.get(name) for name in ("heads", "query", "key", "config")}
-    heads = read(source, **how, partial=bool(options.get("partial")))
+    how = ("heads", "query", "key", "config", "partial")
+    heads = read(source, **{name: options[name] for name in how if name in options})
     rows = read_ids(ids, heads)
     batches = id_batches(rows, options["tokens"])
     if heads.config.get("is_encoder_decoder"):
@@ -242,9 +220,6 @@ def for_page(html: bool, directions: int | None, source: str | None) -> dict[str
 
     Directions of a hub model require fetching its embeddings, so they are measured only on request.
     """
-    local = source is None or located(source).exists()
-    default = DIRECTIONS if html and local else 0
-    return {
-        "directions": default if directions is None else directions,
-        "sample": SAMPLE if html else 0,
-    }
+    if directions is None:
+        directions = DIRECTIONS if html and (source is None or located(source).exists()) else 0
+    return {"directions": directions, "sample": SAMPLE if html else 0}

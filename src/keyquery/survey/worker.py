@@ -22,8 +22,8 @@ from keyquery.checkpoints.hub import located
 from keyquery.checkpoints.labels import family_of
 from keyquery.instruments.lineage.fingerprint import fingerprint
 from keyquery.instruments.lineage.index import packed
-from keyquery.instruments.look.fitted import saved_network
 from keyquery.instruments.look.look import look as look_at
+from keyquery.instruments.look.look import opened
 from keyquery.instruments.look.reading import Look
 from keyquery.reading import Reading, provenance
 from keyquery.support.files import read_bytes, write_all
@@ -124,8 +124,7 @@ def _measured(job: Job) -> tuple[Facts, Files]:
         old = Reading.load(Path(job.out, "models", f"{was.file}.json"))
         assert isinstance(old, Look)
         look = replace(old, model={**old.model, "name": job.entry.name})
-    network = saved_network(source)
-    weights = read(source, *job.read) if network is None else read(network)
+    weights = read(opened(source), *job.read)
     contents: list[str | bytes] = [look.page(), look.to_json() + "\n"]
     if any(row["kind"] == "self" for row in look.layers):
         contents.append(packed(replace(fingerprint(weights), name=job.entry.name)))

@@ -9,7 +9,6 @@ import torch
 from torch.nn.functional import normalize
 
 import keyquery as kq
-from keyquery.instruments.look.fitted import saved_network
 from keyquery.learn.inputs.vectors import Asked
 from keyquery.learn.rerank import base, learned
 from keyquery.learn.rerank.graph import nearest
@@ -225,7 +224,7 @@ def test_it_comes_back_out_of_its_file(fitted, unseen, tmp_path, monkeypatch):
     assert again.history_ == fitted.history_
     for one, other in zip(fitted.rerank(queries, database), again.rerank(queries, database), strict=True):
         assert torch.equal(one, other)
-    assert len(kq.look(saved_network(tmp_path / "model.safetensors")).heads) == 4
+    assert len(kq.look(tmp_path / "model.safetensors").heads) == 4
 
 
 def test_files_that_are_no_reranker_are_told(fitted, tmp_path):

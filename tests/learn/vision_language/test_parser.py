@@ -6,7 +6,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import keyquery as kq
-from keyquery.instruments.look.fitted import saved_network
 from keyquery.learn.inputs.captions import FIRST, MASK, PAD
 from keyquery.learn.layers.vision import VisionEncoder
 from keyquery.learn.vision_language.network import Seen, VisionLanguageNetwork
@@ -113,9 +112,8 @@ def test_what_is_saved_is_what_is_loaded(fitted, tmp_path):
     assert np.array_equal(again.match(images, texts(said)), fitted.match(images, texts(said)))
     assert again.get_params() == fitted.get_params()
     assert again.history_ == fitted.history_
-    assert (
-        len(kq.look(saved_network(tmp_path / "model.safetensors")).heads) == 6
-    )  # a layer of the parser, two of the joint encoder
+    # A layer of the parser, two of the joint encoder.
+    assert len(kq.look(tmp_path / "model.safetensors").heads) == 6
 
 
 def test_a_parser_that_is_frozen_does_not_learn():

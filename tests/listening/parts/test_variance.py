@@ -7,7 +7,7 @@ import torch
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS, score_parts
-from keyquery.instruments.look.on_data import interval
+from keyquery.instruments.look.data import interval
 from keyquery.listening.parts.means import PositionMeans
 from keyquery.listening.parts.pairs import ScoredPairs
 from keyquery.listening.parts.shares import score_shares

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.forms import Form
-from keyquery.instruments.look.look import look
+from keyquery.instruments.look.look import look, opened
 from keyquery.instruments.look.reading import FORMER, Look
 from keyquery.instruments.look.validity import check_changes
 from keyquery.reading import Reading, provenance
@@ -110,7 +110,7 @@ def compare(*looks: Any, weights: Sequence[Heads] | None = None, progress: Progr
         raise ValueError(f"weights must have one entry per look, {len(looks)}, got {len(weights)}")
     readings = [source if isinstance(source, Look) else look(source, progress=progress) for source in looks]
     if weights is None and not any(isinstance(source, Look) for source in looks):
-        weights = [read(getattr(source, "network_", source)) for source in looks]
+        weights = [read(opened(source)) for source in looks]
     changes = [_change(readings, weights, number, progress) for number in range(1, len(readings))]
     return Comparison(readings=[reading.to_dict() for reading in readings], changes=changes, provenance=provenance())
 

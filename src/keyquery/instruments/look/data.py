@@ -1,7 +1,8 @@
-"""What a look runs a model for: metrics of its scores on data, roles, and estimated costs."""
+"""What a look runs a model for: shares of the variance of its scores, a sample of these, roles, and estimated costs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,34 +10,55 @@ from typing import Any
 
 from torch import Tensor
 
-from keyquery.checkpoints import Heads
+from keyquery.checkpoints import Heads, Layer
+from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.ablate import THRESHOLD, Ablation, ablate
 from keyquery.instruments.ablation.losses import default_loss, logits
-from keyquery.instruments.look.on_data import OnData
-from keyquery.instruments.look.sample import take
-from keyquery.instruments.roles.run import SEQUENCES, Options, run
+from keyquery.instruments.look.sample import Sample, take
+from keyquery.instruments.roles.run import SEQUENCES as ROLE_SEQUENCES
+from keyquery.instruments.roles.run import Options, run
 from keyquery.intervene.rewrites import check_unchanged, sites_of
 from keyquery.listening import Batch, typical_length
 from keyquery.listening.hooks import evaluating
 from keyquery.listening.inputs.batches import LENGTH, SIZE
 from keyquery.listening.inputs.data import Data, Prepared
-from keyquery.listening.parts.on_data import rows_of
+from keyquery.listening.parts.on_data import SEQUENCES, rows_of, score_variances
+from keyquery.listening.parts.shares import Estimate, score_shares
+from keyquery.listening.parts.variance import ScoreVariance
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.printable import first_line
 from keyquery.support.progress import Progress
+from keyquery.support.statistics import student
 
 COST_SEQUENCES = 32, 96  # that costs are estimated on: at least, as means by position need, and at most
 COST_WORK = 6e11  # weights × tokens, about half a minute of passes on two CPU cores
+SHARES = (*PARTS, "interaction", "symmetry")
+CROSS = ("popularity", "query_only", "position", "interaction", "sink")  # of cross-attention, besides "pairwise"
+SQUARES = (*PARTS, "pairwise", "sink")
 
 
 @dataclass(frozen=True)
-class RunResult:
-    """What came of running a model: metrics on data, roles by layer and head, costs, and facts for provenance."""
+class OnData:
+    """What running the model gave; nothing without data."""
 
-    on_data: OnData = field(default_factory=OnData)
-    roles: Mapping[tuple[int, int], dict[str, Any]] | None = None
+    sums: Mapping[int, ScoreVariance] = field(default_factory=dict)  # by layer
+    sample: Sample | None = None
+    roles: Mapping[tuple[int, int], dict[str, Any]] = field(default_factory=dict)  # by layer and head
     costs: Ablation | None = None
-    facts: Mapping[str, Any] = field(default_factory=lambda: {"data": None})
+    facts: Mapping[str, Any] = field(default_factory=lambda: {"data": None})  # for provenance
+
+    def of_layer(self, layer: Layer, heads: Heads) -> list[dict[str, Any]]:
+        """Metrics of every head of a layer, None without data, and its scores on the sample and roles, if any."""
+        sums = self.sums.get(layer.index)
+        rows = [None] * layer.heads if sums is None else _metrics(sums)
+        cells: list[dict[str, Any]] = [{"on_data": row} for row in rows]
+        if sums is not None and self.sample is not None and layer.index in self.sample.projected:
+            scores = self.sample.scores(layer, heads, sums.means, sums.by_position)
+            for cell, of_head in zip(cells, scores, strict=True):
+                cell["scores"] = of_head
+        for head, cell in enumerate(cells if self.roles else []):
+            cell["roles"] = self.roles[layer.index, head]
+        return cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,42 +84,51 @@ class LookData(Data):
     def _costs(self) -> bool:
         return self.text is not None if self.cost is None else self.cost
 
-    def prepare(self, source: Any, watching: Progress, adapter: str | Path | None) -> Prepared | None:
+    def prepare(self, source: Any, progress: Progress, adapter: str | Path | None) -> Prepared | None:
         """The model, with its LoRA adapter, and its batches, none of which has run; None if nothing needs a run."""
         if self.text is None and self.inputs is None and not self.roles:
             return None
-        return self.load(source, watching, adapter, lm_head=self.roles or self._costs)
+        return self.load(source, progress, adapter, lm_head=self.roles or self._costs)
 
-    def run(self, prepared: Prepared | None, heads: Heads, layers: Sequence[int], watching: Progress) -> RunResult:
+    def run(self, prepared: Prepared | None, heads: Heads, layers: Sequence[int], progress: Progress) -> OnData:
         """All that was asked for; costs are those of some `layers`."""
         if prepared is None:
-            return RunResult()
-        on_data = OnData()
-        if prepared.batches:
-            sample = take(prepared.model, prepared.batches, heads, self.sample, prepared.tokenizer)
-            on_data = OnData.of(prepared, self.length, heads, sample, watching)
-        roles, facts = self._measured_roles(prepared, heads, watching) if self.roles else (None, {})
-        costs = None
+            return OnData()
+        sums: dict[int, ScoreVariance] = {}
+        roles: dict[tuple[int, int], dict[str, Any]] = {}
+        facts: dict[str, Any] = {"data": None}
+        sample = costs = None
+        if batches := prepared.batches:
+            if not any(layer.kind == "self" for layer in heads):
+                problem = "only self-attention is analysed on data, and this model has none"
+                raise ValueError(f"{problem}: omit text and inputs")
+            sample = take(prepared.model, batches, heads, self.sample, prepared.tokenizer)
+            sums = score_variances(
+                prepared.model, batches, heads, lambda order: progress(order, "running the model", len(order))
+            )
+            facts["data"] = _described(sums, prepared, self.length)
+        if self.roles:
+            roles, facts["roles"] = self._measured_roles(prepared, heads, progress)
         if self._costs:
             try:
-                costs = estimated_costs(prepared, heads, layers, self.threshold, watching)
+                costs = estimated_costs(prepared, heads, layers, self.threshold, progress)
             except (NotImplementedError, ValueError) as error:
                 if self.cost:
                     raise
-                facts |= {"costs": {"note": f"no costs: {first_line(error)}"}}
-        return RunResult(on_data, roles, costs, {"data": on_data.facts, **facts})
+                facts["costs"] = {"note": f"no costs: {first_line(error)}"}
+        return OnData(sums, sample, roles, costs, facts)
 
     def _measured_roles(
-        self, prepared: Prepared, heads: Heads, watching: Progress
+        self, prepared: Prepared, heads: Heads, progress: Progress
     ) -> tuple[dict[tuple[int, int], dict[str, Any]], dict[str, Any]]:
         """Roles on as many sequences of the data as of random tokens, and facts about them."""
         check_unchanged(prepared.model)
-        batches = prepared.batches[: -(-SEQUENCES // SIZE)]
+        batches = prepared.batches[: -(-ROLE_SEQUENCES // SIZE)]
         data = {"inputs" if self.text is None else "text": batches} if batches else {}
         options = Options(length=self.length)
-        rows, facts, notes = run(prepared.model, heads, prepared.tokenizer, data, options, watching)
+        rows, facts, notes = run(prepared.model, heads, prepared.tokenizer, data, options, progress)
         roles = {(row["layer"], row["head"]): {key: row[key] for key in ("role", "roles", "scores")} for row in rows}
-        return roles, {"roles": {**facts, "notes": notes}}
+        return roles, {**facts, "notes": notes}
 
 
 def estimated_costs(
@@ -128,3 +159,72 @@ def _first(batches: Sequence[Batch], count: int) -> list[Batch]:
             kept.append({name: x[:rows] if isinstance(x, Tensor) else x for name, x in batch.items()})
         count -= rows
     return kept
+
+
+def _described(sums: Mapping[int, ScoreVariance], prepared: Prepared, longest: int) -> dict[str, Any]:
+    """The data that shares are measured on, in windows of at most `longest` tokens, with notes on their limits."""
+    # Sequences are often much shorter than the longest window; inputs are not cut, and may be longer.
+    typical = typical_length(prepared.batches)
+    if typical is None:  # images, sounds and inputs of other names
+        typical = longest = max(of_layer.longest for of_layer in sums.values())
+    first, sequences = next(iter(sums.values())), sum(map(rows_of, prepared.batches))
+    notes = []
+    if not first.by_position:
+        notes.append(
+            f"{sequences} sequences are too few for means by position, which need {SEQUENCES}: means are "
+            "over all positions, and learned positions count as popularity"
+        )
+    if first.left_out:
+        share = first.left_out / (first.left_out + first.pairs)
+        notes.append(f"{share:.0%} of the visible pairs are excluded: too few sequences reach their positions")
+    return {
+        "tokens": int(first.tokens.sum()),
+        "sequences": sequences,
+        "length": typical,
+        "longest": max(longest, typical),
+        "from": prepared.origin,
+        "means": "by position" if first.by_position else "over all positions",
+        **({"note": "; ".join(notes)} if notes else {}),
+    }
+
+
+def _metrics(sums: ScoreVariance) -> list[dict[str, Any]]:
+    """Metrics of each head; two sequences have a pairwise part in place of symmetric and skew."""
+    shares = score_shares(sums)
+    estimates = shares.estimates
+    if sums.is_cross:
+        estimates = {"pairwise": estimates["symmetric"], **{name: estimates[name] for name in CROSS}}
+    rows: list[dict[str, Any]] = []
+    for head in range(len(estimates["sink"].value)):
+        values = {name: float(estimate.value[head]) for name, estimate in estimates.items()}
+        row: dict[str, Any] = {
+            "intervals": {name: interval(one, head, square=name in SQUARES) for name, one in estimates.items()},
+            "interactions": {name: float(value[head]) for name, value in shares.interactions.items()},
+        }
+        if sums.is_cross:
+            pairs = row["interactions"].items()
+            row["interactions"] = {
+                name.replace("symmetric", "pairwise"): value for name, value in pairs if "skew" not in name
+            }
+        else:
+            values.pop("pairwise")
+            row["half_window"] = {name: float(shares.half[name].value[head]) for name in SHARES}
+            changes = values["symmetry"] * row["half_window"]["symmetry"] < 0
+            row["changes_with_window"] = ["symmetry"] if changes else []
+        rows.append({**values, **row})
+    return rows
+
+
+def interval(estimate: Estimate, head: int, square: bool = False) -> list[float] | None:
+    """The 95 % interval of one head's estimate; None with too few sequences.
+
+    `square`: the value is a sum of squares, whose error grows with it; its interval is computed for the logarithm,
+    unless the value is too close to 0.
+    """
+    value, error, freedom = (float(number[head]) for number in estimate)
+    if not math.isfinite(error) or freedom < 1:
+        return None
+    half = student(int(freedom + 1e-6)) * error  # n − 1 may be rounded down to less
+    if square and half < value / 2:
+        return [value * math.exp(-half / value), value * math.exp(half / value)]
+    return [value - half, value + half]

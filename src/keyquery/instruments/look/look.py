@@ -5,31 +5,54 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from keyquery.checkpoints import Heads, read
 from keyquery.checkpoints.formats.adapters import adapted_name
 from keyquery.checkpoints.sources import bare
 from keyquery.checkpoints.vocabulary import vocabulary
-from keyquery.instruments.ablation.ablate import THRESHOLD
 from keyquery.instruments.look.data import LookData
 from keyquery.instruments.look.embeddings import Corpus, Directions, check_corpus
-from keyquery.instruments.look.fitted import opened
-from keyquery.instruments.look.metrics import Sources, measure_layer
+from keyquery.instruments.look.metrics import measure_layer
 from keyquery.instruments.look.reading import Look
+from keyquery.kinds import ESTIMATORS, imported
 from keyquery.listening.exclusive import alone
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.batches import LENGTH, TOKENS
 from keyquery.listening.inputs.data import Prepared
 from keyquery.listening.live import live_heads
 from keyquery.reading import provenance
+from keyquery.support.bounded_json import parse_json
 from keyquery.support.checks import check_count, checked_integers
 from keyquery.support.progress import Progress, silent
 
 STREAMS = 4  # threads that feed a GPU with layers
+OF_DATA = ("tokenizer", "dtype", "sample", "roles", "threshold")  # further keywords that concern data
+
+
+class LookOptions(TypedDict, total=False):
+    """The further keywords of `look`, which describes them."""
+
+    tokenizer: Any
+    dtype: str | torch.dtype | None
+    directions: int
+    sample: int
+    corpus: Any
+    roles: bool
+    threshold: float
+    workers: int
+    progress: Progress | None
+    heads: int | None
+    query: str | None
+    key: str | None
+    config: str | Path | Mapping[str, Any] | None
+    layout: str | None
+    adapter: str | Path | None
+    partial: bool
 
 
 def look(
@@ -38,21 +61,12 @@ def look(
     inputs: Batch | Iterable[Batch] | None = None,
     layers: Sequence[int] | None = None,
     *,
-    tokenizer: Any = None,
     length: int = LENGTH,
     tokens: int = TOKENS,
-    directions: int = 0,
-    sample: int = 0,
-    corpus: Any = None,
-    roles: bool = False,
     cost: bool | None = None,
-    threshold: float = THRESHOLD,
     name: str | None = None,
     device: Any = None,
-    dtype: str | torch.dtype | None = None,
-    workers: int = 1,
-    progress: Progress | None = None,
-    **reading: Any,
+    **options: Unpack[LookOptions],
 ) -> Look:
     """Measure the geometry of every attention head of a model.
 
@@ -69,10 +83,24 @@ def look(
         weights only.
     layers
         Indices of the layers to measure. Default: all.
-    tokenizer
-        For `text`. Default: the one stored with the model.
     length, tokens
         `text` is cut into windows of `length` tokens, at most `tokens` in total. Default: 128 and 20,000.
+    cost
+        Whether to estimate what every set of parts of each head costs the loss, on at most 32 sequences; labels then
+        say what a head needs. Default: with `text`, if the model has a loss.
+    name
+        Name of the model. Default: that of its file.
+    device
+        Where layers are measured and the model runs, such as "cuda". Default: the CPU, or where a live model is.
+    **options
+        Further keywords, below.
+
+    Other Parameters
+    ----------------
+    tokenizer
+        For `text`. Default: the one stored with the model.
+    dtype
+        In which the model runs; metrics of the weights are in float64. Default: as the weights are stored.
     directions
         How many eigenvectors of S and planes of A to describe by tokens. Default: 0.
     sample
@@ -81,20 +109,12 @@ def look(
         A `kq.Cooccurrence` of the model's tokens to compare heads with. Default: none.
     roles
         Whether to score every head by role, as `kq.roles` does, on random tokens and on the data. Default: no.
-    cost
-        Whether to estimate what every set of parts of each head costs the loss, on at most 32 sequences; labels then
-        say what a head needs. Default: with `text`, if the model has a loss.
     threshold
         Nats per token up to which the loss counts as kept. Default: .003.
-    name
-        Name of the model. Default: that of its file.
-    device, dtype
-        Where layers are measured and the model runs, such as "cuda", and the dtype in which it runs. Metrics of the
-        weights are in float64 on any device. Default: the CPU, or where a live model is; as the weights are stored.
     workers, progress
         Layers measured in parallel, one thread each, and progress bars. Default: 1 (4 on a GPU), and none.
-    **reading
-        How the checkpoint is read, as in `kq.read`: heads, query, key, config, layout, adapter, partial.
+    heads, query, key, config, layout, adapter, partial
+        How the checkpoint is read, as in `kq.read`.
 
     Returns
     -------
@@ -118,43 +138,73 @@ def look(
     ablate : What the loss changes by without each part.
     """
     layers = None if layers is None else checked_integers("layers", layers)
-    check_count("directions", directions, least=0)
-    check_count("workers", workers)
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name must be a string, got {name!r}")
-    on: dict[str, Any] = {"tokenizer": tokenizer, "length": length, "tokens": tokens, "device": device, "dtype": dtype}
-    data = LookData(text=text, inputs=inputs, sample=sample, roles=roles, cost=cost, threshold=threshold, **on)
-    adapter = reading.get("adapter")
-    source, name = opened(source, name or adapted_name(source, adapter), {"text": text, "corpus": corpus, **reading})
-    source = bare(source) if isinstance(source, nn.Module) else getattr(source, "network_", source)
-    stored = None if isinstance(source, nn.Module) else str(source)  # the path of a model that is not live
-    words = vocabulary(stored) if stored and directions else None
-    watching = progress or silent
+    if unknown := sorted(options.keys() - LookOptions.__annotations__.keys()):
+        raise TypeError(f"look() got an unexpected keyword argument {unknown[0]!r}")
+    given: dict[str, Any] = {**options}
+    directions, corpus, workers = given.pop("directions", 0), given.pop("corpus", None), given.pop("workers", 1)
+    check_count("directions", directions, least=0)
+    check_count("workers", workers)
+    progress = given.pop("progress", None) or silent
+    on_data = {option: given.pop(option) for option in OF_DATA if option in given}
+    data = LookData(text=text, inputs=inputs, length=length, tokens=tokens, cost=cost, device=device, **on_data)
+    adapter = given.get("adapter")
+    path = source if isinstance(source, (str, Path)) else None
+    name = name or adapted_name(source, adapter) or (None if path is None else Path(path).name)
+    source = opened(source)
+    if isinstance(source, nn.Module) and path is not None:
+        for option, value in {"text": text, "corpus": corpus, **given}.items():
+            if value not in (None, False):
+                raise ValueError(f"{option} is not for {path}, which an estimator has saved: it is read as it is")
     with alone(source):
-        prepared = data.prepare(source, watching, adapter)
-        heads = _heads(source, prepared, {**reading, "device": device})
+        prepared = data.prepare(source, progress, adapter)
+        heads = _heads(source, prepared, {**given, "device": device})
         chosen = _chosen(heads, layers)
         check_corpus(corpus, heads)  # the last check before the model runs
-        result = data.run(prepared, heads, chosen, watching)
+        result = data.run(prepared, heads, chosen, progress)
         tensors = heads.recorded()
         embedding = heads.embedding() if directions or corpus is not None else None
+        words = vocabulary(str(source)) if directions and not isinstance(source, nn.Module) else None
         described = None if embedding is None or not directions else Directions(embedding, words, directions)
         compared = None if embedding is None or corpus is None else Corpus(corpus, embedding)
-        sources = Sources(result.on_data, described, compared, result.roles)
-        layers_read = _in_turn(lambda index: measure_layer(heads[index], heads, sources), chosen, workers, heads.device)
-        rows, cells = zip(*watching(layers_read, "reading layers", len(chosen)), strict=True)
+        measured = _in_turn(
+            lambda index: measure_layer(heads[index], heads, result, described, compared), chosen, workers, heads.device
+        )
+        rows, cells = zip(*progress(measured, "reading layers", len(chosen)), strict=True)
         model = {**heads.model, "width": heads[chosen[0]].form.dim, "heads": sum(map(len, cells))}
-    model |= {"name": name or Path(stored or "").name} if name or stored else {}
-    kept, in_order = result.on_data.sample, dict(sorted(tensors.items()))  # layers may be read in any order
-    whole = Look(
-        model=model,
+    reading = Look(
+        model={**model, **({"name": name} if name else {})},
         layers=list(rows),
         heads=[cell for of_layer in cells for cell in of_layer],
-        sample=None if kept is None else kept.facts,
+        sample=None if result.sample is None else result.sample.facts,
         corpus=None if compared is None else compared.facts,
-        provenance=provenance(tensors=in_order, **result.facts),
+        provenance=provenance(tensors=dict(sorted(tensors.items())), **result.facts),  # layers are read in any order
     )
-    return whole if result.costs is None else whole.with_costs(result.costs)
+    return reading if result.costs is None else reading.with_costs(result.costs)
+
+
+def opened(source: Any) -> Any:
+    """What there is to look at: a live model without wrappers, also of a fitted estimator or its file, else a path."""
+    if isinstance(source, nn.Module):
+        return bare(source)
+    if isinstance(source, (str, Path)) and (kind := _estimator_in(Path(source))) is not None:
+        estimator: Any = imported(f"{ESTIMATORS[kind]}:{kind}")
+        source = estimator.load(source, device="cpu")
+    return getattr(source, "network_", source)
+
+
+def _estimator_in(path: Path) -> str | None:
+    """The class of the estimator that a file holds; None if the file is anything else."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            facts = parse_json((file.metadata() or {}).get("keyquery", "null"))
+    except (SafetensorError, ValueError):
+        return None
+    kind = str(facts.get("kind")) if isinstance(facts, dict) else ""
+    return kind if kind in ESTIMATORS else None
 
 
 def _heads(source: Any, prepared: Prepared | None, options: Mapping[str, Any]) -> Heads:

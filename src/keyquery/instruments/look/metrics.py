@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from keyquery.checkpoints import Heads, Layer
 from keyquery.forms import Form, Rope
 from keyquery.forms.measures import column_directionality
 from keyquery.forms.rope import energies
+from keyquery.instruments.look.data import OnData
 from keyquery.instruments.look.embeddings import Corpus, Directions
-from keyquery.instruments.look.on_data import OnData
 from keyquery.instruments.look.reading import SYMMETRIC, label_head
 
 PSD = 0.95  # share of ‖S‖² from which a symmetric head is PSD
@@ -27,22 +26,14 @@ BLOCK = 512  # rows of a layer's M that are formed at a time
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]  # metrics of a layer, and of each of its heads
 
 
-@dataclass(frozen=True)
-class Sources:
-    """All that the metrics of a layer come from, besides its weights."""
-
-    on_data: OnData = field(default_factory=OnData)
-    directions: Directions | None = None
-    corpus: Corpus | None = None
-    roles: Mapping[tuple[int, int], dict[str, Any]] | None = None  # by layer and head
-
-
-def measure_layer(layer: Layer, heads: Heads, sources: Sources) -> Measured:
+def measure_layer(
+    layer: Layer, heads: Heads, data: OnData, directions: Directions | None, corpus: Corpus | None
+) -> Measured:
     """Metrics of the whole layer, and of each head."""
     form = layer.form.to(torch.promote_types(layer.form.dtype, torch.float32))  # once for all that follows
     notes = {"notes": list(layer.notes)} if layer.notes else {}
     about = {"layer": layer.index, "name": layer.name, "kind": layer.kind, **notes}
-    raw, folded, on_data = metrics_of(form, layer.rope), metrics_of(layer.folded), sources.on_data.of_layer(layer)
+    raw, folded, on_data = metrics_of(form, layer.rope), metrics_of(layer.folded), data.of_layer(layer, heads)
     cells: list[dict[str, Any]] = [
         {
             **about,
@@ -52,22 +43,18 @@ def measure_layer(layer: Layer, heads: Heads, sources: Sources) -> Measured:
             "rank": form.rank,
             "raw": raw[head],
             "folded": folded[head],
-            "on_data": on_data[head],
+            **of_head,
             **label_head(raw[head]),
-            "properties": properties(raw[head], on_data[head], form.rank),
+            "properties": properties(raw[head], of_head["on_data"], form.rank),
         }
-        for head in range(len(on_data))
+        for head, of_head in enumerate(on_data)
     ]
-    more = [sources.on_data.scores(layer, heads)]
-    if sources.directions is not None and sources.directions.width == form.dim:
-        more.append(sources.directions.of(layer.form))
-    if sources.corpus is not None and sources.corpus.width == form.dim and layer.kind != "cross":
-        more.append([{"corpus": metrics} for metrics in sources.corpus.of(layer)])
-    if sources.roles is not None:
-        more.append([{"roles": sources.roles[layer.index, head]} for head in range(len(cells))])
-    for columns in more:
-        for cell, column in zip(cells, columns, strict=False):  # none without a sample
-            cell |= column
+    if directions is not None and directions.width == form.dim:
+        for cell, described in zip(cells, directions.of(layer.form), strict=True):
+            cell |= described
+    if corpus is not None and corpus.width == form.dim and layer.kind != "cross":
+        for cell, compared in zip(cells, corpus.of(layer), strict=True):
+            cell["corpus"] = compared
     return {**about, "causal": layer.causal, "raw": of_whole_layer(form)}, cells
 
 
