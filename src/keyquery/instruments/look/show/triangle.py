@@ -15,14 +15,17 @@ from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show.shares import has_data, window
 from keyquery.pages.colours import DARK, LIGHT, PLAIN, depth_colour
 from keyquery.support.extras import optional
+from keyquery.support.printable import printable
 
 SIDE, LEFT, TOP, WIDTH, HEIGHT = 360.0, 40.0, 96.0, 440.0, 530.0  # of one panel, in user units
 TALL = SIDE * math.sqrt(3) / 2
+MIDDLE, BELOW = LEFT + SIDE / 2, TOP + TALL
 BUBBLE, SMALL, MANY = 7.5, 4.5, 300  # radius of a bubble, and radius if there are more than MANY heads
-CORNERS, PLACES = PARTS[:3], ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2))
+CORNERS = dict(zip(PARTS[:3], ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2)), strict=True))  # at side 1
 JOINT = 1.249  # √5.99/1.96: a joint 95 % region of two variables is wider than their intervals
 CORNER_POINTS = 20  # of the outline of a 95 % region
 HINT = "Shares of score variance need data: keyquery look MODEL --text FILE"
+GREY = "#59636e"  # of notes
 LEGEND = "filled: these three parts; open: position, query_only"
 STYLE = f"""
 .triangle text {{ font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }}
@@ -38,36 +41,28 @@ STYLE = f"""
   {" ".join(f".triangle .{part} {{ fill: {DARK[part]} }}" for part in CORNERS)}
 }}
 """
-Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Dot:
-    """One head: x to the right and y upwards, in units of the triangle's side; depth and `filled` in [0, 1].
-
-    `filled` is the share of its variance that the triangle shows; `region` is the 95 % region of its position.
-    """
+    """One head: x to the right and y upwards, in units of the triangle's side; depth and `filled` in [0, 1]."""
 
     layer: int
     head: int
     x: float
     y: float
     depth: float
-    filled: float
+    filled: float  # share of its variance that the triangle shows
     title: str
-    region: tuple[tuple[float, float], ...] = ()
+    region: Sequence[tuple[float, float]] = ()  # outline of the 95 % region of its position
 
 
 def barycentric(symmetric: float, skew: float, popularity: float) -> tuple[float, float]:
-    """Position of three shares in a triangle of side 1: x = (a + p/2)/(s + a + p), y = (√3/2)·p/(s + a + p).
-
-    Symmetric is the corner (0, 0), skew (1, 0), popularity the top. Negative shares count as 0; a head with none of the
-    three is in the centre.
-    """
+    """Position of three shares, negative ones as 0; a head with none of the three is in the centre."""
     shares = [max(share, 0.0) for share in (symmetric, skew, popularity)]
-    total = sum(shares)
-    _, a, p = (share / total for share in shares) if total > 0 else (1 / 3,) * 3
-    return a + p / 2, math.sqrt(3) / 2 * p
+    shares = shares if any(shares) else [1.0] * 3
+    x, y = (sum(s * corner[i] for s, corner in zip(shares, CORNERS.values(), strict=True)) for i in range(2))
+    return x / sum(shares), y / sum(shares)
 
 
 # Lines of equal shares of a quarter, a half and three quarters.
@@ -84,11 +79,11 @@ def filled(data: Mapping[str, float]) -> float:
     return sum(shares[part] for part in CORNERS) / (sum(shares.values()) or 1.0)
 
 
-def region(data: Mapping[str, Any]) -> Points:
-    """The outline of the 95 % region of a head, from the intervals of its shares, assumed independent.
+def region(data: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """The outline of the 95 % region of a head, from the intervals of its shares; empty where there are none.
 
-    With J the Jacobian of x and y in the shares and h the half-widths of their intervals, an ellipse of covariance
-    J·diag(h²)·Jᵀ, clipped at the triangle. Empty if there are no intervals.
+    With independent shares, J the Jacobian of x and y in these and h the half-widths of their intervals, an ellipse
+    of covariance J·diag(h²)·Jᵀ, clipped at the triangle.
     """
     intervals = data.get("intervals") or {}
     ends = [intervals[part] for part in CORNERS if intervals.get(part)]
@@ -97,7 +92,8 @@ def region(data: Mapping[str, Any]) -> Points:
         return []
     x, y = barycentric(*(data[part] for part in CORNERS))
     halves = [JOINT * (high - low) / 2 / total for low, high in ends]
-    dx, dy = ([(corner[i] - (x, y)[i]) * h for corner, h in zip(PLACES, halves, strict=True)] for i in range(2))
+    corners = zip(CORNERS.values(), halves, strict=True)
+    dx, dy = zip(*(((right - x) * half, (up - y) * half) for (right, up), half in corners), strict=True)
     # The Cholesky factor of the covariance maps the unit circle to the ellipse.
     wide = math.hypot(*dx)
     across = sum(a * b for a, b in zip(dx, dy, strict=True)) / wide if wide > 0 else 0.0
@@ -114,9 +110,7 @@ def _inside(x: float, y: float) -> tuple[float, float]:
 
 def dots(look: Look) -> list[Dot]:
     """A dot per head: in the triangle on data, else on its layer's line between the two lower corners."""
-    numbers = sorted({layer["layer"] for layer in look.layers})
-    depths = {number: i / max(len(numbers) - 1, 1) for i, number in enumerate(numbers)}
-    placed, on_data = [], has_data(look)
+    depths, placed, on_data = _depths(look), [], has_data(look)
     for head in look.heads:
         label = name_of(look.model, head["layer"]).partition(" ")[2]
         place = f"layer {head['layer']}{f' ({label})' if label else ''}, head {head['head']}"
@@ -124,14 +118,20 @@ def dots(look: Look) -> list[Dot]:
         if data and "symmetric" in data:  # cross-attention has no place between the corners
             x, y = barycentric(*(data[part] for part in CORNERS))
             parts = ", ".join(f"{part} {data[part]:.0%}" for part in PARTS if data[part] >= 0.005)
-            title, outline = f"{place}: {head['label']}; {parts}", tuple(region(data))
-            placed.append(Dot(head["layer"], head["head"], x, y, depth, filled(data), title, outline))
+            title = f"{place}: {head['label']}; {parts}"
+            placed.append(Dot(head["layer"], head["head"], x, y, depth, filled(data), title, region(data)))
         elif not on_data:
             symmetry = head["raw"]["symmetry"]
-            y = (0.95 - 0.9 * depth) * math.sqrt(3) / 2 if len(numbers) > 1 else 0.0  # the first layer on top
+            y = (0.95 - 0.9 * depth) * math.sqrt(3) / 2 if len(depths) > 1 else 0.0  # the first layer on top
             title = f"{place}: symmetry {symmetry:+.2f}"
             placed.append(Dot(head["layer"], head["head"], (1 - symmetry) / 2, y, depth, 1.0, title))
     return placed
+
+
+def _depths(look: Look) -> dict[int, float]:
+    """Relative depth, from 0 to 1, by layer."""
+    layers = sorted({layer["layer"] for layer in look.layers})
+    return {layer: i / max(len(layers) - 1, 1) for i, layer in enumerate(layers)}
 
 
 def looks_of(reading: Look | Comparison) -> list[Look]:
@@ -180,46 +180,34 @@ def _text(x: float, y: float, words: str, kind: str, anchor: str = "middle") -> 
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
-def short_name(name: str, most: int) -> str:
-    """A long name with its middle cut out."""
-    half = (most - 3) // 2
-    return name if len(name) <= most else name[:half] + " … " + name[-half:]
+def _path(points: Sequence[tuple[float, float]], kind: str, digits: int = 1, colours: str = "") -> str:
+    """A line between two points, or a closed one through more, in units of the triangle's side."""
+    shape = "L".join(f"{x:.{digits}f} {y:.{digits}f}" for x, y in (_at(*point) for point in points))
+    return f'<path class="{kind}" d="M{shape}{"Z" if len(points) > 2 else ""}"{colours}/>'
 
 
 def about(look: Look) -> str:
     """The number of heads, the data and the window, in one line."""
     shown, data = len(dots(look)), look.provenance.get("data")
     heads = f"{shown} heads" if shown == len(look.heads) else f"{shown} of {len(look.heads)} heads"
-    return f"{heads}; {short_name(str(data['from']), 20)}: {window(look)}" if data else f"{heads}; weights only"
+    return f"{heads}; {printable(str(data['from']), 20)}: {window(look)}" if data else f"{heads}; weights only"
 
 
 def _heading(look: Look, named: bool) -> str:
-    middle = LEFT + SIDE / 2
-    title = _text(middle, 24, short_name(str(look.model["name"]), 43), "title") if named else ""
-    return title + _text(middle, 44, about(look), "note")
+    title = _text(MIDDLE, 24, printable(str(look.model["name"]), 43), "title") if named else ""
+    return title + _text(MIDDLE, 44, about(look), "note")
 
 
 def _frame(look: Look) -> str:
-    left, right, top = (_at(*place) for place in PLACES)
-    below = TOP + TALL
-    parts = [
-        _text(LEFT - 20, below + 24, "symmetric", "corner symmetric", "start"),
-        _text(LEFT - 20, below + 42, PLAIN["symmetric"], "note", "start"),
-        _text(LEFT + SIDE + 20, below + 24, "skew", "corner skew", "end"),
-        _text(LEFT + SIDE + 20, below + 42, PLAIN["skew"], "note", "end"),
-    ]
-    if not has_data(look):
-        middle = LEFT + SIDE / 2
-        line = f'<path class="frame" d="M{left[0]:.1f} {left[1]:.1f}H{right[0]:.1f}"/>'
-        up = f'<path class="grid" d="M{middle:.1f} {TOP:.1f}V{below:.1f}"/>'
-        return up + line + "".join(parts) + _text(middle, TOP - 24, HINT, "note")
-    for ends in GRID:
-        (x1, y1), (x2, y2) = (_at(*end) for end in ends)
-        parts.insert(0, f'<path class="grid" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>')
-    parts.append(_text(top[0], top[1] - 26, "popularity", "corner popularity"))
-    parts.append(_text(top[0], top[1] - 10, PLAIN["popularity"], "note"))
-    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in (left, right, top))
-    return "".join(parts) + f'<path class="frame" d="M{path}Z"/>'
+    captions = {"symmetric": (LEFT - 20, BELOW + 24, "start"), "skew": (LEFT + SIDE + 20, BELOW + 24, "end")}
+    grid, corners = [[barycentric(1, 1, 0), CORNERS["popularity"]]], [*CORNERS.values()]
+    hint = _text(MIDDLE, TOP - 24, HINT, "note")
+    if has_data(look):
+        captions["popularity"], grid, hint = (MIDDLE, TOP - 28, "middle"), GRID, ""
+    parts = [hint, *(_path(ends, "grid") for ends in grid), _path(corners[: len(captions)], "frame")]
+    for part, (x, y, anchor) in captions.items():
+        parts += [_text(x, y, part, f"corner {part}", anchor), _text(x, y + 18, PLAIN[part], "note", anchor)]
+    return "".join(parts)
 
 
 def _bubble(dot: Dot, radius: float, titled: bool) -> str:
@@ -234,12 +222,10 @@ def _bubble(dot: Dot, radius: float, titled: bool) -> str:
 
 def _region(dot: Dot, radius: float) -> str:
     """The 95 % region of a dot, if any of it lies outside the bubble."""
-    x, y = _at(dot.x, dot.y)
-    points = [_at(*point) for point in dot.region]
-    if all(math.hypot(px - x, py - y) <= radius for px, py in points):
+    if all(SIDE * math.hypot(x - dot.x, y - dot.y) <= radius for x, y in dot.region):
         return ""
-    path, colour = "L".join(f"{px:.0f} {py:.0f}" for px, py in points), depth_colour(dot.depth)
-    return f'<path class="region" d="M{path}Z" fill="{colour}" stroke="{colour}"/>'
+    colour = depth_colour(dot.depth)
+    return _path(dot.region, "region", 0, f' fill="{colour}" stroke="{colour}"')
 
 
 def strength(dot: Dot) -> float:
@@ -249,24 +235,24 @@ def strength(dot: Dot) -> float:
 
 def _legend(look: Look, placed: Sequence[Dot]) -> str:
     """Legend of filled and open bubbles, a colour bar of depth with one step per layer, and a note on ellipses."""
-    y = HEIGHT - 46
-    parts = []
+    parts, y = [], HEIGHT - 46
     if has_data(look):
-        sample = f'<circle class="note" cx="{LEFT - 12}" cy="{y - 4.5}" r="{BUBBLE * math.sqrt(0.4):.1f}"/>'
-        rim = f'<circle fill="none" stroke="#8b949e" cx="{LEFT - 12}" cy="{y - 4.5}" r="{BUBBLE}"/>'
-        parts = [sample, rim, _text(LEFT + 2, y, LEGEND, "note", "start")]
-    numbers, y = sorted({layer["layer"] for layer in look.layers}), HEIGHT - 20
-    step = 96 / len(numbers)
-    parts += ['<g class="depths">', _text(LEFT - 20, y, f"layer {numbers[0]}", "note", "start")]
-    for i in range(len(numbers)):
-        colour, x = depth_colour(i / max(len(numbers) - 1, 1)), LEFT + 34 + i * step
-        parts.append(f'<rect x="{x:.2f}" y="{y - 10}" width="{step + 0.3:.2f}" height="11" fill="{colour}"/>')
-    parts += [_text(LEFT + 136, y, str(numbers[-1]), "note", "start"), "</g>"]
-    missing = len(look.heads) - len(placed)
-    regions = any(dot.region for dot in placed)
-    note = f"{missing} cross-attention heads omitted" if missing else "ellipses: 95 % regions" if regions else ""
-    kind = "note" if missing else "note of-regions"
-    return "".join([*parts, *([_text(LEFT + SIDE + 20, y, note, kind, "end")] if note else [])])
+        place = f'cx="{LEFT - 12}" cy="{y - 4.5}"'
+        parts.append(f'<circle class="note" {place} r="{BUBBLE * math.sqrt(0.4):.1f}"/>')
+        parts.append(f'<circle fill="none" stroke="#8b949e" {place} r="{BUBBLE}"/>')
+        parts.append(_text(LEFT + 2, y, LEGEND, "note", "start"))
+    depths, y = _depths(look), HEIGHT - 20
+    step = 96 / len(depths)
+    parts.append(_text(LEFT - 20, y, f"layer {min(depths)}", "note", "start"))
+    for i, depth in enumerate(depths.values()):
+        place = f'x="{LEFT + 34 + i * step:.2f}" y="{y - 10}" width="{step + 0.3:.2f}" height="11"'
+        parts.append(f'<rect {place} fill="{depth_colour(depth)}"/>')
+    parts.append(_text(LEFT + 136, y, str(max(depths)), "note", "start"))
+    if missing := len(look.heads) - len(placed):
+        parts.append(_text(LEFT + SIDE + 20, y, f"{missing} cross-attention heads omitted", "note", "end"))
+    elif any(dot.region for dot in placed):
+        parts.append(_text(LEFT + SIDE + 20, y, "ellipses: 95 % regions", "note of-regions", "end"))
+    return "".join(parts)
 
 
 # In matplotlib
@@ -284,10 +270,10 @@ def triangle_figure(reading: Look | Comparison, pyplot: Any) -> Any:
     size = (3.3 * len(looks), 3.3)
     figure, axes = pyplot.subplots(1, len(looks), figsize=size, layout="constrained", squeeze=False)
     for axis, look in zip(axes[0], looks, strict=True):
-        _draw_frame(axis, look)
         axis.set_title(look.model["name"], pad=24)
-        axis.text(0.5, 1.045, about(look), transform=axis.transAxes, ha="center", color="#59636e", size=6.5)
-        _draw_dots(axis, look)
+        axis.text(0.5, 1.045, about(look), transform=axis.transAxes, ha="center", color=GREY, size=6.5)
+        _draw_frame(axis, has_data(look))
+        _draw_dots(axis, dots(look))
     colours = optional("matplotlib.colors", "plot").ListedColormap([depth_colour(i / 32) for i in range(33)])
     shown = pyplot.cm.ScalarMappable(pyplot.Normalize(0, 1), colours)
     bar = figure.colorbar(shown, ax=axes, shrink=0.4, aspect=28, location="bottom", ticks=[0, 1])
@@ -296,38 +282,33 @@ def triangle_figure(reading: Look | Comparison, pyplot: Any) -> Any:
     return figure
 
 
-def _draw_frame(axis: Any, look: Look) -> None:
+def _draw_frame(axis: Any, on_data: bool) -> None:
     tall = math.sqrt(3) / 2
-    axis.set(xlim=(-0.08, 1.08), ylim=(-0.13, tall + 0.06), aspect="equal")
+    axis.set(xlim=(-0.08, 1.08), ylim=(-0.13, tall + 0.12), aspect="equal")
     axis.axis("off")
-    names = {"symmetric": (-0.06, -0.03, "left"), "skew": (1.06, -0.03, "right")}
-    for part, (x, y, side) in names.items():
+    captions = {"symmetric": (-0.06, -0.03, "left"), "skew": (1.06, -0.03, "right")}
+    if on_data:
+        captions["popularity"] = (0.5, tall + 0.12, "center")
+    for part, (x, y, side) in captions.items():
         axis.text(x, y, part, color=LIGHT[part], weight="bold", ha=side, va="top")
-        axis.text(x, y - 0.055, PLAIN[part], color="#59636e", ha=side, va="top")
-    if not has_data(look):
-        axis.plot([0, 1], [0, 0], color="#8b949e", lw=0.8)
-        axis.text(0.5, tall + 0.02, HINT, color="#59636e", ha="center", size=6.5)
-        return
-    for ends in GRID:
+        axis.text(x, y - 0.055, PLAIN[part], color=GREY, ha=side, va="top")
+    note = (0.5, -0.03, LEGEND.replace("; ", "\n")) if on_data else (0.5, tall + 0.07, HINT)
+    axis.text(*note, color=GREY, ha="center", va="top", size=6.5)
+    for ends in GRID if on_data else []:
         axis.plot(*zip(*ends, strict=True), color="#d8dee4", lw=0.5, zorder=0)
-    axis.plot([0, 1, 0.5, 0], [0, 0, tall, 0], color="#8b949e", lw=0.8, zorder=1)
-    top = CORNERS[2]
-    axis.text(0.5, tall + 0.02, f"{top}: {PLAIN[top]}", color=LIGHT[top], weight="bold", ha="center")
+    corners = [*CORNERS.values()][: len(captions)]
+    axis.plot(*zip(*corners, corners[0], strict=True), color="#8b949e", lw=0.8, zorder=1)
 
 
-def _draw_dots(axis: Any, look: Look) -> None:
+def _draw_dots(axis: Any, placed: Sequence[Dot]) -> None:
     """A bubble per head, filled by the share of its variance that the triangle shows, and its 95 % region."""
-    bubbles = dots(look)
-    xs, ys = [dot.x for dot in bubbles], [dot.y for dot in bubbles]
-    colours = [depth_colour(dot.depth) for dot in bubbles]
-    for dot in bubbles:
+    xs, ys, colours = [dot.x for dot in placed], [dot.y for dot in placed], [depth_colour(dot.depth) for dot in placed]
+    for dot, colour in zip(placed, colours, strict=True):
         if dot.region:
-            axis.fill(*zip(*dot.region, strict=True), color=depth_colour(dot.depth), alpha=0.13, lw=0.3, zorder=2)
-    axis.scatter(xs, ys, s=[40 * dot.filled for dot in bubbles], c=colours, linewidths=0, zorder=3)
-    rims = [f"{depth_colour(dot.depth)}{round(255 * strength(dot)):02x}" for dot in bubbles]
+            axis.fill(*zip(*dot.region, strict=True), color=colour, alpha=0.13, lw=0.3, zorder=2)
+    axis.scatter(xs, ys, s=[40 * dot.filled for dot in placed], c=colours, linewidths=0, zorder=3)
+    rims = [f"{colour}{round(255 * strength(dot)):02x}" for dot, colour in zip(placed, colours, strict=True)]
     axis.scatter(xs, ys, s=40, facecolors="none", edgecolors=rims, linewidths=0.6, zorder=3)
-    if has_data(look):
-        axis.text(0.5, -0.03, LEGEND.replace("; ", "\n"), color="#59636e", ha="center", va="top", size=6.5)
 
 
 def symmetry_map(reading: Look | Comparison, pyplot: Any) -> Any:
