@@ -130,6 +130,11 @@ COMPONENTS.curve = {
 
 // Values in order, as bars from zero: a spectrum. Several have one scale.
 COMPONENTS.spectra = {
+  usual: { title: "Spectra", by: ["view"], switch: ["view", { raw: "raw", folded: "folded" }], parts: [
+    { name: "Spectrum of S", note: "symmetric part: eigenvalues", tone: "var(--symmetric)" },
+    { name: "Spectrum of A", note: "skew part: singular values", tone: "var(--skew)" },
+    { name: "Spectrum of M", note: "full QK matrix: singular values", tone: "var(--muted)" },
+  ] },
   draw: (block) => {
     const series = block.parts.map((one, k) => ({ ...one, values: unpack(block.values[k]) }));
     const span = Math.max(...series.map(({ values }) => Math.max(...values, 0) - Math.min(...values, 0)), 1e-30);

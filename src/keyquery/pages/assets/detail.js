@@ -11,7 +11,7 @@ COMPONENTS.detail = {
       .filter(Boolean).join(" · ");
     const marks = (item.chips ?? []).map(([label, tone, title]) => el("span", { class: tone ? "chip toned" : "chip",
       "--tone": tone ?? "inherit", title: title ?? block.hints?.[label[0]] ?? null }, label));
-    const blocks = (item.blocks ?? []).map((own, k) => own && { ...(block.blocks?.[own.of ?? k] ?? {}), ...own })
+    const blocks = (item.blocks ?? []).map((own, k) => own && { ...(!own.type && block.blocks?.[own.of ?? k]), ...own })
       .filter(Boolean);
     return [
       el("div", { class: "headline" }, el("h2", {}, name[0].toUpperCase() + name.slice(1)), marks),
@@ -30,7 +30,7 @@ const valuesOf = (keys) => {
 };
 
 // A row per name: a bar or a dot with its interval on a common axis, the null level as a tick, and the value as text.
-// Rows are [value, low, high, null, others]. Hollow: not in `filled`, or, where `hollow` is "zero", not sure.
+// Rows are [value, low, high, null, others]. Hollow: not in `filled`, or not beyond `hollow`, "zero" or "null".
 COMPONENTS.bars = {
   draw: (block) => {
     const rows = (block.rows ?? valuesOf(block.measures)).map((row, k) => row && { name: block.names[k],
@@ -41,8 +41,8 @@ COMPONENTS.bars = {
     const low = Math.min(block.least ?? 0, ...ends), high = Math.max(block.most ?? 0, ...ends, low + 1e-12),
       share = (value) => (value - low) / (high - low);
     const lines = rows.map((row) => {
-      const hollow = block.filled ? !block.filled.includes(row.k) : block.hollow === "zero" && row.low <= 0
-        && row.high >= 0;
+      const hollow = block.filled ? !block.filled.includes(row.k) : block.hollow === "null"
+        ? Math.abs(row.value) <= row.level : block.hollow === "zero" && row.low <= 0 && row.high >= 0;
       const from = Math.min(share(row.value), share(0)), to = Math.max(share(row.value), share(0));
       return [
         el("span", { class: hollow ? "name" : "name sure", "--tone": row.tone }, row.name),
@@ -66,6 +66,8 @@ COMPONENTS.bars = {
 
 // The metrics of the selected item in several views, such as raw and on data, from the measures of the frame.
 COMPONENTS.numbers = {
+  usual: { title: "Metrics", size: "half", views: { raw: "raw", folded: "folded", on_data: "on data" },
+    note: "weights (raw), with biases and norms (folded), contents on data with 95 % intervals" },
   draw: (block) => {
     const i = frameOf().index.get(state.at), views = Object.entries(block.views);
     const known = measures().filter((one) => number(one.values[i]));

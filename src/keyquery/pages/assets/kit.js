@@ -208,10 +208,14 @@ const itemName = (frame, i) =>
 
 // The page: its blocks, each redrawn when the state that it uses has changed
 
-// By type: `draw` of a block, what it `uses` of the state, and `mark`, which follows the selection without a redraw.
+// By type: `draw` of a block, its `usual` fields, what it `uses` of the state, and `mark`, which follows the selection
+// without a redraw.
 const COMPONENTS = {};
-const merged = (block) => (block.by
-  ? { ...block, ...(block.views[block.by.map((key) => state[key]).join("/")] ?? { hidden: true }) } : block);
+const merged = (given) => {
+  const block = { ...COMPONENTS[given.type].usual, ...given };
+  return block.by ? { ...block, ...(block.views[block.by.map((key) => state[key]).join("/")] ?? { hidden: true }) }
+    : block;
+};
 const drawn = (block) => {
   const one = merged(block);
   return one.hidden ? [] : [COMPONENTS[one.type].draw(one)].flat();

@@ -79,7 +79,7 @@ function cells(block, frame, measure) {
       "data-focus": `row ${frame.rows[row]}`, "aria-label": rowName(frame, row), onclick: () =>
       choose({ at: frame.rows[row] }) }, frame.rows[row])
     : el("span", { class: "number", title: rowName(frame, row) }, frame.rows[row]));
-  const side = block.side && block.side.by ? block.side.views[state[block.side.by]] : block.side;
+  const side = sideOf(block, frame);
   const rows = frame.rows.map((_, row) => el("div", { class: "row", role: "row" }, name(row),
     el("div", { class: "cells" }, frame.grid[row].map(cell)), side ? sideBar(side, row, frame) : null));
   const top = wide > 16 && !block.written
@@ -101,6 +101,15 @@ const listed = (measure, shares) => measure.parts.map((part, k) => [part, shares
   .filter(([, share]) => share >= 0.005)
   .map(([part, share]) => `${part} ${FORMS.percent(share)}`).join(", ");
 
+// What is beside the rows: as given, by a setting, or the means of a measure of parts over each row, stacked.
+function sideOf({ side }, frame) {
+  if (!side?.means) return side?.by ? side.views[state[side.by]] : side;
+  const { parts, tones, values } = measureOf(side.means);
+  const rows = frame.grid.map((cells) => cells.map((i) => values[i]).filter(Boolean));
+  return { name: "mean per layer", stacked: true, series: parts.map((name, k) => ({ name, tone: tones[k],
+    values: rows.map((all) => all.reduce((sum, shares) => sum + shares[k], 0) / (all.length || 1)) })) };
+}
+
 // Beside a row: shares stacked in one bar, or thin bars from 0 to 1 with a tick at a null level.
 function sideBar(side, row, frame) {
   const form = side.form ?? "percent";
@@ -114,7 +123,7 @@ function sideBar(side, row, frame) {
 }
 
 function legend(block, frame, measure, how) {
-  const side = block.side?.by ? block.side.views[state[block.side.by]] : block.side;
+  const side = sideOf(block, frame);
   const beside = side && !side.stacked ? side.series.map(({ name, tone }) => swatch(tone, name)) : [];
   const marks = [measure.hatch ? el("span", {}, el("i", { class: "cell hatch sample" }), "95 % interval includes 0")
     : null,

@@ -11,7 +11,10 @@ COMPONENTS.strip = {
 
 // Directions as tokens: rows of [value, tokens, opposite] or, as `relations`, of [value, pairs of tokens].
 COMPONENTS.directions = {
+  usual: { size: "half" },
   draw: (block) => {
+    const [title, note] = block.relations ? ["Skew planes", "planes of A: query token → key token"]
+      : ["Symmetric directions", "eigenvectors of S, with the tokens at both ends"];
     const pair = ([from, to]) => el("span", { class: "pair" }, chips([from]), el("span", { class: "muted" }, "→ "),
       chips([to]));
     const rows = block.rows.map(([value, first, opposite]) => [el("span", { class: "value" }, text(value)),
@@ -21,7 +24,7 @@ COMPONENTS.directions = {
       pairs.map((two) => [value, ...two]))]
       : [["value", "tokens", "opposite"], ...block.rows.map(([value, ends, opposite]) => [value, ends.join(" "),
         opposite.join(" ")])]);
-    return framed(block, csv, el("div", { class: "pairs" }, rows));
+    return framed({ ...block, title, note }, csv, el("div", { class: "pairs" }, rows));
   },
 };
 
@@ -33,8 +36,12 @@ function matrix([step, packed], n, causal) {
 }
 
 COMPONENTS.attention = {
+  usual: { title: "Attention on the text, and its parts" },
   draw: (block) => {
     const texts = current().tokens, n = texts.length, { causal, names, tones, maps } = block;
+    const note = ["rows are queries, columns are keys; coloured: positive, small and grey: negative, one scale for all"
+      + " parts", "the mean of each row is subtracted from each part (softmax is invariant to it)", ...block.notes]
+      .join("; ");
     const seen = (i, j) => !causal || j <= i, shown = names.map((_, k) => matrix(maps[k], n, causal));
     const most = Math.max(...shown.slice(1).flat(2).map(Math.abs), 1e-30);
     const written = (value, k) =>
@@ -62,7 +69,7 @@ COMPONENTS.attention = {
     const rows = () => [["query", "key", ...names],
       ...texts.flatMap((query, i) => texts.flatMap((key, j) =>
       (seen(i, j) ? [[query, key, ...shown.map((map) => map[i][j])]] : [])))];
-    return framed(block, rows, el("div", { class: "maps" },
+    return framed({ ...block, note }, rows, el("div", { class: "maps" },
       pictures.map((picture, k) => el("div", {}, el("h3", {}, k ? swatch(tones[k], names[k]) : names[k]), picture))),
       readout);
   },

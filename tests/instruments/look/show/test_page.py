@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.look.show.heads import NUMBERS
 from keyquery.pages.colours import DARK, LIGHT
 from keyquery.pages.document import ASSETS, page
 from tests.pages.readings import EVIL, block_of, crowd, data_of, measure_of, tiny, unpacked
@@ -29,9 +28,9 @@ def evil():
 
 
 def chart(tab, index, name):
-    """What the page brings for one chart of a head, by the name of its template."""
+    """What the page brings for one chart of a head, by its name or type."""
     blocks = block_of({"tabs": [tab]}, "detail")["items"][index]["blocks"]
-    return next(block for block in blocks if block["of"] == NUMBERS[name])
+    return next(block for block in blocks if name in (block.get("of"), block.get("type")))
 
 
 def maps_of(tab):
@@ -158,7 +157,7 @@ def test_look_and_compare_write_page_and_picture(tmp_path):
     assert files["svg"].read_text().startswith("<svg")
     model = data_of(files["html"].read_text())["tabs"][0]
     assert len(model["tokens"]) == 24
-    assert len(chart(model, 0, "objects")["rows"]) == 4
+    assert len(chart(model, 0, "directions")["rows"]) == 4
     both = tmp_path / "both.html"
     compared = ["compare", *map(str, [files["json"], files["json"], "-q", "--html", both])]
     assert run(cli.app, compared).exit_code == 0

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 import keyquery as kq
-from keyquery.instruments.look.show.shares import bar_shares, leading, window
+from keyquery.instruments.look.show.shares import bar_shares, window
 from keyquery.instruments.look.show.terminal import MARKS, Bar
 from keyquery.pages import terminal
 from tests.instruments.look.show.test_triangle import look
@@ -34,9 +34,9 @@ def test_a_bar_is_as_wide_as_there_is_room(width, letters):
 @pytest.mark.parametrize(
     ("shares", "expected"),
     [
-        ((0.5, 0.2, 0.1, 0.1), [0.5, 0.2, 0.1, 0.0, 0.1]),  # an interaction of 0.1 is left blank
-        ((0.6, 0.3, 0.3, 0.0), [0.5, 0.25, 0.25, 0.0, 0.0]),  # one of −0.2: in proportion
-        ((0.5, -0.01, 0.2, 0.3), [0.5, 0.0, 0.2, 0.0, 0.3]),  # an estimate below 0 is drawn as 0
+        ((0.5, 0.2, 0.1, 0.1), [0.5, 0.2, 0.1, 0.0, 0.1, 0.0]),  # an interaction of 0.1 is left blank
+        ((0.6, 0.3, 0.3, 0.0), [0.5, 0.25, 0.25, 0.0, 0.0, 0.0]),  # one of −0.2: in proportion
+        ((0.5, -0.01, 0.2, 0.3), [0.5, 0.0, 0.2, 0.0, 0.3, 0.0]),  # an estimate below 0 is drawn as 0
     ],
 )
 def test_bars_hold_shares(shares, expected):
@@ -44,8 +44,6 @@ def test_bars_hold_shares(shares, expected):
 
 
 def test_the_leading_share_has_its_half_interval():
-    [head] = look((0.1, 0.1, 0.2, 0.6), half=0.04).heads
-    assert leading(head["on_data"]) == ("position", 0.6, pytest.approx(0.04))
     assert "60 ±4 %" in shown(look((0.1, 0.1, 0.2, 0.6), half=0.04))
     assert "±" not in shown(look((0.1, 0.1, 0.2, 0.6)))  # few sequences have no intervals
 

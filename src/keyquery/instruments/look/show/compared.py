@@ -15,6 +15,7 @@ from keyquery.instruments.look.show.page import tab_of
 from keyquery.instruments.look.show.shares import (
     BARS,
     OF_WEIGHTS,
+    bar_shares,
     has_data,
     labelled,
     mean_shares,
@@ -98,26 +99,28 @@ def _differences(reading: Comparison) -> list[Any]:
     shown: list[Any] = []
     for number, change in enumerate(reading.changes, 1):
         title = Text(f"{change['of']} compared with {change['from']}", style="bold")
-        shown += [*([""] if shown else []), title, *_tensors(change["tensors"])]
-        if change["rows"] is None:
-            shown.append(Text(f"The change of heads was not measured: {change.get('why')}."))
-        else:
-            shown += _ranked(reading, number)
+        shown += [*([""] if shown else []), title, *map(Text, _tensors(change["tensors"]))]
+        shown += [Text(_unmeasured(change))] if change["rows"] is None else _ranked(reading, number)
         shown += [Text(f"Note: {note}.") for note in change["notes"]]
     return shown
 
 
-def _tensors(tensors: Mapping[str, list[str]]) -> list[Any]:
+def _tensors(tensors: Mapping[str, list[str]]) -> list[str]:
+    """How many tensors are the same, and which are not, in a sentence."""
     if not any(tensors.values()):
         return []
     total = len(tensors["same"]) + len(tensors["changed"])
-    line = f"{len(tensors['same'])} of {total} tensors read are identical (by digest)"
+    sentence = f"{len(tensors['same'])} of {total} tensors read are identical (by digest)"
     groups = {"changed": "differ", "missing": "only in the first", "new": "only in the second"}
     for kind, where in groups.items():
         if names := tensors[kind]:
             more = ", …" if len(names) > NAMES else ""
-            line += f"; {len(names)} {where}: {', '.join(names[:NAMES])}{more}"
-    return [Text(f"{line}.")]
+            sentence += f"; {len(names)} {where}: {', '.join(names[:NAMES])}{more}"
+    return [f"{sentence}."]
+
+
+def _unmeasured(change: Mapping[str, Any]) -> str:
+    return f"The change of heads was not measured: {change.get('why')}."
 
 
 def _ranked(reading: Comparison, number: int) -> list[Any]:
@@ -127,44 +130,43 @@ def _ranked(reading: Comparison, number: int) -> list[Any]:
     if not changed:
         return [Text(IDENTICAL)]
     view = "change" if changed[0]["change"] else "folded"  # if only norms or biases differ
-    most = max(row[view] or 0.0 for row in rows)
+    largest = max(row[view] or 0.0 for row in rows)
     of = "" if view == "change" else " of the folded weights (only biases or norms differ)"
-    steps = [f"{shade} ≤ {_number(most * (step + 1) / len(SHADES))}" for step, shade in enumerate(SHADES)]
+    steps = [f"{shade} ≤ {_number(largest * (step + 1) / len(SHADES))}" for step, shade in enumerate(SHADES)]
     legend = f"‖ΔM‖/‖M‖ per head{of}, layers by heads: · 0  {'  '.join(steps)}"
-    cells = {_place(row): row[view] for row in rows}
     ranked = columns_table("head", "change", "symmetric", "skew", "folded", "raw symmetry, before", "after")
-    before, after = ({_place(head): head for head in reading.looks[n].heads} for n in (0, number))
+    sides = [{_cell(head): f"{head['raw']['symmetry']:+z.2f}" for head in reading.looks[n].heads} for n in (0, number)]
     for row in changed[:LISTED]:
-        place = _place(row)
-        symmetry = (f"{side[place]['raw']['symmetry']:+z.2f}" if place in side else "" for side in (before, after))
-        ranked.add_row(Text(name_of(model, *place)), *(_number(row[name]) for name in MOVED), *symmetry)
+        symmetry = (side.get(_cell(row), "") for side in sides)
+        ranked.add_row(Text(name_of(model, *_cell(row))), *(_number(row[name]) for name in MOVED), *symmetry)
     shown = f"; the {LISTED} that changed most" if len(changed) > LISTED else ""
     summary = f"{len(changed)} of {len(rows)} heads differ{shown}:"
-    return [Text(legend), _shaded(cells, model, most), "", Text(summary), ranked]
+    shaded = _shaded({_cell(row): row[view] for row in rows}, model, largest)
+    return [Text(legend), shaded, "", Text(summary), ranked]
 
 
-def _shaded(cells: Mapping[tuple[int, int], float | None], model: Any, most: float) -> Any:
+def _shaded(changes: Mapping[tuple[int, int], float | None], model: Any, largest: float) -> Any:
     """Shaded cells, one row per layer."""
-    columns = 1 + max(head for _, head in cells)
+    columns = 1 + max(head for _, head in changes)
     shown = columns_table("layer", Text(f"heads 0 to {columns - 1}"), "largest")
-    for layer in sorted({layer for layer, _ in cells}):
-        values = [cells.get((layer, head)) for head in range(columns)]
-        line = "".join(_shade(value, most) * (2 if columns <= WIDE else 1) for value in values)
+    for layer in sorted({layer for layer, _ in changes}):
+        values = [changes.get((layer, head)) for head in range(columns)]
+        line = "".join(_shade(value, largest) * (2 if columns <= WIDE else 1) for value in values)
         shown.add_row(Text(name_of(model, layer)), Text(line), _number(max(value or 0.0 for value in values)))
     return shown
 
 
-def _shade(value: float | None, most: float) -> str:
+def _shade(value: float | None, largest: float) -> str:
     if value is None:
         return " "
-    return "·" if value == 0 else SHADES[min(int(len(SHADES) * value / most), len(SHADES) - 1)]
+    return "·" if value == 0 else SHADES[min(int(len(SHADES) * value / largest), len(SHADES) - 1)]
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None else "0" if value == 0 else f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
 
 
-def _place(row: Mapping[str, Any]) -> tuple[int, int]:
+def _cell(row: Mapping[str, Any]) -> tuple[int, int]:
     return row["layer"], row["head"]
 
 
@@ -183,21 +185,21 @@ def page(reading: Comparison) -> str:
 
 def _difference(reading: Comparison, number: int) -> dict[str, Any]:
     """How a later model differs from the first."""
-    first, second = reading.looks[0], reading.looks[number]
+    first, second = looks = reading.looks[0], reading.looks[number]
     change = reading.changes[number - 1] if number <= len(reading.changes) else {}
     names = f"{second.model['name']} minus {first.model['name']}"
     name = f"difference: {second.model['name']}" if len(reading.looks) > 2 else "difference"
-    others = {_place(head): head for head in second.heads}
-    pairs = [(head, others[_place(head)]) for head in first.heads if _place(head) in others]
-    rows = {_place(row): row for row in change.get("rows") or []}
+    rows = {_cell(row): row for row in change.get("rows") or []}
     summary = {"type": "summary", "sentences": _sentences(change, rows)}
+    others = {_cell(head): head for head in second.heads}
+    pairs = [(head, others[_cell(head)]) for head in first.heads if _cell(head) in others]
     if not pairs:
         summary["sentences"] = [*summary["sentences"], "The models have no heads in common."]
         return {"name": name, "facts": names, "blocks": [summary]}
-    measures = [*_moved(rows, pairs), *_shifts(first, second, pairs)]
-    opened, _ = max(pairs, key=lambda pair: (rows.get(_place(pair[0]), {}).get("change") or 0.0, abs(_shift(pair))))
+    measures = [*_moved(rows, pairs), *_shifts(looks, pairs)]
+    opened, _ = max(pairs, key=lambda pair: (rows.get(_cell(pair[0]), {}).get("change") or 0.0, abs(_shift(pair))))
     chart = {"type": "bars", "size": "half", "note": "shares", "form": "percent", "most": 1}
-    sides = [{**chart, "title": str(look.model["name"])} for look in (first, second)]
+    sides = [{**chart, "title": str(look.model["name"])} for look in looks]
     return {
         "name": name,
         "facts": names,
@@ -207,7 +209,7 @@ def _difference(reading: Comparison, number: int) -> dict[str, Any]:
         "blocks": [
             summary,
             {"type": "map", "title": f"Layers by heads: {names}", "quick": [one["key"] for one in measures[:4]]},
-            {"type": "detail", "items": [_detail(pair, first, second) for pair in pairs], "blocks": sides},
+            {"type": "detail", "items": [_detail(pair, looks) for pair in pairs], "blocks": sides},
             *({"type": "triangle", "place": "half", "picture": picture} for picture in (0, number)),
             {"type": "items"},
         ],
@@ -217,27 +219,20 @@ def _difference(reading: Comparison, number: int) -> dict[str, Any]:
 def _sentences(change: Mapping[str, Any], rows: Mapping[Any, Any]) -> list[str]:
     if not change:
         return []
-    sizes = {kind: len(names) for kind, names in change["tensors"].items()}
-    total = sizes.get("same", 0) + sizes.get("changed", 0)
-    tensors = f"{sizes.get('same', 0)} of {total} tensors read are identical"
-    for kind, which in (("missing", "first"), ("new", "second")):
-        tensors += f", {sizes[kind]} only in the {which}" if sizes.get(kind) else ""
-    if change["rows"] is None:
-        return [f"The change of heads was not measured: {change.get('why')}.", f"{tensors}."]
     moved = [row for row in rows.values() if row["change"] or row["folded"]]
-    if not moved:
-        return [IDENTICAL, f"{tensors}."]
-    top = max(moved, key=lambda row: row["change"] or row["folded"])
-    size = f"{top['change'] or top['folded']:.2g} of ‖M‖"
-    heads = f"{len(moved)} of {counted(len(rows), 'head')} differ, {key_of(top)} most ({size})"
-    return [f"{heads}.", f"{change['of']} compared with {change['from']}: {tensors}."]
+    point = _unmeasured(change) if change["rows"] is None else IDENTICAL
+    if moved:
+        top = max(moved, key=lambda row: row["change"] or row["folded"])
+        size = f"{top['change'] or top['folded']:.2g} of ‖M‖"
+        point = f"{len(moved)} of {counted(len(rows), 'head')} differ, {key_of(top)} most ({size})."
+    return [point, *_tensors(change["tensors"])]
 
 
 def _moved(rows: Mapping[Any, Any], pairs: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
     """The change of the weights, if it was measured and there is any."""
     if not any(row["change"] or row["folded"] for row in rows.values()):
         return []
-    of = [rows.get(_place(head), {}) for head, _ in pairs]
+    of = [rows.get(_cell(head), {}) for head, _ in pairs]
     return [
         measure(name, label, [row.get(name) for row in of], unit=Comparison.units.get(name), group="of the weights")
         for name, label in MOVED.items()
@@ -250,35 +245,31 @@ def _shift(pair: tuple[Any, Any], view: str = "raw", name: str = "symmetry") -> 
     return 0.0 if before is None or after is None else after - before
 
 
-def _shifts(first: Look, second: Look, pairs: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
+def _shifts(looks: Sequence[Look], pairs: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
     """Differences of the symmetry in each view, and of the shares on data."""
     names = [(view, "symmetry") for view in ("raw", "folded")]
-    if has_data(first) and has_data(second):
+    if all(map(has_data, looks)):
         names += [("on_data", name) for name in ("symmetry", "symmetric", "skew", "popularity", "position")]
-    facts: dict[str, Any] = {"unit": "second minus first", "group": "differences"}
-    return [
-        measure(
-            f"{view}.{name}",
-            f"difference of {view.replace('_', ' ')} {name}",
-            [_shift(pair, view, name) for pair in pairs],
-            form="signed" if name == "symmetry" else "percent",
-            **facts,
-        )
-        for view, name in names
-    ]
+    measures = []
+    for view, name in names:
+        facts: dict[str, Any] = {"unit": "second minus first", "group": "differences"}
+        facts["form"] = "signed" if name == "symmetry" else "percent"
+        shifts = [_shift(pair, view, name) for pair in pairs]
+        measures.append(measure(f"{view}.{name}", f"difference of {view.replace('_', ' ')} {name}", shifts, **facts))
+    return measures
 
 
-def _detail(pair: tuple[Any, Any], first: Look, second: Look) -> dict[str, Any]:
+def _detail(pair: tuple[Any, Any], looks: Sequence[Look]) -> dict[str, Any]:
     """The bars of a head in both models, and its label in both."""
-    blocks = []
-    for head, look in zip(pair, (first, second), strict=True):
-        names, data, share = part_names(look), head["on_data"], (1 + head["raw"]["symmetry"]) / 2
+    blocks, labels = [], []
+    for head, look in zip(pair, looks, strict=True):
+        names, data, rows = part_names(look), head["on_data"], []
         if data:
             ends = data.get("intervals", {})
             rows = [[data.get(name), *(ends.get(name) or [None, None])] for name in names]
-        else:
-            rows = [] if has_data(look) else [[share], [1 - share]]
+        elif not has_data(look):
+            rows = [[share] for share in bar_shares(head)[:2]]
         blocks.append({"names": list(names), "tones": tones(names), "rows": rows})
-    labels = [f"{look.model['name']}: {head['label']}" for head, look in zip(pair, (first, second), strict=True)]
-    shown = [head["raw"]["symmetry"] for head in pair]
-    return {"sentences": [f"{'; '.join(labels)}; raw symmetry {shown[0]:+z.2f} → {shown[1]:+z.2f}."], "blocks": blocks}
+        labels.append(f"{look.model['name']}: {head['label']}")
+    before, after = (head["raw"]["symmetry"] for head in pair)
+    return {"sentences": [f"{'; '.join(labels)}; raw symmetry {before:+z.2f} → {after:+z.2f}."], "blocks": blocks}

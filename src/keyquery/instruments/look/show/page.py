@@ -9,9 +9,10 @@ from typing import Any
 from keyquery.checkpoints.labels import family_of
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.show import cost_measures
+from keyquery.instruments.look.embeddings import NAMES, level
 from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show import triangle
-from keyquery.instruments.look.show.heads import MANY, OUTERMOST, VIEWS, charts, costs_of, item, tones
+from keyquery.instruments.look.show.heads import MANY, OUTERMOST, charts, costs_of, item, tones
 from keyquery.instruments.look.show.shares import (
     BARS,
     CHANGES,
@@ -28,12 +29,12 @@ from keyquery.instruments.look.show.shares import (
 from keyquery.instruments.roles.show import role_measures, role_name, rule
 from keyquery.pages.components import column, heads_frame, key_of, measure, versioned
 from keyquery.pages.document import document
-from keyquery.reading import short
 from keyquery.support.printable import counted
 
 TOKENS, DIRECTIONS = 24, 4  # sample tokens and directions per head that a look measures for its page
 # Bytes for the score maps: per head, at least (all tokens of 144 causal heads), and at most (1,024 heads below 5 MB).
 MAPS_A_HEAD, LEAST_MAPS, MOST_MAPS = 2600, 374_000, 1_100_000
+VIEWS = {"raw": "raw", "folded": "folded", "on_data": "on data"}
 SIGNED = ("symmetry", "column_directionality")  # from −1 to 1
 
 
@@ -41,7 +42,7 @@ def page(reading: Look) -> str:
     """The page of a look."""
     pictures = [triangle.inline(reading, named=False)]
     name = str(reading.model["name"])
-    return document(name, "attention heads", [tab_of(reading, 0)], notes=[], figures=pictures, style=triangle.STYLE)
+    return document(name, "attention heads", [tab_of(reading, 0)], figures=pictures, style=triangle.STYLE)
 
 
 def tab_of(look: Look, picture: int) -> dict[str, Any]:
@@ -53,17 +54,22 @@ def tab_of(look: Look, picture: int) -> dict[str, Any]:
     quick = [key for key in ("cost", "parts", "role", *(f"{view}.symmetry" for view in VIEWS)) if key in keys]
     detail: dict[str, Any] = {"type": "detail", "items": [item(head, look, kept) for head in look.heads]}
     detail |= {"blocks": charts(look, frame, kept), "hints": {CHANGES: "differs in the first half of each window"}}
-    blocks = [
-        _summary(look),
-        {"type": "map", "place": "seven", "quick": quick, "side": _side(look)},
-        {"type": "triangle", "place": "five", "picture": picture},
-        detail,
-        {"type": "items", "columns": [column("label", [labelled(head) for head in look.heads])]},
-    ]
-    state = {"at": key_of(_opened(look)), "map": quick[0], "view": "raw"}
-    rows = {str(layer["layer"]): _layer(layer, look) for layer in look.layers}
-    texts = {"name": str(look.model["name"]), "facts": _facts(look), "notes": _notes(look, len(tokens), kept)}
-    return {**texts, "frame": frame, "state": state, "rows": rows, "blocks": blocks, "tokens": tokens[:kept]}
+    return {
+        "name": str(look.model["name"]),
+        "facts": _facts(look),
+        "notes": _notes(look, len(tokens), kept),
+        "frame": frame,
+        "state": {"at": key_of(_opened(look)), "map": quick[0], "view": "raw"},
+        "rows": {str(layer["layer"]): _layer(layer, look) for layer in look.layers},
+        "blocks": [
+            _summary(look),
+            {"type": "map", "place": "seven", "quick": quick, "side": {"means": "parts"}},
+            {"type": "triangle", "place": "five", "picture": picture},
+            detail,
+            {"type": "items", "columns": [column("label", [labelled(head) for head in look.heads])]},
+        ],
+        "tokens": tokens[:kept],
+    }
 
 
 def _opened(look: Look) -> Mapping[str, Any]:
@@ -118,10 +124,11 @@ def _views(look: Look) -> Iterator[dict[str, Any]]:
 
 
 def _corpus(look: Look) -> Iterator[dict[str, Any]]:
-    rows = [head.get("corpus") or {} for head in look.heads]
-    for name in dict.fromkeys(name for row in rows for name in row):
-        facts: dict[str, Any] = {"digits": 3, "group": "compared with the corpus"}
-        yield measure(f"corpus.{name}", f"corpus {name.replace('_', ' ')}", [row.get(name) for row in rows], **facts)
+    rows = [head.get("corpus") for head in look.heads]
+    facts: dict[str, Any] = {"digits": 3, "group": "compared with the corpus"}
+    for name in NAMES if any(rows) else ():
+        values, null = [row and row[name] for row in rows], [row and level(row, name) for row in rows]
+        yield measure(f"corpus.{name}", f"corpus {name.replace('_', ' ')}", values, null=null, **facts)
 
 
 # Sentences
@@ -168,43 +175,25 @@ def _notes(look: Look, tokens: int, kept: int) -> list[str]:
     """Notes on what the page omits, and how to get it."""
     count, on_data, missing = len(look.heads), has_data(look), "not in this page"
     cross = sum(head["kind"] == "cross" for head in look.heads)
-    longest = max(len(head["raw"]["eigenvalues"]) for head in look.heads)
-    notes = []
-    if not on_data:
-        notes.append(f"Shares on data are {missing}: keyquery look MODEL --text FILE --html page.html")
-    if not kept:
-        notes.append(f"Attention maps are {missing}: they need a model that takes token ids, and --text FILE.")
-    elif kept < tokens:
-        notes.append(f"With {count:,} heads, only the first {kept} of {tokens} tokens are included; the JSON has all.")
-    if not any("objects" in head for head in look.heads):
-        notes.append(f"Token directions are {missing}: use --directions 4; the checkpoint must contain embeddings.")
-    if count > MANY and longest > OUTERMOST:
-        notes.append(f"With {count:,} heads, spectra are cut to their {OUTERMOST} outermost values; the JSON has all.")
-    if crossed(look):
-        pairwise = "a pairwise part instead of symmetric and skew, since contents of two sequences cannot be swapped"
-        notes.append(f"{cross} cross-attention heads have {pairwise}; the triangle leaves them out.")
-    elif cross > 0 and on_data:
-        notes.append(f"{cross} cross-attention heads have no shares on data; their bars are omitted.")
-    roles = look.provenance.get("roles") or {}
-    notes += [*roles.get("notes", []), *(rule(roles) if roles else [])]
-    few = (look.provenance.get("data") or {}).get("note")
-    return versioned([*notes, *([f"{few}."] if few else [])], look.provenance)
+    few = 0 < kept < tokens
+    cut = count > MANY and max(len(head["raw"]["eigenvalues"]) for head in look.heads) > OUTERMOST
+    pairwise = "a pairwise part instead of symmetric and skew, since contents of two sequences cannot be swapped"
+    without, described = cross > 0 and on_data and not crossed(look), any("objects" in head for head in look.heads)
+    notes = {
+        f"Shares on data are {missing}: keyquery look MODEL --text FILE --html page.html": not on_data,
+        f"Attention maps are {missing}: they need a model that takes token ids, and --text FILE": not kept,
+        f"With {count:,} heads, only the first {kept} of {tokens} tokens are included; the JSON has all": few,
+        f"Token directions are {missing}: use --directions 4; the checkpoint must contain embeddings": not described,
+        f"With {count:,} heads, spectra are cut to their {OUTERMOST} outermost values; the JSON has all": cut,
+        f"{cross} cross-attention heads have {pairwise}; the triangle leaves them out": crossed(look),
+        f"{cross} cross-attention heads have no shares on data; their bars are omitted": without,
+    }
+    roles, data = (look.provenance.get(of) or {} for of in ("roles", "data"))
+    said = [note for note, holds in notes.items() if holds] + [*roles.get("notes", []), *(rule(roles) if roles else [])]
+    return versioned([*said, *([data["note"]] if "note" in data else [])], look.provenance)
 
 
 # Layers
-
-
-def _side(look: Look) -> dict[str, Any]:
-    """The mean shares of every layer, as bars beside the map."""
-    names = part_names(look)
-    layers = sorted({head["layer"] for head in look.heads})
-    in_layers = [[head for head in with_bars(look) if head["layer"] == layer] for layer in layers]
-    shares = [[*(mean_shares(heads) if heads else []), *[0.0] * len(names)] for heads in in_layers]
-    series = [
-        {"name": name, "tone": tone, "values": short([of_layer[i] for of_layer in shares], 3)}
-        for i, (name, tone) in enumerate(zip(names, tones(names), strict=True))
-    ]
-    return {"name": "mean per layer", "stacked": True, "series": series}
 
 
 def _layer(layer: Mapping[str, Any], look: Look) -> dict[str, Any]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
-from operator import itemgetter
 from typing import Any
 
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.ablation.needs import costs_without
 from keyquery.instruments.look.reading import Look
 
 # Marks behind a label for its evidence; a measured one has none.
@@ -41,39 +38,21 @@ def with_bars(look: Look) -> list[dict[str, Any]]:
 
 
 def bar_shares(head: Mapping[str, Any]) -> list[float]:
-    """The parts of a head's bar, clipped at 0: shares on data, or ‖S‖² and ‖A‖² of its weights.
-
-    Parts that covary negatively can sum to more than 1; they are then normalised.
-    """
-    data = head["on_data"]
+    """The parts of a head's bar: shares on data, or ‖S‖² and ‖A‖² of its weights; at least 0, and in sum at most 1."""
     symmetric = (1 + head["raw"]["symmetry"]) / 2
-    parts = BARS if "pairwise" in (data or {}) else PARTS
-    shares = [data.get(part, 0.0) for part in parts] if data else [symmetric, 1 - symmetric, 0.0, 0.0, 0.0]
-    shares = [max(share, 0.0) for share in shares]
-    return [share / max(sum(shares), 1.0) for share in shares]
+    data = head["on_data"] or {"symmetric": symmetric, "skew": 1 - symmetric}
+    shares = [max(data.get(part, 0.0), 0.0) for part in BARS]
+    return [share / max(sum(shares), 1.0) for share in shares]  # parts that covary negatively sum to more
 
 
 def mean_shares(heads: Sequence[Mapping[str, Any]]) -> list[float]:
     """The mean of the bars of several heads."""
-    return [sum(values) / len(heads) for values in zip_longest(*map(bar_shares, heads), fillvalue=0.0)]
-
-
-def leading(data: Mapping[str, Any]) -> tuple[str, float, float | None]:
-    """The largest part of a head on data, its share, and the half-width of its interval, if there is one."""
-    part = max((part for part in BARS if part in data), key=data.__getitem__)
-    ends = data.get("intervals", {}).get(part)
-    return part, data[part], None if ends is None else (ends[1] - ends[0]) / 2
+    return [sum(values) / len(heads) for values in zip(*map(bar_shares, heads), strict=True)]
 
 
 def labelled(head: Mapping[str, Any]) -> str:
     """A label with the mark of its evidence."""
     return f"{head['label']}{EVIDENCE.get(head.get('evidence', ''), '')}"
-
-
-def costliest(costs: Mapping[str, Sequence[float]]) -> tuple[str, float] | None:
-    """The part whose absence costs most, and its cost; None where no part was left out."""
-    without = {name: cost[0] for name, cost in costs_without(costs).items() if name in PARTS}
-    return max(without.items(), key=itemgetter(1)) if without else None
 
 
 def window(look: Look) -> str | None:

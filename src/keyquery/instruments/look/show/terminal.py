@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from keyquery.checkpoints.labels import family_of, name_of
 from keyquery.forms.parts import PARTS
+from keyquery.instruments.ablation.needs import costs_without
 from keyquery.instruments.look.embeddings import NAMES, level
 from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show.shares import (
@@ -18,12 +19,10 @@ from keyquery.instruments.look.show.shares import (
     EVIDENCE,
     OF_DATA,
     OF_WEIGHTS,
-    costliest,
-    crossed,
     has_data,
     labelled,
-    leading,
     mean_shares,
+    part_names,
     sample_of,
     with_bars,
 )
@@ -42,7 +41,7 @@ WIDEST, NARROWEST = 24, 8  # characters of a bar
 MOST_HEADS = 160
 COSTLIEST = 3  # heads whose needs are spelled out
 MAX_DIRECTIONS = 80  # rows; more would scroll the labels out of view
-CELL = 35  # characters; two cells and the head fit into 80 columns
+CELL = 36  # characters; two cells and the head fit into 80 columns
 
 
 def lines(reading: Look) -> list[Any]:
@@ -56,11 +55,9 @@ def lines(reading: Look) -> list[Any]:
 
 def legend(look: Look, over: str | None = None) -> Any:
     """What bars are shares of, the window, and the marks of the parts."""
-    on_data = has_data(look)
-    names = [*PARTS, *(["pairwise"] if crossed(look) else [])] if on_data else PARTS[:2]
-    parts = Text("  ").join(Text.assemble(MARKS[name], f" {name}") for name in names)
-    of = ", ".join(part for part in (OF_DATA if on_data else OF_WEIGHTS, over) if part)
-    return Text.assemble(f"bars: {of}\n", parts)
+    parts = Text("  ").join(Text.assemble(MARKS[name], f" {name}") for name in part_names(look))
+    of = OF_DATA if has_data(look) else OF_WEIGHTS
+    return Text.assemble(f"bars: {f'{of}, {over}' if over else of}\n", parts)
 
 
 class Bar:
@@ -157,8 +154,10 @@ def _layers_table(reading: Look) -> Any:
 def _largest(data: Mapping[str, Any] | None) -> str:
     if data is None:
         return "–"
-    _, share, half = leading(data)
-    return f"{100 * share:.0f} %" if half is None else f"{100 * share:.0f} ±{100 * half:.0f} %"
+    part = max((part for part in BARS if part in data), key=data.__getitem__)
+    ends = data.get("intervals", {}).get(part)
+    half = "" if ends is None else f" ±{50 * (ends[1] - ends[0]):.0f}"
+    return f"{100 * data[part]:.0f}{half} %"
 
 
 def _off(head: Mapping[str, Any]) -> str:
@@ -169,8 +168,9 @@ def _off(head: Mapping[str, Any]) -> str:
 
 def _costliest(head: Mapping[str, Any]) -> Any:
     """The part whose absence costs most, by its mark, and its cost."""
-    part = costliest(head.get("ablation", {}))
-    return Text() if part is None else Text.assemble(MARKS[part[0]], f" {part[1]:.3f}")
+    costs = {name: cost[0] for name, cost in costs_without(head.get("ablation", {})).items() if name in PARTS}
+    part = max(costs, key=costs.__getitem__, default=None)
+    return Text() if part is None else Text.assemble(MARKS[part], f" {costs[part]:.3f}")
 
 
 def footnotes(looks: Sequence[Look], labels: bool, shares: bool = False) -> list[str]:
@@ -193,9 +193,11 @@ def footnotes(looks: Sequence[Look], labels: bool, shares: bool = False) -> list
 
 
 def _summary(reading: Look) -> list[str]:
-    row, column = (median(layer["raw"][name] for layer in reading.layers) for name in ("symmetry", DIRECTIONALITY))
-    together = f"symmetry {row:+z.2f}, column directionality {column:+z.2f}"
-    shown = [f"\nAll heads of a layer together, raw, median over layers: {together}."]
+    together = (
+        f"{name.replace('_', ' ')} {median(layer['raw'][name] for layer in reading.layers):+z.2f}"
+        for name in ("symmetry", "column_directionality")
+    )
+    shown = [f"\nAll heads of a layer together, raw, median over layers: {', '.join(together)}."]
     if not has_data(reading):
         shown.append(f"Random weights have symmetry 1/width = {1 / reading.model['width']:.3f}.")
         how = " For shares of score variance on data: --text FILE."
@@ -206,9 +208,6 @@ def _summary(reading: Look) -> list[str]:
     notes = sorted({note for layer in reading.layers for note in layer.get("notes", [])})
     facts = [reading.provenance.get(of) or {} for of in ("data", "costs")]
     return shown + [f"Note: {note}." for note in [*notes, *(fact["note"] for fact in facts if fact.get("note"))]]
-
-
-DIRECTIONALITY = "column_directionality"
 
 
 def label_counts(reading: Look) -> str:
@@ -266,23 +265,22 @@ def _beside_null(metrics: Mapping[str, float], name: str) -> Any:
 
 def _directions_table(reading: Look) -> list[Any]:
     """A row per direction: the tokens at both of its ends, and query-key pairs of tokens."""
-    table = columns_table("head")
-    for title in ("symmetric: from one end to the other", "skew: query → key"):
-        table.add_column(title, no_wrap=True)
+    rows = []
     for head in reading.heads:
         name = name_of(reading.model, head["layer"], head["head"])
-        for direction, plane in zip_longest(head.get("objects", []), head.get("relations", [])):
-            ends = " … ".join(" ".join(direction[end][:3]) for end in ("tokens", "opposite")) if direction else ""
-            pairs = ", ".join("→".join(pair) for pair in plane["pairs"][:3]) if plane else ""
-            cells = [Text(name), Text(ends), Text(pairs)]
-            for cell in cells[1:]:
-                cell.truncate(CELL, overflow="ellipsis")
-            table.add_row(*cells)
-            name = ""
-    if table.row_count > MAX_DIRECTIONS:
-        hint = "use --html to see all, or --layers to select some"
-        return [Text(""), Text(f"{table.row_count} token directions: {hint}.")]
-    return [Text(""), table] if table.row_count else []
+        for number, direction in enumerate(head.get("objects", [])):
+            ends = " … ".join(" ".join(direction[end][:3]) for end in ("tokens", "opposite"))
+            planes = head["relations"][number : number + 1]
+            pairs = ", ".join("→".join(pair) for plane in planes for pair in plane["pairs"][:3])
+            rows.append(("" if number else name, ends, pairs))
+    if len(rows) > MAX_DIRECTIONS:
+        return ["", f"{len(rows)} token directions: use --html to see all, or --layers to select some."]
+    table = columns_table("head", "symmetric: from one end to the other", "skew: query → key")
+    for column in table.columns[1:]:
+        column.justify, column.max_width, column.overflow = "left", CELL, "ellipsis"
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return ["", table] if rows else []
 
 
 def _has_roles(look: Look) -> bool:
