@@ -47,8 +47,8 @@ FORGED = {
     "shares that are a list": ({"on_data": [1]}, "on_data.symmetry must be a number"),
     "a head far away": ({"head": 10**12}, "head must be from 0 to 4095"),
     "a layer below none": ({"layer": -1}, "layer must be from 0 to 4095"),
-    "a cost without an interval": ({"ablation": {"zero": [0.1]}}, "ablation must have change, low and high by name"),
-    "costs that are a list": ({"ablation": [0.1, 0.0, 0.2]}, "ablation must have change, low and high by name"),
+    "a cost without an interval": ({"ablation": {"zero": [0.1]}}, "ablation must be change, low and high by name"),
+    "costs that are a list": ({"ablation": [0.1, 0.0, 0.2]}, "ablation must be change, low and high by name"),
     "a symmetry of 1e8": ({"raw": {"symmetry": 1e8, "effective_rank": 1.0}}, "raw.symmetry must be a number from"),
 }
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # which runs models: opening a result does not need it
 
 ERROR = 0.05  # probability of naming any role that no head has
 DATA = ("random", "needle", "text", "inputs")
-MOST = 100_000  # layers, or heads of a layer, in a file
 LARGEST = 10.0  # of a score or an end of its interval, in a file
 FEWEST = 8  # sequences without which no role is named
 # The data that decides on a role, the first that there is: by content on random tokens, which have no other cause.
@@ -98,36 +97,35 @@ def flat_scores(scores: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_roles(where: str, row: Any, what: str) -> None:
+def check_heads(model: Any, heads: Any) -> None:
+    """Validate the facts and heads of a reading of roles, also of one loaded from a file."""
+    known = isinstance(model, Mapping) and isinstance(model.get("name"), str) and type(model.get("layers")) is int
+    require(known, "reading of roles: model", "an object with name and layers", model)
+    require(bool(heads), "reading of roles: heads", "a non-empty list", heads)
+    for index, head in enumerate(heads):
+        check_roles(f"reading of roles: heads[{index}]", head)
+        for key in ("layer", "head"):
+            require(type(head.get(key)) is int, f"reading of roles: heads[{index}].{key}", "an integer", head.get(key))
+
+
+def check_roles(where: str, row: Any) -> None:
     """Validate the `role`, `roles` and `scores` of a head, also of one loaded from a file."""
-
-    def require(holds: bool, field: str, expected: str, value: Any) -> None:
-        if not holds:
-            raise ValueError(f"not a {what}: {where}.{field} must be {expected}, got {value!r:.60}")
-
-    require(isinstance(row, Mapping) and isinstance(row.get("scores"), Mapping), "scores", "an object", row)
+    require(isinstance(row, Mapping) and isinstance(row.get("scores"), Mapping), f"{where}.scores", "an object", row)
     names = row.get("roles")
     known = isinstance(names, list) and all(name in (*ROLES, None) for name in (*names, row.get("role")))
-    require(known, "roles", "a list of roles", names)
+    require(known, f"{where}.roles", "a list of roles", names)
     for role, of_role in row["scores"].items():
         right = role in ROLES and isinstance(of_role, Mapping) and set(of_role) <= set(DATA)
-        require(right, f"scores.{role}", "the scores of a role", of_role)
+        require(right, f"{where}.scores.{role}", "the scores of a role", of_role)
         for data, values in of_role.items():
             for key in ("score", "null", "low", "high"):
                 value: Any = values.get(key) if isinstance(values, Mapping) else None
+                right = type(value) in (int, float) and abs(value) <= LARGEST
                 missing = value is None and key in ("low", "high")
-                number = type(value) in (int, float) and abs(value) <= LARGEST
-                require(missing or number, f"scores.{role}.{data}.{key}", "a number", value)
+                require(right or missing, f"{where}.scores.{role}.{data}.{key}", "a number", value)
 
 
-def check_heads(model: Any, heads: Any) -> None:
-    """Validate the facts and heads of a reading of roles, also of one loaded from a file."""
-    if not isinstance(model, Mapping) or not isinstance(model.get("name"), str) or type(model.get("layers")) is not int:
-        raise ValueError(f"not a reading of roles: model must have a name and layers, got {model!r:.60}")
-    if not heads:
-        raise ValueError("not a reading of roles: heads must be a non-empty list")
-    for index, head in enumerate(heads):
-        check_roles(f"heads[{index}]", head, "reading of roles")
-        for key in ("layer", "head"):
-            if type(head.get(key)) is not int or not 0 <= head[key] < MOST:
-                raise ValueError(f"not a reading of roles: heads[{index}].{key} must be a small number from 0 on")
+def require(right: bool, where: str, expected: str, value: Any) -> None:
+    """Raise unless a part of a reading is right; `where` begins with what the reading should be."""
+    if not right:
+        raise ValueError(f"not a {where} must be {expected}, got {value!r:.60}")
