@@ -69,7 +69,7 @@ def test_the_figure_shows_the_number_of_each_role(reading):
         ({"scores": 3}, r"heads\[0\].scores must be an object"),
         ({"scores": {"sink": {"text": {"score": 0.5}}}}, r"heads\[0\].scores.sink.text.null must be a number"),
         ({"scores": {"sink": {"moon": {}}}}, r"heads\[0\].scores.sink must be the scores of a role"),
-        ({"layer": -1}, r"heads\[0\].layer must be a small number from 0 on"),
+        ({"layer": "one"}, r"heads\[0\].layer must be an integer, got 'one'"),
     ],
 )
 def test_a_file_with_wrong_fields_is_refused(reading, look, change, message):

@@ -130,11 +130,9 @@ def _change(looks: list[Look], weights: Sequence[Heads] | None, number: int, pro
 
 
 def difference(before: Heads, after: Heads, progress: Progress | None = None) -> dict[str, Any]:
-    """‖ΔM‖/‖M‖, ‖ΔS‖/‖M‖ and ‖ΔA‖/‖M‖ per head, with M of `before`; the squares of the parts add up.
+    """‖ΔM‖/‖M‖, ‖ΔS‖/‖M‖ and ‖ΔA‖/‖M‖ per head, None where ‖M‖ is 0, or why there are none; and other differences.
 
-    `rows` has one row per head: "change", "symmetric" and "skew" of the raw weights, "folded" with biases and norms
-    folded in; None where ‖M‖ is 0. If shapes differ, `rows` is None and `why` gives the reason. `notes` list other
-    differences between layers, such as their scale. ΔM = ΔQᵀK₂ + Q₁ᵀΔK, of rank 2r, is never formed.
+    ΔM = ΔQᵀK₂ + Q₁ᵀΔK, of rank 2r, is never formed.
     """
     if len(before) != len(after):
         return {"rows": None, "why": f"{len(before)} attention layers and {len(after)}", "notes": []}

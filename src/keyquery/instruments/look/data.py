@@ -216,15 +216,11 @@ def _metrics(sums: ScoreVariance) -> list[dict[str, Any]]:
 
 
 def interval(estimate: Estimate, head: int, square: bool = False) -> list[float] | None:
-    """The 95 % interval of one head's estimate; None with too few sequences.
-
-    `square`: the value is a sum of squares, whose error grows with it; its interval is computed for the logarithm,
-    unless the value is too close to 0.
-    """
+    """The 95 % interval of one head's estimate, of a `square` by its logarithm; None with too few sequences."""
     value, error, freedom = (float(number[head]) for number in estimate)
     if not math.isfinite(error) or freedom < 1:
         return None
     half = student(int(freedom + 1e-6)) * error  # n − 1 may be rounded down to less
-    if square and half < value / 2:
+    if square and half < value / 2:  # not close to 0: the error of a sum of squares grows with it
         return [value * math.exp(-half / value), value * math.exp(half / value)]
     return [value - half, value + half]

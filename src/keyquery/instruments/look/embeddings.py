@@ -46,10 +46,9 @@ class Directions:
         heads = []
         for head in range(len(flat)):
             strongest = values[head].abs().argsort(descending=True)
-            objects = zip(values[head, strongest], vectors[head].mT[strongest], strict=True)
-            relations = zip(planes.values[head], planes.source[head].mT, planes.target[head].mT, strict=True)
-            parts = {"objects": [self._object(*one) for one in objects]}
-            heads.append({**parts, "relations": [self._relation(*one) for one in relations]})
+            objects = map(self._object, values[head, strongest], vectors[head].mT[strongest])
+            relations = map(self._relation, planes.values[head], planes.source[head].mT, planes.target[head].mT)
+            heads.append({"objects": list(objects), "relations": list(relations)})
         return heads
 
     def _object(self, value: Tensor, vector: Tensor) -> dict[str, Any]:
@@ -60,10 +59,7 @@ class Directions:
         return {"value": value.item(), **{end: self._texts(numbers) for end, numbers in ends.items()}}
 
     def _relation(self, value: Tensor, source: Tensor, target: Tensor) -> dict[str, Any]:
-        """Token pairs with the highest scores in a rotation plane of A: query token → key token.
-
-        In coordinates (a, b) of the plane the score is value·(aᵢbⱼ − bᵢaⱼ), for any rotation of the plane's axes.
-        """
+        """Token pairs, query → key, with the highest scores in a rotation plane of A: value·(aᵢbⱼ − bᵢaⱼ)."""
         a, b = self._rows @ source.to(self._rows), self._rows @ target.to(self._rows)
         far = (a.square() + b.square()).topk(min(CANDIDATES, len(a))).indices
         strength = a[far, None] * b[far] - b[far, None] * a[far]
@@ -78,9 +74,8 @@ class Directions:
 class Corpus:
     """PPMI between the most frequent tokens of a corpus: symmetric and skew parts, centred, of unit norm.
 
-    Two null levels. `chance`: tokens of similar frequency are permuted, which keeps what token frequency alone
-    explains. `random`: heads with random weights on the same embeddings, which keeps what the embeddings alone explain,
-    since these have learned co-occurrence.
+    Two null levels keep what token frequency alone explains (`chance`: tokens of similar frequency are permuted), and
+    what the embeddings alone explain (`random`: heads of random weights on them), which have learned co-occurrence.
     """
 
     def __init__(self, counts: Any, embedding: Float[Tensor, "vocabulary d"]) -> None:
@@ -106,10 +101,7 @@ class Corpus:
         }
 
     def of(self, layer: Layer) -> list[dict[str, float]]:
-        """Metrics per head, as in `beside`, of scores between token embeddings normalised as by the layer.
-
-        These are the scores of the layer on single tokens, without context and at offset 0.
-        """
+        """Metrics per head, as in `beside`, of its scores between single tokens, without context and at offset 0."""
         rows = self._rows if layer.norm is None else layer.norm(self._rows)
         query, key = layer.project(rows)
         rows_of_heads = self.beside((query.float() @ key.float().mT).flatten(0, 1))
@@ -118,12 +110,10 @@ class Corpus:
         return [{**metrics, **controls} for metrics in rows_of_heads]
 
     def beside(self, scores: Float[Tensor, "heads n n"]) -> list[dict[str, float]]:
-        """Similarity of scores (heads, n, n) to the corpus; rows and columns are centred, the diagonal is excluded.
+        """Cosines of the parts of scores with those of the corpus, and the share that both account for.
 
-        `symmetric_cosine` is the cosine between the symmetric parts, `skew_cosine` between the skew parts: above 0
-        where queries attend to what follows them in the corpus, below 0 to what precedes. `explained` is the share of
-        the scores that both parts of the corpus account for after optimal scaling. `…_chance` is the 95th percentile of
-        |value| over the permutations.
+        Rows and columns are centred, the diagonal is excluded. `…_chance` is the 95th percentile of |value| over the
+        permutations.
         """
         symmetric, skew = (_upper(part) for part in halves(centred(scores)))
         sizes = symmetric.square().sum(1), skew.square().sum(1)

@@ -115,13 +115,9 @@ def _by_head(values: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def of_whole_layer(form: Form) -> dict[str, float]:
-    """Metrics of M = Σ_h M_h, the sum over the heads of a layer, as published for whole layers.
-
-    Query heads that share a key (GQA) are summed first. M is formed by some rows at a time, in float32 on a CPU and
-    float64 on a GPU; tr(M²) is that of (KQᵀ)².
-    """
+    """Metrics of M = Σ_h M_h over the heads of a layer, formed by some rows at a time; tr(M²) is that of (KQᵀ)²."""
     form = form.to(torch.promote_types(form.dtype, torch.float32 if form.device.type == "cpu" else torch.float64))
-    while form.batch:
+    while form.batch:  # query heads that share a key (GQA) are summed first
         form = form.sum()
     rows, columns = [], torch.zeros(form.dim, dtype=torch.float64, device=form.device)
     for block in form.query.split(BLOCK, dim=1):

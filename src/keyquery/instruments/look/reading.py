@@ -140,10 +140,9 @@ def label_head(
     evidence: str = "estimated",
     threshold: float = 0.0,
 ) -> dict[str, Any]:
-    """Label, needs, reason and evidence ("estimated", "measured" or "weights") of a head.
+    """Label, needs, reason and evidence of a head: what it needs, by costs; without costs, what its weights show.
 
-    The label says what the head needs, by costs; without costs, what its weights alone show. Variance describes scores
-    and gives none: docs/studies/labels.md shows how little it predicts.
+    Variance gives no label: docs/studies/labels.md shows how little it predicts.
     """
     data = on_data or {}
     sink = data.get("sink", 0.0) > data.get("position", 0.0) / 2 > 0  # most of the position part is the first key's

@@ -47,10 +47,7 @@ class Sample:
 
 
 def take(model: nn.Module, batches: Sequence[Batch], heads: Heads, count: int, tokenizer: Any = None) -> Sample | None:
-    """Run the model on the first `count` tokens of the first sequence of at least two; None if there is none.
-
-    The sequence is truncated before the run, so that these scores are all that the softmax sees.
-    """
+    """Run the model on the first `count` tokens alone of the first sequence of at least two; None if there is none."""
     batch = _first(batches, count) if count else None
     if batch is None:
         return None

@@ -155,11 +155,8 @@ def measure(
 
 
 def in_parts(batch: Batch) -> Iterator[Batch]:
-    """A batch in parts, of fewer sequences the longer they are: maps grow with the square of the length.
-
-    The decoder of an encoder-decoder that reads the ids of the encoder gets its mask as well.
-    """
-    if batch.get("decoder_input_ids") is batch.get("input_ids", 0) and "attention_mask" in batch:
+    """A batch in parts, of fewer sequences the longer they are: maps grow with the square of the length."""
+    if batch.get("decoder_input_ids") is batch.get("input_ids", 0) and "attention_mask" in batch:  # of both sides
         batch = {"decoder_attention_mask": batch["attention_mask"], **batch}
     rows = {len(value) for value in batch.values()}
     longest = max((value.shape[1] for value in batch.values() if value.ndim == 2), default=LENGTH)
@@ -227,18 +224,16 @@ def copied(
     answered: Bool[Tensor, "batch value"],
     seen: Int[Tensor, " value"],
 ) -> Scores:
-    """Retrieval scores of a head, whose most attended keys are `top`: the share of a needle's tokens that it copies.
+    """The share of a needle's tokens that a head copies: it attends to them most, and the model predicts them next.
 
-    A head copies a token if its most attended key is that token in the needle, and the model predicts the token next.
-    Only needles of which the model predicts at least half count. The null level is the larger of the same for a key
-    drawn from all visible ones (`seen` many) and for the needle's other tokens.
+    The null level is the larger of the same for a key drawn from all `seen` ones, and for the needle's other tokens.
     """
     hits = (top[..., None] == targets[:, None]) & answered[..., None]  # query by target
-    own = hits.diagonal(dim1=1, dim2=2).double()
-    others = (hits.sum(-1) - own) / (targets.shape[1] - 1)
+    right = hits.diagonal(dim1=1, dim2=2).double()
+    others = (hits.sum(-1) - right) / (targets.shape[1] - 1)
     null = torch.maximum((answered / seen).double().mean(1), others.mean(1))
     counts = answered.double().mean(1) >= ANSWERED
-    return Scores(*(torch.where(counts, values, torch.nan) for values in (own.mean(1), null)))
+    return Scores(*(torch.where(counts, values, torch.nan) for values in (right.mean(1), null)))
 
 
 def _fewest_logits(model: nn.Module, count: int) -> dict[str, Any]:

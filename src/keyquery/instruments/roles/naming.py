@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keyquery.instruments.roles.patterns import POSITIONAL, ROLES, Scores
-from keyquery.support.checks import check_choice
 from keyquery.support.statistics import student
 
 if TYPE_CHECKING:  # which runs models: opening a result does not need it
@@ -29,8 +28,7 @@ ORDERS = {
 def estimate(scores: Scores, tests: int) -> dict[str, Any] | None:
     """The mean score over sequences with its 95 % interval, its null level, and whether it clears that.
 
-    It clears it if the interval of the paired difference score − null lies above 0 at level 1 − 0.05/tests: by
-    Bonferroni, the probability that any of so many tests clears a null level by chance is at most 5 %.
+    It does if the interval of the paired difference score − null lies above 0 at level 1 − 0.05/tests (Bonferroni).
     """
     kept = scores.score.isfinite() & scores.null.isfinite()
     score, null = (values[kept].double() for values in scores)
@@ -56,8 +54,8 @@ def decided(role: str, measured: Collection[str]) -> str | None:
 def named(measured: Mapping[str, Measured], layers: Sequence[Any], least: float) -> list[dict[str, Any]]:
     """One row per head: its scores by role and data, its `roles`, and its `role`, the most specific of them."""
     tests = len({key for part in measured.values() for key in part})
-    rows, every = [], [(layer, head) for layer in layers for head in range(layer.heads)]
-    for layer, head in every:
+    rows = []
+    for layer, head in [(known, head) for known in layers for head in range(known.heads)]:
         scores: dict[str, dict[str, Any]] = {}
         for role in ROLES:
             key = (layer.index, head, role)
@@ -65,26 +63,14 @@ def named(measured: Mapping[str, Measured], layers: Sequence[Any], least: float)
             if of_role := {data: row for data, row in of_role.items() if row}:
                 scores[role] = of_role
         roles = [role for role, of_role in scores.items() if _is_named(role, of_role, least)]
-        place = {"layer": layer.index, "head": head, "name": f"{layer.name}.{head}", "kind": layer.kind}
-        rows.append({**place, "role": roles[0] if roles else None, "roles": roles, "scores": scores})
+        about = {"layer": layer.index, "head": head, "name": f"{layer.name}.{head}", "kind": layer.kind}
+        rows.append({**about, "role": roles[0] if roles else None, "roles": roles, "scores": scores})
     return rows
 
 
 def _is_named(role: str, rows: Mapping[str, Mapping[str, Any]], least: float) -> bool:
     data = decided(role, rows)
     return data is not None and rows[data]["clears"] and rows[data]["score"] - rows[data]["null"] >= least
-
-
-def ranking(heads: Sequence[Mapping[str, Any]], role: str, data: str | None = None) -> list[tuple[str, float]]:
-    """Heads as "layer.head" with their scores of a role, the highest first."""
-    check_choice("role", role, ROLES)
-    rows = []
-    for head in heads:
-        of_role = head["scores"].get(role, {})
-        on = data or decided(role, of_role)
-        if on in of_role:
-            rows.append((f"{head['layer']}.{head['head']}", of_role[on]["score"]))
-    return sorted(rows, key=lambda row: -row[1])
 
 
 def flat_scores(scores: Mapping[str, Any]) -> dict[str, Any]:

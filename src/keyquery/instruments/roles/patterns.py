@@ -30,22 +30,17 @@ class Scores(NamedTuple):
 def keys_of(
     role: str, n: int, ids: Int[Tensor, "batch n"] | None, window: int, ends: Int[Tensor, "batch 2"]
 ) -> Bool[Tensor, "#batch n n"]:
-    """The keys of a role per query, visible or not: (batch or 1, n, n).
-
-    `previous_token` is one back, `next_token` one ahead, `local` less than `window` away. `sink` is the first token
-    (and the last one, if `ends` holds its position instead of −1). `duplicate_token` has the same id as the query,
-    `induction` follows another token with the same id as the query; neither is the query itself.
-    """
-    place = torch.arange(n, device=ends.device)
-    offset = place - place[:, None]
+    """The keys of a role per query, visible or not; those of a sink are at `ends`, the first and last token or −1."""
+    positions = torch.arange(n, device=ends.device)
+    offset = positions - positions[:, None]
     if role == "sink":
-        return (place[None, None] == ends[..., None]).any(1, keepdim=True).expand(-1, n, -1)
+        return (positions[None, None] == ends[..., None]).any(1, keepdim=True).expand(-1, n, -1)
     if role in POSITIONAL:
         near = {"previous_token": offset == -1, "next_token": offset == 1, "local": offset.abs() < window}
         return near[role][None]
     assert ids is not None, "roles by content need token ids"
-    same = (ids[:, :, None] == ids[:, None]) & (offset != 0)
-    if role == "induction":
+    same = (ids[:, :, None] == ids[:, None]) & (offset != 0)  # duplicate_token
+    if role == "induction":  # the key after a token with the query's id
         same = torch.cat((torch.zeros_like(same[..., :1]), same[..., :-1]), -1) & (offset != 0)
     return same
 
@@ -53,17 +48,17 @@ def keys_of(
 def weights(
     keys: Bool[Tensor, "batch n m"], seen: Bool[Tensor, "batch n m"]
 ) -> tuple[Float[Tensor, "batch n m"], Float[Tensor, "batch n m"]]:
-    """Weights W of a score, and of its null level by permutation: the keys of other queries in place of a query's own.
+    """Weights W of a score, and of its null level by permutation: the keys of other queries in place of a query's.
 
     Queries count that see a key of the role and another key besides. Both are NaN for sequences without such queries.
     """
-    own = keys & seen
-    counts = own.sum(-1, keepdim=True)
+    of_role = keys & seen
+    counts = of_role.sum(-1, keepdim=True)
     counted = (counts > 0) & (counts < seen.sum(-1, keepdim=True))
     total = counted.sum((-1, -2), keepdim=True)
     share = torch.where(total > 0, counted / total, torch.nan)
-    others = own.any(-2, keepdim=True) & seen & ~own
-    return share * own, share * others * counts / others.sum(-1, keepdim=True).clamp(min=1)
+    others = of_role.any(-2, keepdim=True) & seen & ~of_role
+    return share * of_role, share * others * counts / others.sum(-1, keepdim=True).clamp(min=1)
 
 
 class Patterns:
@@ -74,15 +69,11 @@ class Patterns:
         self._even = seen / seen.sum(-1, keepdim=True).clamp(min=1)  # uniform attention
 
     def of(self, maps: Float[Tensor, "batch heads n m"]) -> dict[str, Scores]:
-        """Scores of every role for the maps of some heads.
-
-        The null level of a role by position is its score under uniform attention over the visible keys; of a role by
-        content, the larger of that and of the same map's attention to the keys of other queries.
-        """
+        """Scores of every role for the maps of some heads; null levels are those of `Roles.units`."""
         scores = {}
-        for role, (own, others) in self._weights.items():
-            score, permuted = (torch.einsum("bij,bhij->bh", w, maps.float()) for w in (own, others))
-            null = torch.einsum("bij,bij->b", own, self._even)[:, None].expand_as(score)
+        for role, (weighted, others) in self._weights.items():
+            score, permuted = (torch.einsum("bij,bhij->bh", w, maps.float()) for w in (weighted, others))
+            null = torch.einsum("bij,bij->b", weighted, self._even)[:, None].expand_as(score)
             null = null if role in POSITIONAL else torch.maximum(null, permuted)
             scores[role] = Scores(score.cpu().double(), null.cpu().double())
         return scores
@@ -91,11 +82,9 @@ class Patterns:
 def alignment(
     maps: Float[Tensor, "batch heads n m"], queries: Bool[Tensor, "batch n"], generator: torch.Generator
 ) -> Scores:
-    """Monotonicity of cross-attention: do later queries attend to later keys?
+    """Do later queries attend to later keys? Kendall's τ of keys drawn from the attention of each query.
 
-    For two queries i < i′ draw a key from the attention of each: the score is P(j < j′) − P(j > j′), averaged over all
-    pairs of queries, Kendall's τ of the drawn keys. It is 1 if attention moves strictly forward, 0 if it stays or is
-    uniform, −1 if it moves back. The null level is the 95th percentile over random orders of the queries.
+    P(j < j′) − P(j > j′), averaged over all pairs of queries i < i′.
     """
     batch, heads = maps.shape[:2]
     score, null = torch.full((2, batch, heads), torch.nan, dtype=torch.float64)

@@ -11,13 +11,15 @@ from typing import Any, ClassVar
 from torch import nn
 
 from keyquery.checkpoints import Heads, read
-from keyquery.instruments.roles.naming import check_heads, flat_scores, ranking
+from keyquery.instruments.roles.naming import check_heads, decided, flat_scores
+from keyquery.instruments.roles.patterns import ROLES
 from keyquery.instruments.roles.run import LEAST, SEQUENCES, WINDOW, Options, run
 from keyquery.intervene.rewrites import check_unchanged
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.batches import LENGTH
 from keyquery.listening.inputs.data import Data
 from keyquery.reading import Reading, provenance
+from keyquery.support.checks import check_choice
 from keyquery.support.progress import Progress, silent
 
 
@@ -66,7 +68,14 @@ class Roles(Reading, kind="roles"):
         >>> reading.ranking("sink")[0][1] >= reading.ranking("sink")[1][1]
         True
         """
-        return ranking(self.heads, role, data)
+        check_choice("role", role, ROLES)
+        rows = []
+        for head in self.heads:
+            of_role = head["scores"].get(role, {})
+            on = data or decided(role, of_role)
+            if on in of_role:
+                rows.append((f"{head['layer']}.{head['head']}", of_role[on]["score"]))
+        return sorted(rows, key=lambda row: -row[1])
 
     def records(self) -> list[dict[str, Any]]:
         """One row per head: its roles, and score, interval and null level by role and data."""

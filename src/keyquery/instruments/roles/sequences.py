@@ -77,8 +77,7 @@ class Needles:
 def needles(vocabulary: Vocabulary, count: int, length: int, seed: int) -> Needles | None:
     """A needle (key, value) at a random depth of a haystack, then its key again, and all but the last of its value.
 
-    Key, value and haystack are random tokens of the model, none twice, so that only the needle has the answer; its
-    depth differs between sequences, so that no fixed offset does. None if the model has too few tokens for that.
+    No token comes twice, so that only the needle has the answer; None if the model has too few tokens for that.
     """
     asked = KEY + VALUE - 1
     room = length - max(len(vocabulary.before), 1) - asked - KEY - VALUE
@@ -90,7 +89,7 @@ def needles(vocabulary: Vocabulary, count: int, length: int, seed: int) -> Needl
     drawn = vocabulary.random(count, 1 + KEY + VALUE + room, generator)
     first, needle, hay = drawn.split((1, KEY + VALUE, room), 1)
     depths = torch.randint(room + 1, (count,), generator=generator).tolist()
-    stacks = [torch.cat((h[:at], k, h[at:])) for h, k, at in zip(hay, needle, depths, strict=True)]
+    stacks = [torch.cat((h[:depth], n, h[depth:])) for h, n, depth in zip(hay, needle, depths, strict=True)]
     framed = vocabulary.framed(torch.cat((torch.stack(stacks), needle[:, :-1]), 1), first)
     ids = framed[:, : framed.shape[1] - len(vocabulary.after)]  # nothing may follow the last query
     start = max(len(vocabulary.before), 1) + torch.tensor(depths)[:, None] + KEY

@@ -243,11 +243,11 @@ def _legend(look: Look, placed: Sequence[Dot]) -> str:
         parts.append(_text(LEFT + 2, y, LEGEND, "note", "start"))
     depths, y = _depths(look), HEIGHT - 20
     step = 96 / len(depths)
-    parts.append(_text(LEFT - 20, y, f"layer {min(depths)}", "note", "start"))
+    parts += ['<g class="depths">', _text(LEFT - 20, y, f"layer {min(depths)}", "note", "start")]
     for i, depth in enumerate(depths.values()):
         place = f'x="{LEFT + 34 + i * step:.2f}" y="{y - 10}" width="{step + 0.3:.2f}" height="11"'
         parts.append(f'<rect {place} fill="{depth_colour(depth)}"/>')
-    parts.append(_text(LEFT + 136, y, str(max(depths)), "note", "start"))
+    parts += [_text(LEFT + 136, y, str(max(depths)), "note", "start"), "</g>"]
     if missing := len(look.heads) - len(placed):
         parts.append(_text(LEFT + SIDE + 20, y, f"{missing} cross-attention heads omitted", "note", "end"))
     elif any(dot.region for dot in placed):
