@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keyquery as kq
-from keyquery.survey.reading import Survey, answer, final
+from keyquery.survey.reading import answer, final
 
 
 def model(name, symmetry, run=None, step=None, family="llama", parameters=1000, attention="causal"):
@@ -62,11 +62,6 @@ def test_two_sizes_are_no_trend_and_families_are_split_by_attention():
 def test_answers_of_another_kind_are_refused(text, words):
     with pytest.raises(ValueError, match=f"not a reading of kind 'survey': .*{words}"):
         kq.Reading.load(f'{{"schema": 1, "kind": "survey", {text}}}')
-
-
-def test_a_model_without_its_figures_has_no_page():
-    with pytest.raises(ValueError, match="the model None of the survey has no 'name', which the page needs"):
-        Survey(models=[{}]).page()
 
 
 def test_models_of_one_name_count_once():

@@ -44,10 +44,8 @@ class Entry:
 def find_models(models: Iterable[str | Path]) -> list[Entry]:
     """Resolve arguments of a survey to models, sorted by name.
 
-    A folder stands for its model, or for every model below it; if it holds weights itself, its checkpoints
-    (`checkpoint-500`) are included. A text file (.txt, .lst) lists models, one per line, with # before comments. A name
-    that does not exist on disk may be a hub model. Folders are visited once, by their own path rather than by a link,
-    and lists are read once.
+    A folder stands for its model and its checkpoints, or for every model below it. A text file (.txt, .lst) lists
+    models, one per line, with # before comments. A name that does not exist on disk may be a hub model.
     """
     arguments = [str(model) for model in models]
     if not arguments:

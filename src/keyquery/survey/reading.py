@@ -49,7 +49,8 @@ class Survey(Reading, kind="survey"):
         for name, needed in NUMBERS.items():
             for row in getattr(self, name):
                 if wrong := [key for key in needed if not isinstance(row.get(key), (int, float))]:
-                    raise TypeError(f"{wrong[0]} in {name} of a survey must be a number, got {_cut(row.get(wrong[0]))}")
+                    value = f"{row.get(wrong[0])!r:.60}"
+                    raise TypeError(f"{wrong[0]} in {name} of a survey must be a number, got {value}")
 
     def records(self) -> list[dict[str, Any]]:
         """One row per model: its metadata and scalar metrics."""
@@ -75,9 +76,9 @@ def final(models: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _runs(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    rows = []
-    for run, steps in _grouped((row for row in models if row["run"] is not None), "run"):
-        course = sorted(steps, key=lambda row: row["step"])
+    rows: list[dict[str, Any]] = []
+    for run, members in _grouped((row for row in models if row["run"] is not None), "run"):
+        course = sorted(members, key=lambda row: row["step"])
         if len(course) < 2:
             continue
         values = [row["symmetry"] for row in course]
@@ -87,41 +88,23 @@ def _runs(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             for row, value in zip(course, values, strict=True)
             if abs(value - values[0]) >= abs(change) / 2 and (value - values[0]) * change >= 0
         )
-        rows.append(
-            {
-                "run": run,
-                "family": course[-1]["family"],
-                "steps": len(course),
-                "first": course[0]["step"],
-                "last": course[-1]["step"],
-                "start": values[0],
-                "end": values[-1],
-                "change": change,
-                "half": half if change else None,
-                "rises": spearman([row["step"] for row in course], values),
-            }
-        )
+        steps = [row["step"] for row in course]
+        summary = {"run": run, "family": course[-1]["family"], "steps": len(course), "first": steps[0]}
+        summary |= {"last": steps[-1], "start": values[0], "end": values[-1], "change": change}
+        rows.append({**summary, "half": half if change else None, "rises": spearman(steps, values)})
     return rows
 
 
 def _sizes(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for family, members in [("all", list(models)), *_grouped(models, "family")]:
         sizes = [row["parameters"] for row in members]
         if len(set(sizes)) < SOME or (family != "all" and len(members) == len(models)):
             continue
         values = [row["symmetry"] for row in members]
         slope = float(np.polyfit(np.log10(sizes), values, 1)[0])
-        rows.append(
-            {
-                "family": family,
-                "models": len(members),
-                "smallest": min(sizes),
-                "largest": max(sizes),
-                "slope": slope,
-                "rises": spearman(sizes, values),
-            }
-        )
+        summary = {"family": family, "models": len(members), "smallest": min(sizes), "largest": max(sizes)}
+        rows.append({**summary, "slope": slope, "rises": spearman(sizes, values)})
     return rows
 
 
@@ -130,18 +113,10 @@ def _families(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for family, members in _grouped(models, "family"):
         for attention, alike in _grouped(members, "attention"):
             values = [row["symmetry"] for row in alike]
-            row = {
-                "family": family,
-                "attention": attention,
-                "models": len(alike),
-                "heads": sum(row["heads"] for row in alike),
-            }
-            rows.append({**row, "symmetry": median(values), "lowest": min(values), "highest": max(values)})
+            heads = sum(row["heads"] for row in alike)
+            summary = {"family": family, "attention": attention, "models": len(alike), "heads": heads}
+            rows.append({**summary, "symmetry": median(values), "lowest": min(values), "highest": max(values)})
     return sorted(rows, key=lambda row: (-row["symmetry"], row["family"], row["attention"]))
-
-
-def _cut(value: Any) -> str:
-    return repr(value)[:60]
 
 
 def _grouped(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, list[Mapping[str, Any]]]]:

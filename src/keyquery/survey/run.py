@@ -19,7 +19,7 @@ from keyquery.survey.executors import on_cluster, on_cores
 from keyquery.survey.find_models import Entry, find_models
 from keyquery.survey.parquet import arrow, write_rows
 from keyquery.survey.reading import Survey, answer
-from keyquery.survey.worker import HERE, Job, Written
+from keyquery.survey.worker import HERE, Job, files_of, remove
 
 FOLDERS = ("models", "records", "fingerprints")
 
@@ -81,26 +81,25 @@ def run(
         optional("distributed", "a scheduler")
     token = _prepare(folder)
     versions = tuple(provenance()["versions"].items())
-    how = (heads, query, key, None if config is None else os.path.abspath(config), layout)
+    given = {"heads": heads, "query": query, "key": key, "config": config and os.path.abspath(config), "layout": layout}
+    options = {name: value for name, value in given.items() if value is not None}
     cores = workers or os.cpu_count() or 1
     threads = max(cores // len(entries), 1) if scheduler is None else 1  # per model, where there are few
-    jobs = [Job(entry, str(folder), token, versions, how, threads) for entry in entries]
+    jobs = [Job(entry, str(folder), token, versions, options, threads) for entry in entries]
     results = on_cores(jobs, min(cores, len(jobs))) if scheduler is None else on_cluster(jobs, scheduler)
     broken: dict[Entry, str] = {}
-    former: list[Written] = []  # pages, JSON and fingerprints written under a model's former name
+    former: dict[str, str] = {}  # files written under a model's former name, and their digests
     try:
         with closing(results):
             for job, facts in (progress or silent)(results, "measuring models", len(jobs)):
                 broken |= {job.entry: facts["broken"]} if "broken" in facts else {}
-                former += [facts["was"]] if "was" in facts else []
+                former |= facts.get("former", {})
         survey = _write(folder, token, jobs, broken)
     except BaseException:  # also on an interrupt or SIGTERM, leave no process and no temporary file
         remove_temporaries([token], _folders(folder))
         raise
-    names = {entry.file for entry in entries}
-    for written in former:
-        if written.file not in names:
-            written.remove(folder)
+    present = {name for entry in entries for name in files_of(entry.file)}
+    remove(folder, {name: digest for name, digest in former.items() if name not in present})
     return survey
 
 
@@ -110,11 +109,14 @@ def _check_own(folder: Path, entries: Iterable[Entry]) -> None:
         raise NotADirectoryError(f"out must be a folder, but {folder} is a file")
     if _runs(folder):
         return
-    pages = [folder / "models" / f"{entry.file}{ending}" for entry in entries for ending in (".html", ".json")]
-    pages += [folder / "fingerprints" / f"{entry.file}.safetensors" for entry in entries]
-    results = [folder / name for name in ("survey.json", "heads.parquet", "index.html")]
-    existing = [path for path in (*results, *pages) if os.path.lexists(path)]
-    if existing and not _is_survey(results[0]):  # a survey whose `records` were deleted may be replaced
+    names = [
+        "survey.json",
+        "heads.parquet",
+        "index.html",
+        *(name for entry in entries for name in files_of(entry.file)),
+    ]
+    existing = [folder / name for name in names if os.path.lexists(folder / name)]
+    if existing and not _is_survey(folder / names[0]):  # a survey whose `records` were deleted may be replaced
         raise FileExistsError(f"{existing[0]} exists and was not written by a survey: choose another folder for out")
 
 

@@ -63,7 +63,7 @@ def lines(reading: Survey) -> list[Any]:
             *(f"{row[name]:+z.3f}" for name in ("symmetry", "symmetry_together", "column_directionality")),
         )
     more = [f"… and {len(reading.models) - LISTED} more"] if len(reading.models) > LISTED else []
-    broken = [f"Could not read {row['name']}: {row['why']}" for row in reading.broken]
+    broken = (f"Could not read {row}" for row in _broken(reading))
     return [table, *more, "", *conclusions(reading), *broken]
 
 
@@ -89,51 +89,40 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else "…" + text[1 - most :]
 
 
-FACTS = ("name", "file", "family", "attention", "run", "step", "parameters", "layers", "heads", "width")
-SPREAD = ("symmetry_low", "symmetry_high")
-LISTS = ("by_layer", "together_by_layer", "labels", "notes")
+# Metrics that can be chosen: the name on the button, what they are called, and the field of their values by layer.
 SHOWN = {
-    "symmetry": "heads",
-    "symmetry_folded": "heads, folded",
-    "symmetry_together": "whole layers",
-    "column_directionality": "column directionality",
-    "rank_used": "rank used",
+    "symmetry": ("heads", "symmetry of heads", "by_layer"),
+    "symmetry_folded": ("heads, folded", "symmetry of heads, folded", None),
+    "symmetry_together": ("whole layers", "symmetry of whole layers", "together_by_layer"),
+    "column_directionality": ("column directionality", "column directionality of whole layers", None),
+    "rank_used": ("rank used", "effective rank over head width", None),
 }
-CALLED = {
-    "symmetry": "symmetry of heads",
-    "symmetry_folded": "symmetry of heads, folded",
-    "symmetry_together": "symmetry of whole layers",
-    "column_directionality": "column directionality of whole layers",
-    "rank_used": "effective rank over head width",
-}
-BY_LAYER = {"symmetry": "by_layer", "symmetry_together": "together_by_layer"}
+CALLED = {metric: called for metric, (_, called, _) in SHOWN.items()}
+CURVE = {"type": "curve", "place": "half", "dots": True, "least": 0, "most": 0}
 
 
 def page(reading: Survey) -> str:
     """The page of a survey; it links to the page of each model in the folder `models`."""
-    for row in reading.models:
-        if missing := [name for name in (*FACTS, *METRICS, *SPREAD, *LISTS) if name not in row]:
-            raise ValueError(f"the model {row.get('name')!r} of the survey has no {missing[0]!r}, which the page needs")
     said = conclusions(reading)
+    meanings = {name: {"note": f"{called}: {reading.units.get(name, '')}"} for name, called in CALLED.items()}
     blocks: list[dict[str, Any]] = [
         {"type": "summary", "sentences": said[:1]},
-        *([{"type": "list", "title": "Trends", "items": said[1:]}] if len(said) > 1 else []),
-        {"type": "summary", "by": ["metric"], "views": {name: {"note": _meaning(reading, name)} for name in SHOWN}},
+        {"type": "list", "title": "Trends", "items": said[1:]},
+        {"type": "summary", "by": ["metric"], "views": meanings},
         *_charts(reading),
         _model_table(reading),
+        {"type": "list", "title": "Could not be read", "items": _broken(reading)},
     ]
-    if reading.broken:
-        items = [f"{row['name']}: {row['why']}" for row in reading.broken]
-        blocks.append({"type": "list", "title": "Could not be read", "items": items})
+    blocks = [block for block in blocks if block.get("items", True)]
     notes = versioned(["All heads: heads.parquet. All models: models/*.json"], reading.provenance)
     title = f"Survey of {counted(len(reading.models), 'model')}"
-    state = {"metric": "symmetry", "run": "", "log": ""}
-    tabs = [{"blocks": blocks, "state": state}]
-    return document(title, "survey", tabs, _facts(reading), notes, switches={"metric": SHOWN})
+    tabs = [{"blocks": blocks, "state": {"metric": "symmetry", "run": "", "log": ""}}]
+    switches = {"metric": {metric: button for metric, (button, _, _) in SHOWN.items()}}
+    return document(title, "survey", tabs, _facts(reading), notes, switches=switches)
 
 
-def _meaning(reading: Survey, metric: str) -> str:
-    return f"{CALLED[metric]}: {reading.units.get(metric, '')}"
+def _broken(reading: Survey) -> list[str]:
+    return [f"{row['name']}: {row['why']}" for row in reading.broken]
 
 
 def _facts(reading: Survey) -> str:
@@ -169,28 +158,23 @@ def _charts(reading: Survey) -> list[dict[str, Any]]:
     last, tones = final(reading.models), _tones(reading)
     charts = [_training(reading)] if reading.runs else []
     if len({row["parameters"] for row in last}) > 1:
-        keys = [{"name": str(family), "tone": tone} for family, tone in tones.items()]
-        series = {
-            metric: [
-                {"name": str(family), "tone": tone, "x": [row["parameters"] for row in rows], **_points(rows, metric)}
-                for family, tone in tones.items()
-                if (rows := [row for row in last if row["family"] == family])
+        members = {family: [row for row in last if row["family"] == family] for family in tones}
+        views = {}
+        for metric, called in CALLED.items():
+            series = [
+                _line(str(family), tones[family], rows, "parameters", metric)
+                for family, rows in members.items()
+                if rows
             ]
-            for metric in SHOWN
-        }
-        views = {
-            metric: {
-                "note": f"{CALLED[metric]} by number of parameters",
-                "series": series[metric],
-                "form": _form(metric),
-            }
-            for metric in SHOWN
-        }
-        block = {"type": "curve", "place": "half", "title": "By size", "by": ["metric"], "views": views, "keys": keys}
-        charts.append(
-            {**block, "joined": False, "dots": True, "sizes": True, "least": 0, "most": 0, "unit": "parameters"}
-        )
+            views[metric] = {"note": f"{called} by number of parameters", "series": series, "form": _form(metric)}
+        keys = [{"name": str(family), "tone": tone} for family, tone in tones.items()]
+        facts = {"by": ["metric"], "joined": False, "sizes": True, "unit": "parameters"}
+        charts.append({**CURVE, "title": "By size", **facts, "views": views, "keys": keys})
     return [*charts, _groups(last, tones)]
+
+
+def _line(name: str, tone: str, rows: Sequence[Mapping[str, Any]], over: str, metric: str) -> dict[str, Any]:
+    return {"name": name, "tone": tone, "x": [row[over] for row in rows], **_points(rows, metric)}
 
 
 def _groups(last: Sequence[Mapping[str, Any]], tones: Mapping[Any, str]) -> dict[str, Any]:
@@ -215,32 +199,23 @@ def _form(metric: str) -> str:
 
 def _training(reading: Survey) -> dict[str, Any]:
     """Curves of all runs, and of the layers of one that is chosen."""
-    courses = {
-        run["run"]: sorted((row for row in reading.models if row["run"] == run["run"]), key=lambda row: row["step"])
-        for run in reading.runs
-    }
-    keys = [{"name": run, "tone": f"var(--class{index % 10})", "run": run} for index, run in enumerate(courses)]
+    courses: dict[str, list[Mapping[str, Any]]] = {run["run"]: [] for run in reading.runs}
+    for row in sorted(reading.models, key=lambda row: row["step"] or 0):
+        if row["run"] in courses:
+            courses[row["run"]].append(row)
+    tones = {run: f"var(--class{index % 10})" for index, run in enumerate(courses)}
     views: dict[str, Any] = {}
-    for metric in SHOWN:
-        lines = [
-            {"name": key["name"], "tone": key["tone"], "x": [row["step"] for row in rows], **_points(rows, metric)}
-            for key, rows in zip(keys, courses.values(), strict=True)
-        ]
-        note = f"{CALLED[metric]}; click a run for its layers"
-        views[f"{metric}/"] = {"note": note, "series": lines, "form": _form(metric)}
+    for metric, (_, called, by_layer) in SHOWN.items():
+        lines = [_line(run, tones[run], rows, "step", metric) for run, rows in courses.items()]
+        facts = {"form": _form(metric)}
+        views[f"{metric}/"] = {"note": f"{called}; click a run for its layers", "series": lines, **facts}
         for line, (run, rows) in zip(lines, courses.items(), strict=True):
-            note = f"{CALLED[metric]} of {run}; its layers from light (first) to dark (last)"
-            series = [*_layers(rows, BY_LAYER.get(metric)), {**line, "tone": "var(--ink)"}]
-            views[f"{metric}/{run}"] = {"note": note, "series": series, "form": _form(metric)}
-    block = {
-        "type": "curve",
-        "place": "half",
-        "title": "By training step",
-        "by": ["metric", "run"],
-        "uses": ["log"],
-        "unit": "step",
-    }
-    return {**block, "views": views, "keys": keys, "dots": True, "least": 0, "most": 0, "steps": True, "unit": "step"}
+            note = f"{called} of {run}; its layers from light (first) to dark (last)"
+            series = [*_layers(rows, by_layer), {**line, "tone": "var(--ink)"}]
+            views[f"{metric}/{run}"] = {"note": note, "series": series, **facts}
+    keys = [{"name": run, "tone": tone, "run": run} for run, tone in tones.items()]
+    block = {**CURVE, "title": "By training step", "by": ["metric", "run"], "uses": ["log"], "unit": "step"}
+    return {**block, "views": views, "keys": keys, "steps": True}
 
 
 def _layers(rows: Sequence[Mapping[str, Any]], name: str | None) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -25,38 +25,23 @@ from keyquery.instruments.lineage.index import packed
 from keyquery.instruments.look.look import look as look_at
 from keyquery.instruments.look.look import opened
 from keyquery.instruments.look.reading import Look
-from keyquery.reading import Reading, provenance
+from keyquery.reading import provenance
 from keyquery.support.files import read_bytes, write_all
 from keyquery.support.printable import first_line
 from keyquery.survey.find_models import WEIGHTS, Entry
+from keyquery.survey.parquet import columns_of
 
-# Columns of the table of heads: scalar metrics of a head in each view, and its place in the model.
-FIGURES = (
-    "symmetry",
-    "column_directionality",
-    "column_directionality_norms",
-    "symmetric_energy",
-    "skew_energy",
-    "positive_share",
-    "effective_rank",
-    "stable_rank",
-)
-PLACE = ("layer", "head", "name", "kind", "scale", "rank")
-VIEWS = ("raw", "folded")
 HERE = "here"  # the manifest of runs, in `records`: one mark per line, with which their temporary file names end
-SCHEMA = 5  # of records
+SCHEMA = 6  # of records
 
-# heads, query, key, config and layout, as `read` takes them
-Read = tuple[int | None, str | None, str | None, str | None, str | None]
 Facts = dict[str, Any]
-Files = dict[str | Path, str | bytes]
 
 
 class SharedFolderError(OSError):
     """A worker does not see the survey's folder, or another survey writes to it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """A model to look at; small, since it is sent to a worker."""
 
@@ -64,7 +49,7 @@ class Job:
     out: str
     token: str  # the mark of the run: suffix of its temporary file names, and last line of the manifest
     versions: tuple[tuple[str, str], ...]
-    read: Read = (None, None, None, None, None)
+    read: Mapping[str, Any] = field(default_factory=dict)  # options of `kq.read`
     threads: int = 1
 
     @property
@@ -73,27 +58,16 @@ class Job:
         return Path(self.out, "records", f"{self.entry.key}.json")
 
 
-@dataclass(frozen=True)
-class Written:
-    """Digests of the page, the JSON and the fingerprint of a model as they were written."""
+def files_of(name: str) -> list[str]:
+    """The page, the JSON and the fingerprint of a model, in a survey's folder."""
+    return [f"models/{name}.html", f"models/{name}.json", f"fingerprints/{name}.safetensors"]
 
-    file: str
-    page: str
-    json: str
-    fingerprint: str | None  # None for a model without self-attention
 
-    def files(self, out: str | Path) -> dict[Path, str]:
-        """The paths in a survey's folder, and their digests."""
-        models = Path(out, "models")
-        files = {models / f"{self.file}.html": self.page, models / f"{self.file}.json": self.json}
-        prints = Path(out, "fingerprints", f"{self.file}.safetensors")
-        return files if self.fingerprint is None else {**files, prints: self.fingerprint}
-
-    def remove(self, out: Path) -> None:
-        """Delete these files, unless they have changed since."""
-        for path, digest in self.files(out).items():
-            if path.is_file() and _digest(path.read_bytes()) == digest:
-                path.unlink()
+def remove(folder: Path, written: Mapping[str, str]) -> None:
+    """Delete files by their names and digests, unless they have changed since."""
+    for path, digest in ((folder / name, digest) for name, digest in written.items()):
+        if path.is_file() and _digest(path.read_bytes()) == digest:
+            path.unlink()
 
 
 def perform(job: Job) -> Facts:
@@ -108,52 +82,42 @@ def perform(job: Job) -> Facts:
     return facts
 
 
-def _measured(job: Job) -> tuple[Facts, Files]:
-    """The files of a model; none if they are there, and no measurement if only its name has changed."""
-    source, (heads, query, key, config, layout) = job.entry.source, job.read
-    stamp = _stamp(source, job.read, job.versions)
-    done = _done(job, stamp)
-    was = None if done is None else Written(**done["written"])
-    if done is None or was is None:
-        options: dict[str, Any] = {"heads": heads, "query": query, "key": key, "config": config, "layout": layout}
-        look = look_at(source, name=job.entry.name, workers=job.threads, **options)
-    else:
-        same = (was.file, done["model"]["name"]) == (job.entry.file, job.entry.name)
-        if same and all(path.is_file() for path in was.files(job.out)):
-            return {}, {}
-        old = Reading.load(Path(job.out, "models", f"{was.file}.json"))
-        assert isinstance(old, Look)
-        look = replace(old, model={**old.model, "name": job.entry.name})
-    weights = read(opened(source), *job.read)
-    contents: list[str | bytes] = [look.page(), look.to_json() + "\n"]
-    if any(row["kind"] == "self" for row in look.layers):
-        contents.append(packed(replace(fingerprint(weights), name=job.entry.name)))
-    parameters = sum(math.prod(shape) for shape in weights.source.shapes.values())
-    if _stamp(source, job.read, job.versions) != stamp:
-        raise ValueError(f"{source} changed during the survey: run the same command again to measure it")
-    digests = [*map(_digest, contents), None]
-    written = Written(job.entry.file, str(digests[0]), str(digests[1]), digests[2])
-    files: Files = dict(zip(written.files(job.out), contents, strict=True))
-    record = {"stamp": stamp, "written": asdict(written), "model": {**_summary(look), "parameters": parameters}}
-    # The record that marks the model as finished is renamed last.
-    files[job.record] = json.dumps({**record, "heads": _columns(look)}, allow_nan=False)
-    return {} if was is None else {"was": was}, files
-
-
-def _done(job: Job, stamp: str) -> dict[str, Any] | None:
-    """The record of the model in its present state, if its JSON still exists and is unchanged."""
+def _measured(job: Job) -> tuple[Facts, dict[str | Path, str | bytes]]:
+    """The files of a model; none if they are there."""
+    entry, folder, stamp = job.entry, Path(job.out), _stamp(job)
     try:
         record: dict[str, Any] = json.loads(job.record.read_text(encoding="utf-8"))
-        text = Path(job.out, "models", f"{record['written']['file']}.json").read_bytes()
     except (OSError, ValueError):
-        return None
-    return record if record["stamp"] == stamp and _digest(text) == record["written"]["json"] else None
+        record = {}
+    before: dict[str, str] = record.get("written", {})
+    if record.get("stamp") == stamp and all((folder / name).is_file() for name in before):
+        name = f"models/{entry.file}.json"
+        if _digest((folder / name).read_bytes()) == before[name]:
+            return {}, {}
+    look = look_at(entry.source, name=entry.name, workers=job.threads, **job.read)
+    weights = read(opened(entry.source), **job.read)
+    contents: list[str | bytes] = [look.page(), look.to_json() + "\n"]
+    if any(row["kind"] == "self" for row in look.layers):
+        contents.append(packed(replace(fingerprint(weights), name=entry.name)))
+    if _stamp(job) != stamp:
+        raise ValueError(f"{entry.source} changed during the survey: run the same command again to measure it")
+    files = dict(zip(files_of(entry.file), contents, strict=False))
+    parameters = sum(math.prod(shape) for shape in weights.source.shapes.values())
+    content = {
+        "stamp": stamp,
+        "written": {name: _digest(content) for name, content in files.items()},
+        "model": {**_summary(look), "parameters": parameters},
+        "heads": columns_of(look),
+    }
+    # The record that marks the model as finished is renamed last.
+    paths: dict[str | Path, str | bytes] = {folder / name: content for name, content in files.items()}
+    paths[job.record] = json.dumps(content, allow_nan=False)
+    return {"former": {name: digest for name, digest in before.items() if name not in files}}, paths
 
 
-def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:
-    """A hash that identifies valid records: the state of the model's files, reader options, and library versions."""
-    path = located(source)
-    config = None if how[3] is None else read_bytes(how[3])
+def _stamp(job: Job) -> str:
+    """A hash that identifies valid records: the state of the model's files, names, options, and library versions."""
+    path, config = located(job.entry.source), job.read.get("config")
     files = sorted(path.iterdir()) if path.is_dir() else [path, path.parent / "config.json"]
     facts: list[list[Any]] = []
     for file in files:
@@ -162,10 +126,11 @@ def _stamp(source: str, how: Read, versions: Sequence[Any]) -> str:
             status = file.stat()
             facts.append([file.name, status.st_size, status.st_mtime_ns])
             if file.suffix == ".json":  # small, so identified by its content: each worker reads it itself
-                with file.open("rb") as content:
-                    facts[-1].append(hashlib.file_digest(content, "sha256").hexdigest())
-    state = [SCHEMA, source, facts, [*how[:3], how[4]], config and hashlib.sha256(config).hexdigest(), versions]
-    return hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]
+                facts[-1].append(_digest(file.read_bytes()))
+    content = None if config is None else _digest(read_bytes(config))
+    entry = job.entry
+    state = [SCHEMA, entry.source, entry.name, entry.file, facts, {**job.read, "config": content}, job.versions]
+    return _digest(json.dumps(state))[:16]
 
 
 def _digest(content: str | bytes) -> str:
@@ -194,18 +159,6 @@ def _summary(look: Look) -> dict[str, Any]:
         "together_by_layer": [row["raw"]["symmetry"] for row in look.layers],
         "notes": notes,
     }
-
-
-def _columns(look: Look) -> dict[str, list[Any]]:
-    """The heads as columns: their places, scalar metrics and labels, as in the records of a look."""
-    heads = sorted(look.heads, key=lambda head: (head["layer"], head["head"]))
-    causal = {row["layer"]: row["causal"] for row in look.layers}
-    columns: dict[str, list[Any]] = {name: [head[name] for head in heads] for name in PLACE}
-    columns["causal"] = [causal[head["layer"]] for head in heads]
-    for view in VIEWS:
-        columns |= {f"{view}_{name}": [head[view][name] for head in heads] for name in FIGURES}
-    columns |= {name: [head[name] for head in heads] for name in ("label", "evidence")}
-    return {**columns, "properties": [", ".join(head["properties"]) for head in heads]}
 
 
 @contextmanager

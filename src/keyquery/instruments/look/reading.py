@@ -115,7 +115,7 @@ class Look(Reading, kind="look"):
         """One row per head: layer, head, every scalar metric of each view, its interval, and the label."""
         rows = []
         for head in self.heads:
-            row = {key: head[key] for key in ("layer", "head", "name")}
+            row = {key: head.get(key) for key in ("layer", "head", "name", "kind", "scale", "rank")}
             for view in ("raw", "folded", "on_data"):
                 metrics = head[view] or {}
                 row |= {f"{view}_{key}": value for key, value in metrics.items() if not isinstance(value, (list, dict))}
