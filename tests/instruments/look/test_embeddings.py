@@ -106,5 +106,7 @@ def test_look_sets_the_models_that_ship_beside_a_corpus(tmp_path):
     assert len(figures) == 9
     assert "corpus_skew_cosine_random" in files["csv"].read_text().splitlines()[0]
     shown = data_of(files["html"].read_text())
-    assert measure_of(shown, "corpus.skew_cosine")["values"][0] == float(f"{figures['skew_cosine']:.3g}")
+    measure = measure_of(shown, "corpus.skew_cosine")
+    assert measure["values"][0] == float(f"{figures['skew_cosine']:.3g}")
+    assert measure["null"][0] == float(f"{level(figures, 'skew_cosine'):.3g}")
     assert "compared with text.txt" in shown["tabs"][0]["facts"]

@@ -1,10 +1,12 @@
-"""`look` from a checkpoint to the reading, the terminal, the files and the picture."""
+"""`look` from a checkpoint or a saved estimator to the reading, the terminal and the files."""
 
 import csv
 import json
 
+import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner
@@ -15,21 +17,15 @@ from keyquery.forms.parts import PARTS
 
 run = CliRunner().invoke
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "it", "was", "warm", "under", "old", "stone", "by", "my", "bed"]
-
-
 NOISE = torch.randn(40, 6, 16, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.fixture(scope="module")
 def small():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         blocks = [nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, norm_first=True) for _ in range(2)]
     return nn.Sequential(*blocks)
-
-
-@pytest.fixture(scope="module")
-def reading():
-    return kq.look(small(), name="small")
 
 
 def folder_with_tokenizer(path, name):
@@ -65,8 +61,8 @@ def decoder(tmp_path_factory):
 # The reading
 
 
-def test_figures_equal_dense_algebra(reading):
-    layer = kq.read(small())[1]
+def test_metrics_equal_dense_algebra(small):
+    reading, layer = kq.look(small, name="small"), kq.read(small)[1]
     dense = layer.form.query.double().mT @ layer.form.key.double()
     M, whole = dense[1], dense.sum(0)
     raw = reading.heads[3]["raw"]
@@ -77,9 +73,12 @@ def test_figures_equal_dense_algebra(reading):
     expected = float((whole * whole.mT).sum() / whole.norm() ** 2)
     assert reading.layers[1]["raw"]["symmetry"] == pytest.approx(expected, abs=1e-6)
     together = kq.Form(torch.eye(32, dtype=torch.float64), whole)
-    assert reading.layers[1]["raw"]["column_directionality"] == pytest.approx(
-        float(together.column_directionality()), abs=1e-4
-    )
+    outliers = float(together.column_directionality())
+    assert reading.layers[1]["raw"]["column_directionality"] == pytest.approx(outliers, abs=1e-4)
+    assert kq.Reading.load(reading.to_json()) == reading
+    frame = reading.to_frame()
+    assert frame["raw_symmetry"].tolist() == [head["raw"]["symmetry"] for head in reading.heads]
+    assert {"layer", "head", "kind", "rank", "folded_effective_rank", "label", "evidence"} <= set(frame.columns)
 
 
 def test_views_are_those_of_the_layer(encoder):
@@ -103,14 +102,8 @@ def test_on_data_an_encoder_has_no_position_share(encoder):
     # Eight lines of nine words and one of eight: Σn²/Σn = 8.9. Nine lines are too few for means by position.
     facts = reading.provenance["data"]
     assert "9 sequences are too few for means by position, which need 32" in facts.pop("note")
-    assert facts == {
-        "tokens": 80,
-        "sequences": 9,
-        "length": 9,
-        "longest": 128,
-        "from": "text.txt",
-        "means": "over all positions",
-    }
+    expected = {"tokens": 80, "sequences": 9, "length": 9, "longest": 128, "from": "text.txt"}
+    assert facts == {**expected, "means": "over all positions"}
 
 
 def test_offsets_on_data_are_those_of_what_was_run(decoder):
@@ -170,9 +163,7 @@ def test_on_data_a_rotary_decoder_minds_the_place(decoder):
         assert head["on_data"]["position"] > 0
         assert head["raw"]["offsets"]["contents"][0] == pytest.approx(head["raw"]["symmetry"])
         assert head["raw"]["offsets"]["offset"][:3] == [0, -1, -2]
-    whole = (
-        kq.read(path)[0].form.dense().double().sum((0, 1))
-    )  # queries that share a key are summed before the layer is
+    whole = kq.read(path)[0].form.dense().double().sum((0, 1))  # queries that share a key, then the layer
     expected = float((whole * whole.mT).sum() / whole.norm() ** 2)
     assert reading.layers[0]["raw"]["symmetry"] == pytest.approx(expected, abs=1e-5)
 
@@ -212,14 +203,52 @@ def test_directions_are_told_by_their_tokens(encoder):
     assert head["relations"][0]["pairs"][0] == [names[strongest // len(rows)], names[strongest % len(rows)]]
 
 
-def test_reading_goes_through_json_frame_and_picture(reading):
-    assert kq.Reading.load(reading.to_json()) == reading
-    frame = reading.to_frame()
-    assert len(frame) == 4
-    assert {"layer", "head", "name", "raw_symmetry", "folded_effective_rank", "label", "evidence"} <= set(frame.columns)
-    image = reading.plot().axes[0].images[0].get_array()
-    assert image.shape == (2, 2)
-    assert image[1, 0] == reading.heads[2]["raw"]["symmetry"]
+# Files of estimators
+
+KINDS = {"series": kq.SeriesClassifier, "events": kq.EventModel, "rows": kq.NPTClassifier}
+TINY = {"heads": 2, "device": "cpu", "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """One saved estimator of each kind, trained for a step or two."""
+    random, folder = np.random.default_rng(0), tmp_path_factory.mktemp("estimators")
+    series = kq.SeriesClassifier(width=8, depth=1, epochs=1, **TINY)
+    series.fit(random.normal(size=(6, 5, 2)), list("aabbab"))
+    events = kq.EventModel(width=8, window=3, epochs=1, **TINY)
+    events.fit(list("abcabcabcabc"), np.arange(12.0) + random.random(12) / 2, [0] * 6 + [1] * 6)
+    rows = kq.NPTClassifier(embedding=8, depth=1, steps=2, **TINY)
+    rows.fit(random.normal(size=(12, 2)), list("aabbab") * 2)
+    for name, estimator in {"series": series, "events": events, "rows": rows}.items():
+        estimator.save(folder / f"{name}.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["events", "rows"])
+def test_python_and_the_command_line_look_at_the_same_estimator(kind, files, tmp_path):
+    path, written = files / f"{kind}.safetensors", tmp_path / "look.json"
+    reading, estimator = kq.look(path), KINDS[kind].load(path)
+    done = run(cli.app, ["look", str(path), "--json", str(written), "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert reading.model == kq.Reading.load(written).model
+    assert reading.heads == kq.look(estimator).heads == kq.look(estimator.network_).heads
+    assert reading.model["name"] == f"{kind}.safetensors"
+    assert not kq.compare(path, estimator).changes[0]["rows"][0]["change"]
+    with pytest.raises(ValueError, match=rf"heads is not for .*{kind}\.safetensors, which an estimator has saved"):
+        kq.look(path, heads=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_estimators_whose_weights_are_no_numbers_are_refused(kind, files, tmp_path):
+    path = files / f"{kind}.safetensors"
+    with safe_open(path, "pt") as file:
+        facts = file.metadata()
+    tensors, path = load_file(path), tmp_path / "a.safetensors"
+    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel())
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, path, facts)
+    with pytest.raises(ValueError, match=r"is not a complete \w+ file: .*(NaN or infinity|times that do not decrease)"):
+        kq.look(path)
 
 
 # The command line
@@ -249,15 +278,6 @@ def test_command_line_on_data(decoder, tmp_path):
     assert "Labels: " in result.output
     assert {head["layer"] for head in json.loads(out.read_text())["heads"]} == {1}
     assert max(map(len, result.output.splitlines())) <= 100
-
-
-def test_command_line_of_a_large_model_shows_layers(tmp_path):
-    tensors = {f"blocks.{i}.attn.qkv.weight": torch.randn(192, 64) for i in range(12)}
-    save_file(tensors, tmp_path / "m.safetensors")
-    result = run(cli.app, ["look", str(tmp_path / "m.safetensors"), "--num-heads", "16"])
-    assert result.exit_code == 0, result.output
-    assert "12 layers, 192 heads" in result.output
-    assert "--layers to select some" in result.output
 
 
 @pytest.mark.slow
@@ -309,29 +329,14 @@ def test_inputs_are_not_cut_and_their_window_is_their_own_length(tokens):
     assert data["tokens"] == 20 * tokens  # half of the sequences; the others give the means
 
 
-def main(monkeypatch, *arguments):
-    monkeypatch.setattr("sys.argv", ["keyquery", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    return stopped.value.code
-
-
 BAD = {
     "an existing file": (["look", "--json", "{dir}/old.json"], "old.json already exists; use --force to replace it"),
-    "no folder": (["look", "--csv", "{dir}/none/a.csv"], "no folder"),
-    "a folder": (["look", "--json", "{dir}"], "is a folder; name a file"),
-    "one file twice": (["look", "--json", "{dir}/a", "--csv", "{dir}/a"], "--json and --csv name the same file"),
     "no such model": (["look", "{dir}/gone"], "is neither a file, nor a folder, nor a hub model"),
-    "an empty folder": (["look", "{dir}/empty"], "holds no weights"),
     "a broken file": (["look", "{dir}/bad.safetensors"], "is not a readable safetensors file"),
     "no heads": (["look", "{dir}/bare.safetensors"], "it has: give --num-heads"),
     "wrong heads": (["look", "{dir}/bare.safetensors", "--num-heads", "5"], "is not 5 heads of equal width"),
     "layers that are no numbers": (["look", "{dir}/bare.safetensors", "--layers", "a-b"], "--layers takes numbers"),
-    "text without a model to run": (
-        ["look", "{dir}/bare.safetensors", "--num-heads", "2", "--text", "{dir}/old.json"],
-        "cannot be run",
-    ),
-    "an empty text": (["look", "{dir}/bare.safetensors", "--text", "{dir}/empty.txt"], "holds no text"),
+    "text without a model": (["look", "{dir}/bare.safetensors", "--text", "{dir}/old.json"], "cannot be run"),
     "a comparison with no look": (["compare", "{dir}/other.json", "{dir}/other.json"], "not a look"),
 }
 
@@ -339,16 +344,16 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_sentence_and_exit_code_2(case, tmp_path, monkeypatch, capsys):
     (tmp_path / "old.json").write_text("old")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "bad.safetensors").write_bytes(b"nothing of the kind, and rather short too")
     save_file({"in_proj_weight": torch.randn(24, 8), "out_proj.weight": torch.eye(8)}, tmp_path / "bare.safetensors")
     kq.Reading().to_json(tmp_path / "other.json")
     before = sorted(path.name for path in tmp_path.iterdir())
     arguments, words = BAD[case]
-    code = main(monkeypatch, *(a.format(dir=tmp_path) for a in arguments))
+    monkeypatch.setattr("sys.argv", ["keyquery", *(a.format(dir=tmp_path) for a in arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
     _, err = capsys.readouterr()
-    assert code == 2
+    assert stopped.value.code == 2
     assert words in err
     assert len(err.splitlines()) == 1, err
     assert (tmp_path / "old.json").read_text() == "old"

@@ -9,7 +9,7 @@ from keyquery.instruments.look.sample import DIGITS, take
 from keyquery.listening import attention_maps
 from keyquery.listening.parts.on_data import SEQUENCES
 
-FAMILIES = ("bert", "gpt2", "llama", "bloom", "t5", "gptj")
+FAMILIES = ("bert", "albert", "gpt2", "llama", "bloom", "t5", "gptj")
 
 
 def looked(name, rows=3, length=9, **options):
@@ -33,8 +33,8 @@ def matrices(head, causal):
     return total, moved, total.masked_fill(hidden, -torch.inf).softmax(-1)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.few(3)
+@pytest.mark.parametrize("name", FAMILIES)  # albert's layers share a block, which sees the tokens several times
+@pytest.mark.few(4)
 def test_the_softmax_of_the_sum_is_the_attention_of_the_model(name):
     model, batch, reading = looked(name, sample=7)
     first = {key: value[:1, :7] for key, value in batch.items()}
@@ -103,13 +103,6 @@ def test_tokens_are_texts_with_a_tokenizer_and_numbers_without():
     mask = torch.tensor([[1, 0, 0, 0], [0, 1, 1, 1]])
     batches = [{"input_ids": ids, "attention_mask": mask}]
     assert take(model, batches, kq.read(model), 24).facts["tokens"] == ["#11", "#12", "#13"]
-
-
-def test_a_shared_block_is_seen_in_its_first_place():
-    model, batch, reading = looked("albert", sample=5)
-    expected = attention_maps(model, {key: value[:1, :5] for key, value in batch.items()})[0][0, 1].double()
-    _, moved, given = matrices(reading.heads[1], False)
-    assert ((given - expected).abs() <= given * (2 * moved.amax(-1, keepdim=True)).expm1() + 1e-6).all()
 
 
 def test_without_a_sample_or_token_ids_there_are_no_scores():

@@ -266,40 +266,17 @@ def test_any_figure_of_the_reading_colours_the_map(visit, looks):
         assert high >= max(values.values()) - 0.005 * abs(max(values.values())) - slack, name
 
 
-def rows(tab):
-    return tab.locator("#table tbody tr").evaluate_all("all => all.map(one => one.dataset.item)")
-
-
-def test_back_and_forward_walk_over_what_was_chosen(visit, looks):
-    tab = visit(looks["llama"][2])
-    first = title(tab)
-    start = tab.locator(".of-map select").input_value()
-    tab.locator('.cell[data-at="1.2"]').click()
-    tab.locator(".of-map select").select_option("raw.stable_rank")
-    tab.locator(".of-map").get_by_role("button", name="symmetry folded", exact=True).click()
-    tab.get_by_role("button", name="layer 0", exact=True).click()
-    assert tab.evaluate("location.hash") == "#0?map=folded.symmetry"
-    steps = [("Layer 1, head 2", "folded.symmetry"), ("Layer 1, head 2", "raw.stable_rank")]
-    for words, key in [*steps, ("Layer 1, head 2", start), (first, start)]:
-        tab.go_back()
-        tab.locator(".of-detail h2", has_text=words).wait_for()
-        assert tab.locator(".of-map select").input_value() == key
-    assert tab.evaluate("location.hash") == ""
-    tab.go_forward()
-    tab.locator(".of-detail h2", has_text="Layer 1, head 2").wait_for()
-
-
 def test_a_row_shows_its_head(visit, looks):
     tab = visit(looks["llama"][2], "#0.0?sort=-raw.symmetry")  # which opens the table
+    rows = tab.locator("#table tbody tr").evaluate_all("all => all.map(one => one.dataset.item)")
     order = sorted(looks["llama"][2].heads, key=lambda head: -head["raw"]["symmetry"])
-    assert rows(tab) == [f"{head['layer']}.{head['head']}" for head in order]
+    assert rows == [f"{head['layer']}.{head['head']}" for head in order]
+    selected = tab.locator('#table tr[aria-selected="true"]')
     tab.locator("#table tbody tr").nth(3).locator("td").nth(2).click()
-    place = rows(tab)[3]
-    assert tab.evaluate("location.hash") == f"#{place}?sort=-raw.symmetry"
-    assert title(tab) == f"Layer {place[0]}, head {place[2]}"
-    assert tab.locator('#table tr[aria-selected="true"]').get_attribute("data-item") == place
-    tab.locator(f'tr[data-item="{rows(tab)[5]}"] button').press("Enter")  # and by the keyboard
-    assert tab.locator('#table tr[aria-selected="true"]').get_attribute("data-item") == rows(tab)[5]
-    assert tab.evaluate("document.activeElement.textContent") == rows(tab)[5]
+    assert tab.evaluate("location.hash") == f"#{rows[3]}?sort=-raw.symmetry"
+    assert title(tab) == f"Layer {rows[3][0]}, head {rows[3][2]}"
+    assert selected.get_attribute("data-item") == rows[3]
+    tab.locator(f'tr[data-item="{rows[5]}"] button').press("Enter")  # and by the keyboard
+    assert selected.get_attribute("data-item") == rows[5] == tab.evaluate("document.activeElement.textContent")
     tab.locator('.cell[data-at="1.1"]').click()
-    assert tab.locator('#table tr[aria-selected="true"]').get_attribute("data-item") == "1.1"
+    assert selected.get_attribute("data-item") == "1.1"

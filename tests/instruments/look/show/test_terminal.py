@@ -121,7 +121,9 @@ def test_bars_of_two_kinds_are_never_in_one_table():
 @pytest.mark.unchecked  # as users run it: the checks would look at every number of the reading
 def test_many_heads_are_shown_by_layer():
     text = shown(crowd(12, 16, 4, 2, True))
+    assert "12 layers, 192 heads" in text
     assert "mean over heads" in text
+    assert "--layers to select some" in text
     assert text.count("█") > 12
     assert max(map(len, text.splitlines())) <= 100
     both = shown(kq.compare(crowd(12, 16, 4, 2, True), crowd(12, 16, 4, 2, False)))

@@ -38,9 +38,9 @@ def look(*shares, name="a model", half=None):
             on_data |= {"symmetry": 0.0, "interaction": 0.0}
         else:
             symmetry = share
-        figures = {"symmetry": symmetry, "effective_rank": 1.0, "column_directionality": 0.0}
-        place = {"layer": layer, "head": 0, "name": f"{layer}.0", "label": "mixed", "evidence": "estimated"}
-        heads.append({**place, "raw": figures, "folded": figures, "on_data": on_data})
+        metrics = {"symmetry": symmetry, "effective_rank": 1.0, "column_directionality": 0.0}
+        about = {"layer": layer, "head": 0, "name": f"{layer}.0", "label": "mixed", "evidence": "estimated"}
+        heads.append({**about, "raw": metrics, "folded": metrics, "on_data": on_data})
     rows = [{"layer": head["layer"], "raw": head["raw"]} for head in heads]
     data = {"data": DATA} if any(head["on_data"] for head in heads) else {}
     return Look(model={"name": name, "layers": len(rows), "width": 8}, layers=rows, heads=heads, provenance=data)
@@ -64,17 +64,18 @@ def test_where_shares_stand(shares, expected):
 
 
 def test_dots_have_place_depth_and_what_is_filled():
-    found = dots(look((1.0, 0.0, 0.0, 0.0), (0.25, 0.25, 0.0, 0.5), (0.0, 0.0, 1.0, 0.0)))
-    assert [(dot.x, pytest.approx(dot.y)) for dot in found] == [(0, 0), (0.5, 0), (0.5, TALL)]
-    assert [dot.depth for dot in found] == [0, 0.5, 1]
-    assert [dot.filled for dot in found] == [1, 0.5, 1]
-    assert found[1].title == "layer 1, head 0: mixed; symmetric 25%, skew 25%, position 50%"
+    placed = dots(look((1.0, 0.0, 0.0, 0.0), (0.25, 0.25, 0.0, 0.5), (0.0, 0.0, 1.0, 0.0)))
+    expected = [(0, 0, 0, 1), (0.5, 0, 0.5, 0.5), (0.5, TALL, 1, 1)]
+    assert [(dot.x, dot.y, dot.depth, dot.filled) for dot in placed] == [pytest.approx(row) for row in expected]
+    assert placed[1].title == "layer 1, head 0: mixed; symmetric 25%, skew 25%, position 50%"
 
 
 def test_without_data_heads_stand_between_two_corners():
-    found = dots(look(1.0, 0.0, -1.0, 0.5))
-    assert [dot.x for dot in found] == [0, 0.5, 1, 0.25]
-    assert [dot.filled for dot in found] == [1] * 4
+    placed = dots(look(1.0, 0.0, -1.0, 0.5))
+    assert [(dot.x, dot.filled) for dot in placed] == [(0, 1), (0.5, 1), (1, 1), (0.25, 1)]
+    heights = [dot.y for dot in placed]
+    assert heights == sorted(heights, reverse=True)  # the first layer on top
+    assert 0 < heights[-1] < heights[0] < TALL
     picture = svg(look(1.0, 0.0))
     assert "keyquery look MODEL --text FILE" in picture
     assert "popularity" not in picture.split("</style>")[1]
@@ -121,16 +122,9 @@ def test_a_region_is_the_ellipse_of_the_intervals():
     data["intervals"] = {part: [s - h, s + h] for part, s, h in zip(PARTS, shares, half, strict=False)}
     generator = torch.Generator().manual_seed(0)
     drawn = torch.tensor(shares) + torch.randn(4000, 3, generator=generator) * torch.tensor(half) / 1.96
-    points = torch.tensor([barycentric(*row) for row in drawn.tolist()])
-    outline = torch.tensor(region(data))
-    middle = torch.tensor(barycentric(*shares))
-    angles = torch.atan2(*(outline - middle).T.flip(0)).argsort()
-    edges = torch.stack((outline[angles], outline[angles].roll(-1, 0)), 1)
-    one, other = edges[:, 0], edges[:, 1]
-    side = other - one
-    # A point is inside where it is to the left of every edge of the convex outline.
-    left = side[:, 0] * (points[:, None, 1] - one[:, 1]) - side[:, 1] * (points[:, None, 0] - one[:, 0])
-    assert (left >= 0).all(1).float().mean() == pytest.approx(0.95, abs=0.015)
+    outline = pytest.importorskip("matplotlib.path").Path(region(data))
+    inside = outline.contains_points([barycentric(*row) for row in drawn.tolist()])
+    assert inside.mean() == pytest.approx(0.95, abs=0.015)
     assert region({**data, "intervals": {**data["intervals"], "skew": None}}) == []
     assert svg(look((0.3, 0.3, 0.4, 0.0), half=0.1)).count('class="region"') == 1
     assert 'class="region"' not in svg(look((0.3, 0.3, 0.4, 0.0), half=0.001))  # within the bubble
@@ -144,15 +138,12 @@ def test_a_region_ends_at_the_border():
         assert y / math.sqrt(3) - 1e-9 <= x <= 1 - y / math.sqrt(3) + 1e-9
 
 
-def test_depth_is_ordered_by_lightness():
-    def lightness(colour):
-        linear = [((c / 255 + 0.055) / 1.055) ** 2.4 for c in bytes.fromhex(colour[1:])]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    steps = [lightness(depth_colour(i / 20)) for i in range(21)]
+def test_depth_is_ordered_by_lightness_and_seen_on_white_and_black():
+    colours = [bytes.fromhex(colour[1:]) for colour in (*(depth_colour(i / 20) for i in range(21)), "#0d1117")]
+    linear = ((torch.tensor([list(colour) for colour in colours]) / 255 + 0.055) / 1.055) ** 2.4
+    *steps, black = (linear @ torch.tensor([0.2126, 0.7152, 0.0722]) + 0.05).tolist()
     assert steps == sorted(steps, reverse=True)
-    # Seen on white and on GitHub's black: at least 1.5 times lighter or darker than either.
-    assert all((1.05 / (step + 0.05)) > 1.5 and (step + 0.05) / (lightness("#0d1117") + 0.05) > 1.5 for step in steps)
+    assert all(1.05 / step > 1.5 and step / black > 1.5 for step in steps)
 
 
 @pytest.mark.parametrize(("ending", "start"), [(".svg", b"<svg"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
