@@ -1,16 +1,18 @@
-"""Every argument of look is checked before the model runs, and where it can be before the model is built."""
+"""Arguments are checked before the model runs, where they can before it is built; and what running it gives."""
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
+from keyquery.forms.parts import PARTS
 from keyquery.layers import LanguageModel
 from keyquery.listening.inputs import data
 from keyquery.listening.inputs.load import load_tokenizer
+from tests.instruments.look.conftest import folder_with_tokenizer
 
-pytestmark = pytest.mark.unchecked  # types are checked by look itself
 TEXT = {"text": kq.models.TEXT}
 # Arguments, the error, and its words: checked without the model.
 ALONE = {
@@ -50,6 +52,7 @@ def model():
     return live
 
 
+@pytest.mark.unchecked  # types are checked by look itself
 @pytest.mark.parametrize("case", ALONE)
 def test_arguments_are_checked_before_the_model_is_built(case, model, monkeypatch):
     monkeypatch.setattr(data, "load_model", lambda *_: pytest.fail("the model was built"))
@@ -59,6 +62,7 @@ def test_arguments_are_checked_before_the_model_is_built(case, model, monkeypatc
             kq.look(source, **{"tokenizer": load_tokenizer(kq.models.DECODER), **arguments})
 
 
+@pytest.mark.unchecked  # types are checked by look itself
 @pytest.mark.parametrize("case", WITH_MODEL)
 def test_arguments_are_checked_before_the_model_runs(case, model):
     arguments, error, words = WITH_MODEL[case]
@@ -66,6 +70,7 @@ def test_arguments_are_checked_before_the_model_runs(case, model):
         kq.look(model, **{**TEXT, "tokenizer": load_tokenizer(kq.models.DECODER), **arguments})
 
 
+@pytest.mark.unchecked  # types are checked by look itself
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -85,3 +90,132 @@ def test_the_command_line_checks_before_the_model_is_built(arguments, words, tmp
     result = CliRunner().invoke(cli.app, filled)
     assert result.exit_code != 0
     assert words in str(result.exception)
+
+
+# On data
+
+NOISE = torch.randn(40, 6, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_on_data_an_encoder_has_no_position_share(encoder):
+    path, text = encoder
+    reading = kq.look(path, text=text)
+    for head in reading.heads:
+        data = head["on_data"]
+        assert sum(data[name] for name in (*PARTS, "interaction")) == pytest.approx(1)
+        assert data["position"] == pytest.approx(0, abs=1e-9)
+    # Eight lines of nine words and one of eight: Σn²/Σn = 8.9. Nine lines are too few for means by position.
+    facts = reading.provenance["data"]
+    assert "9 sequences are too few for means by position, which need 32" in facts.pop("note")
+    expected = {"tokens": 80, "sequences": 9, "length": 9, "longest": 128, "from": "text.txt"}
+    assert facts == {**expected, "means": "over all positions"}
+
+
+def test_offsets_on_data_are_those_of_what_was_run(decoder):
+    path, text = decoder
+    given, expected, long = (
+        [head["on_data"]["position"] for head in kq.look(path, text=text, length=length).heads]
+        for length in (128, 9, 4)
+    )
+    assert given == pytest.approx(expected)
+    assert given != pytest.approx(long, rel=0.01)
+    assert kq.look(path, text=text, tokens=20).provenance["data"]["tokens"] == 20
+
+
+def test_metrics_follow_the_heads_that_they_are_of():
+    """Exchanged heads of one layer exchange all their metrics, and change nothing of another layer."""
+    torch.manual_seed(0)
+    model, other = (kq.Encoder(16, depth=2, heads=2).eval() for _ in range(2))
+    order = torch.arange(16).roll(8)
+    weights = model.state_dict()
+    for name in ("query", "key", "value"):
+        weights[f"blocks.1.attention.{name}.weight"] = weights[f"blocks.1.attention.{name}.weight"][order]
+        if (bias := f"blocks.1.attention.{name}.bias") in weights:
+            weights[bias] = weights[bias][order]
+    weights["blocks.1.attention.output.weight"] = weights["blocks.1.attention.output.weight"][:, order]
+    other.load_state_dict(weights)
+    one, turned = (kq.look(each, inputs={"x": torch.ones(40, 6, 16).cumsum(1) % 3 + NOISE}) for each in (model, other))
+    for head, to in zip(one.heads, (0, 1, 3, 2), strict=True):
+        for view in ("raw", "folded", "on_data"):
+            expected = {key: x for key, x in head[view].items() if isinstance(x, float)}
+            assert {key: turned.heads[to][view][key] for key in expected} == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_a_model_that_takes_no_text_says_what_it_takes(tmp_path):
+    path, text = folder_with_tokenizer(tmp_path, "vit")
+    with pytest.raises(ValueError, match="ViTModel takes pixel_values, not text"):
+        kq.look(path, text=text)
+
+
+def test_a_model_with_weights_missing_is_not_run_unless_they_are_its_poolers(tmp_path):
+    """transformers would fill them with noise and say nothing."""
+    path, text = folder_with_tokenizer(tmp_path, "bert")
+    tensors = {name: x for name, x in load_file(path / "model.safetensors").items() if "pooler" not in name}
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    assert kq.look(path, text=text).heads[0]["on_data"] is not None
+    missing = "encoder.layer.1.output.dense.weight"
+    del tensors[missing]
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"cannot be run: missing weights {missing}".replace(".", r"\.")):
+        kq.look(path, text=text)
+
+
+def test_a_rotary_decoder_has_a_position_share_and_curves_over_offsets(decoder):
+    path, text = decoder
+    reading = kq.look(path, text=text, length=8)
+    for head in reading.heads:
+        assert sum(head["on_data"][name] for name in (*PARTS, "interaction")) == pytest.approx(1)
+        assert head["on_data"]["position"] > 0
+        assert head["raw"]["offsets"]["contents"][0] == pytest.approx(head["raw"]["symmetry"])
+        assert head["raw"]["offsets"]["offset"][:3] == [0, -1, -2]
+    whole = kq.read(path)[0].form.dense().double().sum((0, 1))  # queries that share a key, then the layer
+    expected = float((whole * whole.mT).sum() / whole.norm() ** 2)
+    assert reading.layers[0]["raw"]["symmetry"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_encoder_and_decoder_runs_on_text(tmp_path):
+    path, text = folder_with_tokenizer(tmp_path, "t5")
+    reading = kq.look(path, text=text, length=8)
+    parts = {head["kind"]: "symmetric" in head["on_data"] for head in reading.heads}
+    assert parts == {"self": True, "cross": False}  # contents of two sequences cannot be swapped
+    for head in reading.heads:
+        if head["kind"] == "cross":
+            names = ("pairwise", "popularity", "query_only", "position", "interaction")
+            assert sum(head["on_data"][name] for name in names) == pytest.approx(1)
+            assert head["label"] in ("pairwise", "popularity", "position", "sink", "mixed", "undecided")
+    assert any(head["on_data"] and head["on_data"]["position"] > 0 for head in reading.heads)
+
+
+def test_a_decoder_of_learned_positions_looks_by_position():
+    """Popularity is what a key's content draws: means by position keep learned positions out of it."""
+    batches = [
+        {"input_ids": torch.randint(300, 4000, (16, 32), generator=torch.Generator().manual_seed(i))} for i in (1, 2)
+    ]
+    by_position = kq.look(kq.models.DECODER, inputs=batches)
+    over_all = kq.look(kq.models.DECODER, inputs=batches[:1])
+    assert [one.provenance["data"]["means"] for one in (by_position, over_all)] == ["by position", "over all positions"]
+    assert sum(head["on_data"]["position"] > 0.5 for head in by_position.heads) >= 8
+    assert all(head["on_data"]["position"] == pytest.approx(0, abs=1e-9) for head in over_all.heads)
+
+
+@pytest.mark.slow
+def test_half_a_window_of_a_causal_model_is_a_window_of_half_the_length():
+    ids = torch.randint(300, 4000, (64, 24), generator=torch.Generator().manual_seed(1))
+    whole, half = (
+        kq.look(kq.models.DECODER, inputs=[{"input_ids": part} for part in ids[:, :n].split(16)]) for n in (24, 12)
+    )
+    for one, other in zip(whole.heads, half.heads, strict=True):
+        for part in PARTS:
+            assert one["on_data"]["half_window"][part] == pytest.approx(other["on_data"][part], abs=2e-3)
+        signs = one["on_data"]["symmetry"] * one["on_data"]["half_window"]["symmetry"] < 0
+        assert ("symmetry" in one["on_data"]["changes_with_window"]) == signs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [16, 200])
+def test_inputs_are_not_cut_and_their_window_is_their_own_length(tokens):
+    """Also where no argument of the model is known to hold tokens, as for images."""
+    look = kq.look(kq.Decoder(16, depth=1, heads=2).eval(), inputs=[{"x": torch.randn(40, tokens, 16)}])
+    data = look.provenance["data"]
+    assert (data["length"], data["longest"], data["sequences"]) == (tokens, tokens, 40)
+    assert data["tokens"] == 20 * tokens  # half of the sequences; the others give the means

@@ -1,4 +1,4 @@
-"""Heads beside a corpus: what is co-occurrence is found, in its part and with its sign, and nothing else is."""
+"""Directions by their tokens, and heads beside a corpus: what is co-occurrence is found, with its sign, and no more."""
 
 import json
 import re
@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.instruments.look.embeddings import Corpus, centred, level
+from tests.instruments.look.conftest import WORDS as TEXT
 from tests.pages.readings import data_of, measure_of
 
 run = CliRunner().invoke
@@ -27,6 +28,28 @@ def counts():
 @pytest.fixture(scope="module")
 def corpus(counts):
     return Corpus(counts, torch.eye(WORDS))
+
+
+def test_directions_are_told_by_their_tokens(encoder):
+    path, _ = encoder
+    head = kq.look(path, layers=[1], directions=2).heads[2]
+    layer, embedding = kq.read(path)[1], kq.read(path).embedding()
+    rows = embedding - embedding.mean(0)
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    S = layer.form.symmetric.dense()[2].double()
+    values, vectors = torch.linalg.eigh(S)
+    top = vectors[:, values.abs().argmax()].float()
+    along = rows @ top
+    words = ["[PAD]", "[UNK]", *TEXT]
+    names = [words[i] if i < len(words) else f"#{i}" for i in range(len(rows))]
+    both = {frozenset(head["objects"][0][end]) for end in ("tokens", "opposite")}
+    assert both == {frozenset(names[i] for i in (sign * along).topk(5).indices) for sign in (1, -1)}
+    assert head["objects"][0]["value"] == pytest.approx(float(values[values.abs().argmax()]), rel=1e-4)
+    planes = layer.form[2].skew_planes(1)
+    A = planes.values[0] * (planes.source @ planes.target.mT - planes.target @ planes.source.mT)
+    scores = rows.double() @ A @ rows.double().mT
+    strongest = scores.flatten().argmax()
+    assert head["relations"][0]["pairs"][0] == [names[strongest // len(rows)], names[strongest % len(rows)]]
 
 
 def in_order(counts):
