@@ -24,7 +24,6 @@ from keyquery.instruments.look.show.shares import (
     mean_shares,
     part_names,
     sample_of,
-    with_bars,
 )
 from keyquery.instruments.roles.show import role_name, role_table, rule
 from keyquery.pages.tables import Text, columns_table
@@ -108,47 +107,45 @@ def _title(reading: Look) -> list[Any]:
     return [title, Text(f"on {sample_of(reading)}")] if reading.provenance.get("data") else [title]
 
 
+def filled(first: str, names: Sequence[str], columns: Sequence[tuple[Any, Sequence[Any]]]) -> Any:
+    """A table of columns, each a title and its cells, without those that have nothing in them."""
+    shown = [(title, cells) for title, cells in columns if any(cells)]
+    table = columns_table(first, *(title for title, _ in shown))
+    for name, *cells in zip(names, *(cells for _, cells in shown), strict=True):
+        table.add_row(Text(name), *cells)
+    return table
+
+
 def _heads_table(reading: Look) -> Any:
-    on_data, roles = has_data(reading), _has_roles(reading)
-    costs = any(_off(head) for head in reading.heads)
-    columns = ["largest\nshare"] * on_data + ["nats:\nhead off", "nats: cost-\nliest part"] * costs
-    columns += ["symmetry\nraw", "symmetry\nfolded"] + ["symmetry\non data"] * on_data + ["rank\nraw"]
-    table = columns_table("head", Text("parts"), *columns)
-    table.add_column("label", min_width=len("undecided~"))
-    if roles:
-        table.add_column("role")
-    for head in reading.heads:
-        table.add_row(
-            Text(name_of(reading.model, head["layer"], head["head"])),
-            bar_of([head], reading),
-            *[_largest(head["on_data"])] * on_data,
-            *[_off(head), _costliest(head)] * costs,
-            *(symmetry([head], view) for view in ("raw", "folded", *["on_data"] * on_data)),
-            f"{head['raw']['effective_rank']:.0f}",
-            ", ".join([labelled(head), *head.get("properties", [])]),
-            *[_roles_of([head])] * roles,
-        )
+    heads, on_data = reading.heads, has_data(reading)
+    views = {"raw": "raw", "folded": "folded", **({"on_data": "on data"} if on_data else {})}
+    columns: list[tuple[Any, list[Any]]] = [
+        (Text("parts"), [bar_of([head], reading) for head in heads]),
+        ("largest\nshare", [_largest(head["on_data"]) for head in heads if on_data]),
+        ("nats:\nhead off", [_off(head) for head in heads]),
+        ("nats: cost-\nliest part", [_costliest(head) for head in heads]),
+        *((f"symmetry\n{name}", [symmetry([head], view) for head in heads]) for view, name in views.items()),
+        ("rank\nraw", [f"{head['raw']['effective_rank']:.0f}" for head in heads]),
+        (Text("label"), [", ".join([labelled(head), *head.get("properties", [])]) for head in heads]),
+        (Text("role"), [_roles_of([head]) for head in heads]),
+    ]
+    table = filled("head", [name_of(reading.model, head["layer"], head["head"]) for head in heads], columns)
+    next(column for column in table.columns if str(column.header) == "label").min_width = len("undecided~")
     return table
 
 
 def _layers_table(reading: Look) -> Any:
-    roles = _has_roles(reading)
-    columns = ("symmetry raw\nof the layer", "column direc-\ntionality, raw", "symmetry raw\nof its heads")
-    table = columns_table("layer", Text("parts, mean over heads"), *columns)
-    if roles:
-        table.add_column("roles of its heads")
-    for layer in reading.layers:
-        heads = [head for head in reading.heads if head["layer"] == layer["layer"]]
-        values = sorted(head["raw"]["symmetry"] for head in heads)
-        table.add_row(
-            Text(name_of(reading.model, layer["layer"])),
-            bar_of([head for head in with_bars(reading) if head["layer"] == layer["layer"]], reading),
-            f"{layer['raw']['symmetry']:+z.2f}",
-            f"{layer['raw']['column_directionality']:+z.2f}",
-            f"{values[0]:+z.2f} … {values[-1]:+z.2f}",
-            *[_roles_of(heads)] * roles,
-        )
-    return table
+    members = [[head for head in reading.heads if head["layer"] == layer["layer"]] for layer in reading.layers]
+    raw = [layer["raw"] for layer in reading.layers]
+    values = [sorted(head["raw"]["symmetry"] for head in heads) for heads in members]
+    columns: list[tuple[Any, list[Any]]] = [
+        (Text("parts, mean over heads"), [bar_of(heads, reading) for heads in members]),
+        ("symmetry raw\nof the layer", [f"{row['symmetry']:+z.2f}" for row in raw]),
+        ("column direc-\ntionality, raw", [f"{row['column_directionality']:+z.2f}" for row in raw]),
+        ("symmetry raw\nof its heads", [f"{of_heads[0]:+z.2f} … {of_heads[-1]:+z.2f}" for of_heads in values]),
+        (Text("roles of its heads"), [_roles_of(heads) for heads in members]),
+    ]
+    return filled("layer", [name_of(reading.model, layer["layer"]) for layer in reading.layers], columns)
 
 
 def _largest(data: Mapping[str, Any] | None) -> str:
@@ -236,11 +233,10 @@ def corpus_table(reading: Look) -> list[Any]:
     facts = reading.corpus
     if facts is None:
         return []
-    table = columns_table("head", "symmetric cosine", "skew cosine", "explained")
     heads = [head for head in reading.heads if "corpus" in head]
-    for head in heads:
-        cells = (_beside_null(head["corpus"], name) for name in NAMES)
-        table.add_row(Text(name_of(reading.model, head["layer"], head["head"])), *cells)
+    names = [name_of(reading.model, head["layer"], head["head"]) for head in heads]
+    columns = [(name.replace("_", " "), [_beside_null(head["corpus"], name) for head in heads]) for name in NAMES]
+    table = filled("head", names, columns)
     where = f"{facts['from']}, " if facts.get("from") else ""
     tokens = f"{facts['tokens']:,} tokens, " if facts.get("tokens") else ""
     pairs = f"{where}{tokens}pairs of its {facts['compared']} most frequent tokens"
