@@ -14,12 +14,14 @@ from torch import Tensor
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.forms import Form
 from keyquery.instruments.look.look import look, opened
-from keyquery.instruments.look.reading import FORMER, Look
-from keyquery.instruments.look.validity import check_changes
+from keyquery.instruments.look.reading import FORMER, Look, check_fields
+from keyquery.instruments.roles.naming import require
 from keyquery.reading import Reading, provenance
 from keyquery.support.progress import Progress, silent
 
 PIECE = 2**21  # entries of a factor processed at a time
+TENSORS = ("same", "changed", "missing", "new")
+CHANGE = {"of": str, "from": str, "notes": list, **{f"tensors.{kind}": list for kind in TENSORS}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,24 @@ class Comparison(Reading, kind="comparison"):
                 changes = {key: change.get(name) for key, name in names.items()} if known else {}
                 rows.append({"model": reading.model["name"], **row, **changes})
         return rows
+
+
+def check_changes(changes: Any, looks: int) -> None:
+    """Validate the changes of a comparison, if it has any."""
+    right = isinstance(changes, list) and len(changes) in (0, looks - 1)
+    require(right, "comparison: changes", f"a list of {looks - 1}", changes)
+    for number, change in enumerate(changes):
+        where, rows = f"comparison: changes[{number}]", isinstance(change, Mapping) and change.get("rows")
+        check_fields(where, change, CHANGE)
+        require(rows is None or isinstance(rows, list), f"{where}.rows", "a list", rows)
+        for names in change["tensors"].values():
+            require(all(isinstance(name, str) for name in names), f"{where}.tensors", "lists of strings", names)
+        for index, row in enumerate(rows or ()):
+            check_fields(f"{where}.rows[{index}]", row, {"layer": int, "head": int})
+            for name in ("change", "symmetric", "skew", "folded"):
+                value = row.get(name, "nothing")
+                right = value is None or (isinstance(value, (int, float)) and value >= 0)
+                require(right, f"{where}.rows[{index}].{name}", "0 or more", value)
 
 
 def compare(*looks: Any, weights: Sequence[Heads] | None = None, progress: Progress | None = None) -> Comparison:
