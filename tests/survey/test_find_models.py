@@ -8,85 +8,76 @@ from keyquery.survey.find_models import find_models, step_of
 from tests.survey.checkpoints import llama
 
 
-def touch(*files):
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+def made(folder, *names):
+    """A folder with files, and with a model for each name that ends in a slash."""
+    for name in names:
+        if name.endswith("/"):
+            llama(folder / name)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+    return folder
 
 
 def names(*given):
     return [entry.name for entry in find_models(given)]
 
 
-def test_a_folder_is_its_model_or_all_below_it(tmp_path):
-    one, other = llama(tmp_path / "zoo" / "one"), llama(tmp_path / "zoo" / "deeper" / "other")
-    touch(tmp_path / "zoo" / "readme" / "notes.md", tmp_path / "zoo" / ".cache" / "model.safetensors")
-    assert names(one) == ["one"]
-    assert names(tmp_path / "zoo") == ["one", "other"]
-    assert [entry.source for entry in find_models([tmp_path / "zoo"])] == [str(one), str(other)]
+RUN = ("run/", "run/checkpoint-500/", "run/checkpoint-1000/", "run/checkpoint-90/", "run/merged/")
+LABS = [f"{lab}/{name}/" for lab in ("x", "y") for name in ("model", "run/step1", "run/step2")]
+STEPS = ("out/ema_step1.pt", "out/ema_step2.pt", "out/raw_step1.pt", "out/raw_step2.pt")
+# Files and models, the argument, and the name, run and step of every model.
+FOUND = {
+    "a folder is its model": (["zoo/one/"], "zoo/one", [("one", None, None)]),
+    "or all below it": (
+        ["zoo/one/", "zoo/deeper/other/", "zoo/readme/notes.md", "zoo/.cache/model.safetensors"],
+        "zoo",
+        [("one", None, None), ("other", None, None)],
+    ),
+    "a run is all its steps and its end": (  # what no step names, nobody has said what it is
+        RUN,
+        "run",
+        [("run", None, None), *((f"run/checkpoint-{step}", "run", step) for step in (1000, 500, 90))],
+    ),
+    "files without an index are a model each": (
+        ["steps/step0.safetensors", "steps/step8.safetensors"],
+        "steps",
+        [(f"steps/step{step}.safetensors", "steps", step) for step in (0, 8)],
+    ),
+    "shards are one": ([f"big/model-0000{i}-of-00002.safetensors" for i in (1, 2)], "big", [("big", None, None)]),
+    "models of one name are told apart, and runs too": (
+        LABS,
+        ".",
+        [
+            (f"{lab}/{name}", step and f"{lab}/run", step)
+            for lab in ("x", "y")
+            for name, step in (("model", None), ("run/step1", 1), ("run/step2", 2))
+        ],
+    ),
+    "two kinds of steps in one folder are two runs": (
+        STEPS,
+        "out",
+        [(name, f"{name.split('_')[0]}_step#.pt", int(name[-4])) for name in STEPS],
+    ),
+}
 
 
-def test_a_run_is_all_its_steps_and_its_end(tmp_path):
-    run = llama(tmp_path / "run")
-    for step in (500, 1000, 90):
-        llama(run / f"checkpoint-{step}")
-    llama(run / "merged")  # no step, and what it is nobody has said
-    found = {entry.name: (entry.run, entry.step) for entry in find_models([run])}
-    assert found == {
-        "run": (None, None),
-        "run/checkpoint-1000": ("run", 1000),
-        "run/checkpoint-500": ("run", 500),
-        "run/checkpoint-90": ("run", 90),
-    }
-
-
-def test_files_without_an_index_are_a_model_each_and_shards_are_one(tmp_path):
-    touch(*(tmp_path / "steps" / f"step{i}.safetensors" for i in (0, 8)))
-    assert [(e.name, e.run, e.step) for e in find_models([tmp_path / "steps"])] == [
-        ("steps/step0.safetensors", "steps", 0),
-        ("steps/step8.safetensors", "steps", 8),
-    ]
-    touch(*(tmp_path / "big" / f"model-0000{i}-of-00002.safetensors" for i in (1, 2)))
-    assert names(tmp_path / "big") == ["big"]
+@pytest.mark.parametrize("case", FOUND)
+def test_models_runs_and_steps(case, tmp_path):
+    files, argument, expected = FOUND[case]
+    entries = find_models([made(tmp_path, *files) / argument])
+    assert [(entry.name, entry.run, entry.step) for entry in entries] == expected
+    assert all(os.path.isabs(entry.source) and os.path.exists(entry.source) for entry in entries)
 
 
 def test_globs_and_lists(tmp_path, monkeypatch):
-    for name in ("a1", "a2", "b"):
-        llama(tmp_path / name)
-    touch(tmp_path / "a3.md")
+    made(tmp_path, "a1/", "a2/", "b/", "a3.md")
     assert names(tmp_path / "a*") == ["a1", "a2"]
     (tmp_path / "models.txt").write_text("# what we have\nb   # the last\n\na[12]\norg/name\nb\n")
     monkeypatch.chdir(tmp_path)
-    found = find_models(["models.txt"])
-    assert [entry.name for entry in found] == ["a1", "a2", "b", "org/name"]
-    assert [os.path.isabs(entry.source) for entry in found] == [True, True, True, False]
-
-
-def test_models_of_one_name_are_told_apart_and_runs_too(tmp_path):
-    for lab in ("x", "y"):
-        llama(tmp_path / lab / "model")
-        for step in (1, 2):
-            llama(tmp_path / lab / "run" / f"step{step}")
-    found = find_models([tmp_path])
-    assert [entry.name for entry in found] == [
-        "x/model",
-        "x/run/step1",
-        "x/run/step2",
-        "y/model",
-        "y/run/step1",
-        "y/run/step2",
-    ]
-    assert [entry.run for entry in found if entry.step] == ["x/run", "x/run", "y/run", "y/run"]
-
-
-def test_two_kinds_of_steps_in_one_folder_are_two_runs(tmp_path):
-    touch(*(tmp_path / "out" / f"{kind}_step{i}.pt" for kind in ("ema", "raw") for i in (1, 2)))
-    assert [entry.run for entry in find_models([tmp_path / "out"])] == [
-        "out/ema_step#.pt",
-        "out/ema_step#.pt",
-        "out/raw_step#.pt",
-        "out/raw_step#.pt",
-    ]
+    entries = find_models(["models.txt"])
+    assert [entry.name for entry in entries] == ["a1", "a2", "b", "org/name"]
+    assert [os.path.isabs(entry.source) for entry in entries] == [True, True, True, False]
 
 
 def test_files_are_safe_and_different_whatever_models_are_called(tmp_path):
