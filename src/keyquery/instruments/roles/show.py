@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from keyquery.checkpoints.labels import name_of
-from keyquery.instruments.roles.naming import decided
+from keyquery.instruments.roles.naming import ORDERS, decided
 from keyquery.instruments.roles.patterns import ROLES
 from keyquery.instruments.roles.roles import Roles
 from keyquery.pages.colours import ROLES as TONES
 from keyquery.pages.components import heads_frame, key_of, measure, versioned
 from keyquery.pages.document import document
 from keyquery.pages.tables import Text, columns_table
-from keyquery.reading import short
 from keyquery.support.extras import optional
 from keyquery.support.printable import counted
 
@@ -131,7 +130,7 @@ def page(reading: Roles) -> str:
         strongest = f"the strongest {role_name(opened['role'])} head is {key_of(opened)} ({_score(opened):.2f})"
         sentence = f"{len(named)} of {counted(len(heads), 'head')} have a role; {strongest}."
     details = [
-        {"chips": role_chips(head), "about": _about(head), "blocks": [role_scores(head)] if head["scores"] else []}
+        {"chips": role_chips(head), "about": _about(head), "blocks": [{"type": "roles"}] if head["scores"] else []}
         for head in heads
     ]
     tags = [{"value": n, "name": role_name(role), "tone": _tone(role)} for role, n in reading.summary.items()]
@@ -141,7 +140,7 @@ def page(reading: Roles) -> str:
         "blocks": [
             {"type": "summary", "sentences": [sentence], "tags": tags, "note": "a head may have several roles"},
             {"type": "map", "place": "seven", "quick": ["role"]},
-            {"type": "detail", "place": "five", "items": details, "blocks": [role_chart(heads)]},
+            {"type": "detail", "place": "five", "items": details},
             {"type": "items"},
         ],
     }
@@ -185,41 +184,12 @@ def role_measures(heads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         )
     ]
     for role in ROLES:
-        for data in dict.fromkeys(data for head in heads for data in head.get("scores", {}).get(role, {})):
-            rows = [head.get("scores", {}).get(role, {}).get(data, {}) for head in heads]
+        scores = [head.get("scores", {}).get(role, {}) for head in heads]
+        for data in (data for data in ORDERS[role] if any(data in of_role for of_role in scores)):  # what decides first
+            rows = [of_role.get(data, {}) for of_role in scores]
             facts: dict[str, Any] = {key: [row.get(key) for row in rows] for key in ("low", "high", "null")}
-            facts |= {"group": GROUP, "unit": Roles.units[role], "form": "fixed", **_scale(role == "alignment")}
-            scores = [row.get("score") for row in rows]
-            measures.append(measure(f"role.{role}.{data}", f"{role_name(role)}, {data}", scores, digits=3, **facts))
+            facts |= {"group": GROUP, "unit": Roles.units[role], "form": "fixed", "digits": 3}
+            facts |= {"least": -1 if role == "alignment" else 0, "most": 1}
+            values = [row.get("score") for row in rows]
+            measures.append(measure(f"role.{role}.{data}", f"{role_name(role)}, {data}", values, **facts))
     return measures
-
-
-def _scale(signed: bool) -> dict[str, int]:
-    return {"least": -1 if signed else 0, "most": 1}
-
-
-def role_chart(heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The chart of one head's scores, without its data."""
-    return {
-        "type": "bars",
-        "name": "roles",
-        "title": "Roles",
-        "note": "scores with 95 % intervals over sequences; tick: null level; filled: named; small: on other data",
-        "names": list(map(role_name, ROLES)),
-        "tones": list(map(_tone, ROLES)),
-        "dots": True,
-        "form": "fixed",
-        **_scale(any("alignment" in head.get("scores", {}) for head in heads)),
-    }
-
-
-def role_scores(head: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores of one head for the chart: a row per role, on the data that decides, then on other data."""
-    rows: list[Any] = []
-    ons = [decided(role, head["scores"].get(role, {})) for role in ROLES]
-    for role, first in zip(ROLES, ons, strict=True):
-        of_role = head["scores"].get(role, {})
-        numbers = [of_role[first][key] for key in ("score", "low", "high", "null")] if first else []
-        others = [[data, row["score"]] for data, row in of_role.items() if data != first]
-        rows.append(short([*numbers, others], 3) if first else None)
-    return {"rows": rows, "ons": ons, "filled": [ROLES.index(role) for role in head["roles"]]}

@@ -64,6 +64,23 @@ COMPONENTS.bars = {
   },
 };
 
+// The scores of the selected head by role: on the data that decides, which comes first, and on others as small dots.
+COMPONENTS.roles = {
+  draw: (block) => {
+    const i = frameOf().index.get(state.at), { names, tones, words } = measureOf("role"), ons = [];
+    const rows = names.slice(0, -1).map((name) => {
+      const data = (one) => one.label.slice(name.length + 2);
+      const [first, ...rest] = measures().filter((one) => one.label.startsWith(`${name}, `) && number(one.values[i]));
+      ons.push(first && data(first));
+      return first ? [...valuesOf([first.key])[0], rest.map((one) => [data(one), one.values[i]])] : null;
+    });
+    const note = "scores with 95 % intervals over sequences; tick: null level; filled: named; small: on other data";
+    return COMPONENTS.bars.draw({ ...block, name: "roles", title: "Roles", note, names, tones, rows, ons, dots: true,
+      form: "fixed", least: rows[names.indexOf("alignment")] ? -1 : 0, most: 1,
+      filled: names.map((_, k) => k).filter((k) => words[i].split(", ").includes(names[k])) });
+  },
+};
+
 // The metrics of the selected item in several views, such as raw and on data, from the measures of the frame.
 COMPONENTS.numbers = {
   usual: { title: "Metrics", size: "half", views: { raw: "raw", folded: "folded", on_data: "on data" },

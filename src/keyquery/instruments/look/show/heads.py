@@ -21,7 +21,7 @@ from keyquery.instruments.look.show.shares import (
     of_shares,
     part_names,
 )
-from keyquery.instruments.roles.show import role_chart, role_chips, role_scores
+from keyquery.instruments.roles.show import role_chips
 from keyquery.intervene.head_output import KINDS
 from keyquery.pages.colours import WHOLE
 from keyquery.pages.packing import pack, pack_bytes
@@ -59,7 +59,7 @@ def charts(look: Look, frame: Mapping[str, Any], kept: int) -> dict[str, dict[st
             "names": [WHOLE.get(part, part) for part in off],
             **{"tones": tones(off), "dots": True, "form": "change", "hollow": "zero"},
         },
-        "roles": role_chart([head.get("roles") or {} for head in look.heads]),
+        "roles": {"type": "roles"},
         "metrics": {"type": "numbers", "without": [*part_names(look), "interaction", "sink"]},  # which have charts
         "corpus": {
             "title": "Co-occurrence",
@@ -118,7 +118,7 @@ def _of_charts(head: Mapping[str, Any], look: Look, kept: int) -> list[dict[str,
     if costs_of(head):
         blocks["ablation"] = {}
     if "roles" in head:
-        blocks["roles"] = role_scores(head["roles"])
+        blocks["roles"] = {}
     blocks["metrics"] = {}
     if "corpus" in head:
         blocks["corpus"] = {}
