@@ -39,6 +39,10 @@ def test_curves_over_steps_and_those_of_layers(visit):
     assert tab.locator("path.line").count() == 1
     tab.locator('[data-run="run"]').click()
     assert tab.locator("path.line.thin").count() == 2
+    titles = tab.locator("path.line.thin title").all_text_contents()
+    assert titles == ["layer 0: +0.50 at the end", "layer 1: +0.17 at the end"]
+    groups = tab.locator("svg[aria-label='By architecture'] text.ink title").all_text_contents()
+    assert groups == ["llama, bidirectional: 1", "llama, causal: 1", "gpt2, causal: 1"]  # the highest median first
     assert tab.evaluate("document.activeElement.dataset.run") == "run"
     tab.locator('.switch button:has-text("column directionality")').click()  # which is not kept by layer
     assert tab.locator("path.line.thin").count() == 0

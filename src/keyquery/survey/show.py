@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from keyquery.pages.colours import depth_colour
+from keyquery.pages.colours import DEPTHS
 from keyquery.pages.components import DIGITS, column, versioned
 from keyquery.pages.document import document
 from keyquery.pages.tables import columns_table
@@ -98,7 +97,8 @@ SHOWN = {
     "rank_used": ("rank used", "effective rank over head width", None),
 }
 CALLED = {metric: called for metric, (_, called, _) in SHOWN.items()}
-CURVE = {"type": "curve", "place": "half", "dots": True, "least": 0, "most": 0}
+TRENDS = {"step": "By training step", "parameters": "By size", "architecture": "By architecture"}
+FACTS = ("name", "attention", "run", "step", "parameters", *METRICS, "by_layer", "together_by_layer")
 
 
 def page(reading: Survey) -> str:
@@ -109,16 +109,35 @@ def page(reading: Survey) -> str:
         {"type": "summary", "sentences": said[:1]},
         {"type": "list", "title": "Trends", "items": said[1:]},
         {"type": "summary", "by": ["metric"], "views": meanings},
-        *_charts(reading),
+        *({"type": "trend", "place": "half", "over": over, "title": TRENDS[over]} for over in _trends(reading)),
         _model_table(reading),
         {"type": "list", "title": "Could not be read", "items": _broken(reading)},
     ]
     blocks = [block for block in blocks if block.get("items", True)]
     notes = versioned(["All heads: heads.parquet. All models: models/*.json"], reading.provenance)
     title = f"Survey of {counted(len(reading.models), 'model')}"
-    tabs = [{"blocks": blocks, "state": {"metric": "symmetry", "run": "", "log": ""}}]
+    state = {"metric": "symmetry", "run": "", "log": ""}
+    tab = {"blocks": blocks, "state": state, "models": _models(reading), "depths": DEPTHS}
+    tab["metrics"] = {
+        name: {"called": shown[1], "form": _form(name), "layers": shown[2]} for name, shown in SHOWN.items()
+    }
+    tab["runs"] = [run["run"] for run in reading.runs]
     switches = {"metric": {metric: button for metric, (button, _, _) in SHOWN.items()}}
-    return document(title, "survey", tabs, _facts(reading), notes, switches=switches)
+    return document(title, "survey", [tab], _facts(reading), notes, switches=switches)
+
+
+def _models(reading: Survey) -> list[dict[str, Any]]:
+    """What trends are drawn from; `last`: of a run, its last checkpoint."""
+    last = set(map(id, final(reading.models)))
+    return [
+        {
+            **{name: short(row[name], DIGITS) for name in FACTS},
+            "family": str(row["family"]),
+            "href": _href(row),
+            "last": id(row) in last,
+        }
+        for row in reading.models
+    ]
 
 
 def _broken(reading: Survey) -> list[str]:
@@ -134,107 +153,18 @@ def _facts(reading: Survey) -> str:
     return " · ".join([*facts, "weights only"])
 
 
-def _tones(reading: Survey) -> dict[Any, str]:
-    """A colour per architecture."""
-    families = sorted({row["family"] for row in reading.models}, key=str)
-    return {family: f"var(--class{index % 10})" for index, family in enumerate(families)}
-
-
-def _points(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
-    """The values of models as points that link to their pages."""
-    return {
-        "values": short([row[metric] for row in rows], DIGITS),
-        "items": [row["name"] for row in rows],
-        "hrefs": [_href(row) for row in rows],
-    }
-
-
 def _href(row: Mapping[str, Any]) -> str:
     return f"models/{quote(str(row['file']), safe='')}.html"
 
 
-def _charts(reading: Survey) -> list[dict[str, Any]]:
-    """By training step, size and architecture; a run counts once in the latter two, by its last checkpoint."""
-    last, tones = final(reading.models), _tones(reading)
-    charts = [_training(reading)] if reading.runs else []
-    if len({row["parameters"] for row in last}) > 1:
-        members = {family: [row for row in last if row["family"] == family] for family in tones}
-        views = {}
-        for metric, called in CALLED.items():
-            series = [
-                _line(str(family), tones[family], rows, "parameters", metric)
-                for family, rows in members.items()
-                if rows
-            ]
-            views[metric] = {"note": f"{called} by number of parameters", "series": series, "form": _form(metric)}
-        keys = [{"name": str(family), "tone": tone} for family, tone in tones.items()]
-        facts = {"by": ["metric"], "joined": False, "sizes": True, "unit": "parameters"}
-        charts.append({**CURVE, "title": "By size", **facts, "views": views, "keys": keys})
-    return [*charts, _groups(last, tones)]
-
-
-def _line(name: str, tone: str, rows: Sequence[Mapping[str, Any]], over: str, metric: str) -> dict[str, Any]:
-    return {"name": name, "tone": tone, "x": [row[over] for row in rows], **_points(rows, metric)}
-
-
-def _groups(last: Sequence[Mapping[str, Any]], tones: Mapping[Any, str]) -> dict[str, Any]:
-    """The values of every architecture and attention on one axis, the highest median first."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for row in last:
-        groups.setdefault(f"{row['family']}, {row['attention']}", []).append(row)
-    views = {}
-    for metric in SHOWN:
-        order = sorted(groups, key=lambda name: -median(row[metric] for row in groups[name]))
-        named = [
-            {"name": name, "tone": tones[groups[name][0]["family"]], **_points(groups[name], metric)} for name in order
-        ]
-        note = f"{CALLED[metric]}; the line is the median"
-        views[metric] = {"note": note, "rows": named, "form": _form(metric)}
-    return {"type": "groups", "place": "half", "title": "By architecture", "by": ["metric"], "views": views}
+def _trends(reading: Survey) -> list[str]:
+    sizes = {row["parameters"] for row in final(reading.models)}
+    shown = {"step": bool(reading.runs), "parameters": len(sizes) > 1, "architecture": True}
+    return [over for over, wanted in shown.items() if wanted]
 
 
 def _form(metric: str) -> str:
     return "percent" if metric == "rank_used" else "signed3"
-
-
-def _training(reading: Survey) -> dict[str, Any]:
-    """Curves of all runs, and of the layers of one that is chosen."""
-    courses: dict[str, list[Mapping[str, Any]]] = {run["run"]: [] for run in reading.runs}
-    for row in sorted(reading.models, key=lambda row: row["step"] or 0):
-        if row["run"] in courses:
-            courses[row["run"]].append(row)
-    tones = {run: f"var(--class{index % 10})" for index, run in enumerate(courses)}
-    views: dict[str, Any] = {}
-    for metric, (_, called, by_layer) in SHOWN.items():
-        lines = [_line(run, tones[run], rows, "step", metric) for run, rows in courses.items()]
-        facts = {"form": _form(metric)}
-        views[f"{metric}/"] = {"note": f"{called}; click a run for its layers", "series": lines, **facts}
-        for line, (run, rows) in zip(lines, courses.items(), strict=True):
-            note = f"{called} of {run}; its layers from light (first) to dark (last)"
-            series = [*_layers(rows, by_layer), {**line, "tone": "var(--ink)"}]
-            views[f"{metric}/{run}"] = {"note": note, "series": series, **facts}
-    keys = [{"name": run, "tone": tone, "run": run} for run, tone in tones.items()]
-    block = {**CURVE, "title": "By training step", "by": ["metric", "run"], "uses": ["log"], "unit": "step"}
-    return {**block, "views": views, "keys": keys, "steps": True}
-
-
-def _layers(rows: Sequence[Mapping[str, Any]], name: str | None) -> list[dict[str, Any]]:
-    """The curve of every layer of a run, thin, light to dark."""
-    if name is None:
-        return []
-    count = min(len(row[name]) for row in rows)
-    steps = [row["step"] for row in rows]
-    return [
-        {
-            "name": f"layer {layer}",
-            "title": f"layer {layer}: {rows[-1][name][layer]:+.2f} at the end",
-            "tone": depth_colour(layer / max(count - 1, 1)),
-            "thin": True,
-            "x": steps,
-            "values": short([row[name][layer] for row in rows], DIGITS),
-        }
-        for layer in range(count)
-    ]
 
 
 def _model_table(reading: Survey) -> dict[str, Any]:
