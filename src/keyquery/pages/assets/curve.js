@@ -1,4 +1,4 @@
-// Curves over an axis with intervals, marks and a readout; the bars of a spectrum; and points of two measures.
+// Curves over an axis with intervals, marks and a readout; and points of groups on one axis.
 
 const round = (value) => value.toFixed(1);
 function ticks(low, high, most = 4) {
@@ -126,35 +126,6 @@ COMPONENTS.curve = {
     return framed(block, rows, sized(chart), keys, log, block.x && series.length <= 8 ? readout : null);
   },
   uses: ["map", "at"],
-};
-
-// Values in order, as bars from zero: a spectrum. Several have one scale.
-COMPONENTS.spectra = {
-  usual: { title: "Spectra", by: ["view"], switch: ["view", { raw: "raw", folded: "folded" }], parts: [
-    { name: "Spectrum of S", note: "symmetric part: eigenvalues", tone: "var(--symmetric)" },
-    { name: "Spectrum of A", note: "skew part: singular values", tone: "var(--skew)" },
-    { name: "Spectrum of M", note: "full QK matrix: singular values", tone: "var(--muted)" },
-  ] },
-  draw: (block) => {
-    const series = block.parts.map((one, k) => ({ ...one, values: unpack(block.values[k]) }));
-    const span = Math.max(...series.map(({ values }) => Math.max(...values, 0) - Math.min(...values, 0)), 1e-30);
-    const [key, options] = block.switch;
-    const buttons = switchOf("view", Object.entries(options).map(([value, label]) => pressable(label,
-      state[key] === value, { [key]: value })));
-    return [el("div", { class: "bar" }, el("h3", {}, block.title), buttons), el("div", { class: "trio" },
-      series.map(({ name, note, tone, values }) => {
-      const unit = 100 / span, zero = Math.min(...values) < 0 ? Math.max(...values, 0) * unit : 100;
-      const bars = values.map((value, i) =>
-        draw("rect", { x: i, width: 0.9, y: Math.min(zero, zero - value * unit).toFixed(2),
-        height: Math.abs(value * unit).toFixed(2) }));
-      const ends = [values[0], values[values.length - 1]].map((value) => text(value));
-      const picture = draw("svg", { class: "spectrum", viewBox: `0 0 ${values.length} 100`, preserveAspectRatio: "none",
-        role: "img", "--tone": tone,
-        "aria-label": `${values.length} values of ${name}, from ${ends[0]} to ${ends[1]}` }, bars);
-      return framed({ title: name, note, size: "" }, () => [["index", name], ...values.map((value, i) => [i, value])],
-        picture, el("div", { class: "ends muted" }, ends.map((end) => el("span", {}, end))));
-    }))];
-  },
 };
 
 // Groups in rows and their values as points on one axis, with a line at the median.

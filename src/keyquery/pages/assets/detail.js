@@ -80,26 +80,3 @@ COMPONENTS.roles = {
       filled: names.map((_, k) => k).filter((k) => words[i].split(", ").includes(names[k])) });
   },
 };
-
-// The metrics of the selected item in several views, such as raw and on data, from the measures of the frame.
-COMPONENTS.numbers = {
-  usual: { title: "Metrics", size: "half", views: { raw: "raw", folded: "folded", on_data: "on data" },
-    note: "weights (raw), with biases and norms (folded), contents on data with 95 % intervals" },
-  draw: (block) => {
-    const i = frameOf().index.get(state.at), views = Object.entries(block.views);
-    const known = measures().filter((one) => number(one.values[i]));
-    const names = [...new Set(known.map((one) => one.key.split(".")).filter(([view]) => view in block.views)
-      .map(([, name]) => name))]
-      .filter((name) => !block.without.includes(name));
-    const of = (view, name) => known.find((one) => one.key === `${view}.${name}`);
-    const shown = views.filter(([view]) => names.some((name) => of(view, name)));
-    const cell = (one) => (one ? full(one.values[i], one.form, one.low?.[i], one.high?.[i]) : "");
-    const columns = [{ key: "metric", label: "metric", values: names.map((name) => name.replaceAll("_", " ")) },
-      ...shown.map(([view, label]) =>
-        ({ key: view, label, values: names.map((name) => of(view, name)?.values[i] ?? null),
-        words: names.map((name) => cell(of(view, name))),
-        order: names.map((name) => of(view, name)?.values[i] ?? null), right: true,
-          notes: names.map((name) => of(view, name)?.unit) }))];
-    return COMPONENTS.table.draw({ ...block, columns });
-  },
-};

@@ -117,21 +117,6 @@ COMPONENTS.items = {
   },
 };
 
-// The items of the selected row by some measures, such as the heads of a layer; shares in a column per part.
-COMPONENTS.members = {
-  draw: (block) => {
-    const frame = frameOf(), items = frame.grid[frame.rows.indexOf(state.at)].filter((i) => i >= 0);
-    const shown = block.measures.map((key) => measureOf(key)).filter(Boolean);
-    const columns = shown.flatMap((one) => (one.parts ?? [null]).map((part, k) => ({
-      key: part ?? one.key, label: part ?? one.label, form: part ? "percent" : one.form,
-      values: items.map((i) => (part ? one.values[i]?.[k] ?? null : one.values[i])),
-    })));
-    const first = { key: "item", label: frame.nouns?.[1] ?? "head", values: items.map((i) => frame.keys[i]) };
-    const label = frame.notes ? [{ key: "label", label: "label", values: items.map((i) => frame.notes[i]) }] : [];
-    return COMPONENTS.table.draw({ ...block, columns: [first, ...label, ...columns], keys: first.values });
-  },
-};
-
 // The rows of the selected column of the frame by one measure, the largest first, such as the sources of a head.
 COMPONENTS.sources = {
   uses: ["at"],

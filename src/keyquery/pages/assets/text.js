@@ -1,4 +1,4 @@
-// Texts: tokens in a strip, pairs of tokens, attention on a text with the parts of its scores, and across modalities.
+// Texts: tokens in a strip, and attention across modalities.
 
 // A text, or windows of it, with the query and the key marked: texts is a list of {before, tokens, marks, from}.
 COMPONENTS.strip = {
@@ -7,72 +7,6 @@ COMPONENTS.strip = {
       (token === null ? " … " : el("span",
         { class: marks[i] ?? "", title: `${from + i}${marks[i] ? `, ${marks[i].replace("-token", "")}` : ""}` },
         word(token))))))),
-};
-
-// Directions as tokens: rows of [value, tokens, opposite] or, as `relations`, of [value, pairs of tokens].
-COMPONENTS.directions = {
-  usual: { size: "half" },
-  draw: (block) => {
-    const [title, note] = block.relations ? ["Skew planes", "planes of A: query token → key token"]
-      : ["Symmetric directions", "eigenvectors of S, with the tokens at both ends"];
-    const pair = ([from, to]) => el("span", { class: "pair" }, chips([from]), el("span", { class: "muted" }, "→ "),
-      chips([to]));
-    const rows = block.rows.map(([value, first, opposite]) => [el("span", { class: "value" }, text(value)),
-      block.relations ? el("div", {}, first.map(pair)) : el("div", {}, el("div", {}, chips(first)),
-        el("div", {}, el("span", { class: "muted" }, "opposite "), chips(opposite)))]);
-    const csv = () => (block.relations ? [["value", "query", "key"], ...block.rows.flatMap(([value, pairs]) =>
-      pairs.map((two) => [value, ...two]))]
-      : [["value", "tokens", "opposite"], ...block.rows.map(([value, ends, opposite]) => [value, ends.join(" "),
-        opposite.join(" ")])]);
-    return framed({ ...block, title, note }, csv, el("div", { class: "pairs" }, rows));
-  },
-};
-
-// The attention on a text and the parts of its scores, query by key: 8-bit multiples of a step, of visible pairs only.
-function matrix([step, packed], n, causal) {
-  const values = Array.from(atob(packed), (letter) => step * ((letter.charCodeAt(0) << 24) >> 24));
-  const at = (i, j) => (causal ? (j > i ? 0 : values[(i * (i + 1)) / 2 + j]) : values[i * n + j]);
-  return Array.from({ length: n }, (_, i) => Array.from({ length: n }, (_, j) => at(i, j)));
-}
-
-COMPONENTS.attention = {
-  usual: { title: "Attention on the text, and its parts" },
-  draw: (block) => {
-    const texts = current().tokens, n = texts.length, { causal, names, tones, maps } = block;
-    const note = ["rows are queries, columns are keys; coloured: positive, small and grey: negative, one scale for all"
-      + " parts", "the mean of each row is subtracted from each part (softmax is invariant to it)", ...block.notes]
-      .join("; ");
-    const seen = (i, j) => !causal || j <= i, shown = names.map((_, k) => matrix(maps[k], n, causal));
-    const most = Math.max(...shown.slice(1).flat(2).map(Math.abs), 1e-30);
-    const written = (value, k) =>
-      minus(String(Number(value.toFixed(Math.max(0, -Math.floor(Math.log10(maps[k][0]))))) + 0));
-    const readout = el("p", { class: "readout", "aria-live": "polite" }), at = { i: Math.min(1, n - 1), j: 0 };
-    const point = (i, j) => {
-      if (!seen(i, j)) return;
-      Object.assign(at, { i, j });
-      for (const picture of pictures) picture.repaint();
-      readout.replaceChildren(el("span", {}, chips([texts[i]]), "attends to ", chips([texts[j]])),
-        ...names.map((name, k) =>
-        el("span", {}, k ? swatch(tones[k], `${name} `) : `${name} `, el("b", { "data-part": name },
-          k ? written(shown[k][i][j], k) : FORMS.percent(shown[0][i][j])))));
-    };
-    const pictures = names.map((name, k) => plane({
-      rows: texts.map((token) => short(token)), columns: texts.map((token) => short(token)),
-        label: `${name}, query by key`, edge: 64, cell: 15, most: 360, under: true,
-      paint: (i, j) => {
-        const value = shown[k][i][j], amount = Math.sqrt(Math.min(1, Math.abs(value) / (k ? most : 1)));
-        return seen(i, j) && amount > 0.1 ? [value > 0 ? tones[k] : "var(--muted)", amount, value < 0] : null;
-      },
-      at: () => [at.i, at.j], pick: point,
-    }));
-    point(at.i, at.j);
-    const rows = () => [["query", "key", ...names],
-      ...texts.flatMap((query, i) => texts.flatMap((key, j) =>
-      (seen(i, j) ? [[query, key, ...shown.map((map) => map[i][j])]] : [])))];
-    return framed({ ...block, note }, rows, el("div", { class: "maps" },
-      pictures.map((picture, k) => el("div", {}, el("h3", {}, k ? swatch(tones[k], names[k]) : names[k]), picture))),
-      readout);
-  },
 };
 
 // Attention between modalities, such as from words to patches of an image: what each token gives or receives.

@@ -10,16 +10,13 @@ from keyquery.checkpoints.labels import name_of
 from keyquery.instruments.look.compare import Comparison
 from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show import terminal, triangle
-from keyquery.instruments.look.show.heads import tones
 from keyquery.instruments.look.show.page import tab_of
 from keyquery.instruments.look.show.shares import (
     BARS,
     OF_WEIGHTS,
-    bar_shares,
     has_data,
     labelled,
     mean_shares,
-    part_names,
     window,
     with_bars,
 )
@@ -114,7 +111,7 @@ def _tensors(tensors: Mapping[str, list[str]]) -> list[str]:
     groups = {"changed": "differ", "missing": "only in the first", "new": "only in the second"}
     for kind, where in groups.items():
         if names := tensors[kind]:
-            more = ", …" if len(names) > NAMES else ""
+            more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
             sentence += f"; {len(names)} {where}: {', '.join(names[:NAMES])}{more}"
     return [f"{sentence}."]
 
@@ -198,8 +195,10 @@ def _difference(reading: Comparison, number: int) -> dict[str, Any]:
         return {"name": name, "facts": names, "blocks": [summary]}
     measures = [*_moved(rows, pairs), *_shifts(looks, pairs)]
     opened, _ = max(pairs, key=lambda pair: (rows.get(_cell(pair[0]), {}).get("change") or 0.0, abs(_shift(pair))))
-    chart = {"type": "bars", "size": "half", "note": "shares", "form": "percent", "most": 1}
-    sides = [{**chart, "title": str(look.model["name"])} for look in looks]
+    tabs = [len(reading.looks) - 1 + picture for picture in (0, number)]  # of the models, after those of differences
+    sides = [
+        {"type": "shares", "tab": i, "title": str(look.model["name"])} for i, look in zip(tabs, looks, strict=True)
+    ]
     return {
         "name": name,
         "facts": names,
@@ -209,7 +208,7 @@ def _difference(reading: Comparison, number: int) -> dict[str, Any]:
         "blocks": [
             summary,
             {"type": "map", "title": f"Layers by heads: {names}", "quick": [one["key"] for one in measures[:4]]},
-            {"type": "detail", "items": [_detail(pair, looks) for pair in pairs], "blocks": sides},
+            {"type": "detail", "items": [{"sentences": [_labels(pair, looks)], "blocks": sides} for pair in pairs]},
             *({"type": "triangle", "place": "half", "picture": picture} for picture in (0, number)),
             {"type": "items"},
         ],
@@ -259,17 +258,7 @@ def _shifts(looks: Sequence[Look], pairs: list[tuple[Any, Any]]) -> list[dict[st
     return measures
 
 
-def _detail(pair: tuple[Any, Any], looks: Sequence[Look]) -> dict[str, Any]:
-    """The bars of a head in both models, and its label in both."""
-    blocks, labels = [], []
-    for head, look in zip(pair, looks, strict=True):
-        names, data, rows = part_names(look), head["on_data"], []
-        if data:
-            ends = data.get("intervals", {})
-            rows = [[data.get(name), *(ends.get(name) or [None, None])] for name in names]
-        elif not has_data(look):
-            rows = [[share] for share in bar_shares(head)[:2]]
-        blocks.append({"names": list(names), "tones": tones(names), "rows": rows})
-        labels.append(f"{look.model['name']}: {head['label']}")
+def _labels(pair: tuple[Any, Any], looks: Sequence[Look]) -> str:
+    labels = [f"{look.model['name']}: {head['label']}" for head, look in zip(pair, looks, strict=True)]
     before, after = (head["raw"]["symmetry"] for head in pair)
-    return {"sentences": [f"{'; '.join(labels)}; raw symmetry {before:+z.2f} → {after:+z.2f}."], "blocks": blocks}
+    return f"{'; '.join(labels)}; raw symmetry {before:+z.2f} → {after:+z.2f}."

@@ -12,7 +12,7 @@ from keyquery.instruments.ablation.show import cost_measures
 from keyquery.instruments.look.embeddings import NAMES, level
 from keyquery.instruments.look.reading import Look
 from keyquery.instruments.look.show import triangle
-from keyquery.instruments.look.show.heads import MANY, OUTERMOST, charts, costs_of, item, tones
+from keyquery.instruments.look.show.heads import MANY, OUTERMOST, costs_of, item, tones
 from keyquery.instruments.look.show.shares import (
     BARS,
     CHANGES,
@@ -29,6 +29,7 @@ from keyquery.instruments.look.show.shares import (
 from keyquery.instruments.roles.show import role_measures, role_name, rule
 from keyquery.pages.components import column, heads_frame, key_of, measure, versioned
 from keyquery.pages.document import document
+from keyquery.reading import short
 from keyquery.support.printable import counted
 
 TOKENS, DIRECTIONS = 24, 4  # sample tokens and directions per head that a look measures for its page
@@ -52,23 +53,25 @@ def tab_of(look: Look, picture: int) -> dict[str, Any]:
     frame = _frame(look)
     keys = [one["key"] for one in frame["measures"]]
     quick = [key for key in ("cost", "parts", "role", *(f"{view}.symmetry" for view in VIEWS)) if key in keys]
-    detail: dict[str, Any] = {"type": "detail", "items": [item(head, look, kept) for head in look.heads]}
-    detail |= {"blocks": charts(look, frame, kept), "hints": {CHANGES: "differs in the first half of each window"}}
+    hints = {CHANGES: "differs in the first half of each window"}
+    attention = [*(look.sample or {}).get("notes", [])]
+    attention += [f"the first {kept} of {len(tokens)} tokens"] if kept < len(tokens) else []
     return {
         "name": str(look.model["name"]),
         "facts": _facts(look),
         "notes": _notes(look, len(tokens), kept),
         "frame": frame,
         "state": {"at": key_of(_opened(look)), "map": quick[0], "view": "raw"},
-        "rows": {str(layer["layer"]): _layer(layer, look) for layer in look.layers},
+        "rows": {str(layer["layer"]): _layer(layer) for layer in look.layers},
         "blocks": [
             _summary(look),
             {"type": "map", "place": "seven", "quick": quick, "side": {"means": "parts"}},
             {"type": "triangle", "place": "five", "picture": picture},
-            detail,
+            {"type": "detail", "items": [item(head, look, kept) for head in look.heads], "hints": hints},
             {"type": "items", "columns": [column("label", [labelled(head) for head in look.heads])]},
         ],
         "tokens": tokens[:kept],
+        "attention": attention,  # notes on its maps
     }
 
 
@@ -196,17 +199,11 @@ def _notes(look: Look, tokens: int, kept: int) -> list[str]:
 # Layers
 
 
-def _layer(layer: Mapping[str, Any], look: Look) -> dict[str, Any]:
+def _layer(layer: Mapping[str, Any]) -> dict[str, Any]:
     """The selected layer."""
     about = [str(layer["name"]), *(["causal"] if layer.get("causal") else []), *layer.get("notes", [])]
     raw = {name: value for name, value in layer["raw"].items() if isinstance(value, (int, float))}
-    names = column("metric", [name.replace("_", " ") for name in raw])
-    together = {"type": "table", "size": "third", "title": "All heads together"}
-    together["note"] = "the summed QK matrix of the layer, M = Σ M_h, raw"
-    heads: dict[str, Any] = {"type": "members", "size": "rest", "title": "Heads", "note": of_shares(look)}
-    heads["measures"] = ["parts", "raw.symmetry"]
-    blocks = [{**together, "columns": [names, column("raw", list(raw.values()), form="signed")]}, heads]
-    return {"about": " · ".join(about), "blocks": blocks}
+    return {"about": " · ".join(about), "blocks": [{"type": "together", "raw": short(raw, 5)}, {"type": "members"}]}
 
 
 def _kept(look: Look, tokens: int) -> int:
