@@ -69,8 +69,8 @@ def _ending() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the survey like an interrupt, so that processes and temporary files are removed."""
 
     def leave(number: int, _: Any) -> None:
-        for each in usual:
-            signal.signal(each, signal.SIG_IGN)  # further signals while cleaning up
+        for handled in usual:
+            signal.signal(handled, signal.SIG_IGN)  # further signals while cleaning up
         typer.echo("keyquery: terminated; recorded results are kept, and the same command resumes", err=True)
         raise SystemExit(128 + number)
 

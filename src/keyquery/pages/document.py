@@ -18,7 +18,12 @@ from keyquery.reading import Reading
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("kit", "map", "table", "detail", "curve", "text", "graph")
-MORE = {"cloud": "motion", "ranking": "motion", "trend": "trends", "triangle": "look"}  # scripts of components that few pages have
+MORE = {
+    "cloud": "motion",
+    "ranking": "motion",
+    "trend": "trends",
+    "triangle": "look",
+}  # scripts of components that few pages have
 
 
 def document(

@@ -56,8 +56,8 @@ def find_models(models: Iterable[str | Path]) -> list[Entry]:
         raise ValueError(f"{', '.join(arguments)}: these lists name only each other, no models")
     parts = [Path(source).parts for source in sources]
     steps = [_step(part) for part in parts]
-    names = unique_names(parts, [_start(part, at) for part, (at, _) in zip(parts, steps, strict=True)])
-    runs = _runs(parts, [at for at, _ in steps])
+    names = unique_names(parts, [_start(part, index) for part, (index, _) in zip(parts, steps, strict=True)])
+    runs = _runs(parts, [index for index, _ in steps])
     files = [_safe(name) for name in names]
     often = Counter(file.lower() for file in files)
     entries = [
@@ -125,10 +125,10 @@ def _below(top: Path) -> Iterator[Path]:
         if (real := os.path.realpath(folder)) in seen:
             continue
         seen.add(real)
-        own = _own(folder)
-        yield from own
+        models = _own(folder)
+        yield from models
         for child in sorted(folder.iterdir()) if deep else ():
-            is_candidate = not child.name.startswith(".") and (own != [folder] or step_of(child.name) is not None)
+            is_candidate = not child.name.startswith(".") and (models != [folder] or step_of(child.name) is not None)
             if is_candidate and child.is_dir():
                 (links if child.is_symlink() else folders).append((child, deep - 1))
 
@@ -147,44 +147,44 @@ def _own(folder: Path) -> list[Path]:
 
 def _step(parts: Sequence[str]) -> tuple[int, int | None]:
     """Index of the part of a path that names the step, and the step; (0, None) if there is none."""
-    for at in range(len(parts) - 1, max(len(parts) - 4, 0), -1):
-        if (step := step_of(parts[at])) is not None:
-            return at, step
+    for index in range(len(parts) - 1, max(len(parts) - 4, 0), -1):
+        if (step := step_of(parts[index])) is not None:
+            return index, step
     return 0, None
 
 
-def _start(parts: Sequence[str], at: int) -> int:
+def _start(parts: Sequence[str], index: int) -> int:
     """Index from which the parts of a path form its name: a checkpoint includes its run, a hub model is in full."""
-    return 0 if not Path(*parts).is_absolute() else max(at - 1, 1) if at else len(parts) - 1
+    return 0 if not Path(*parts).is_absolute() else max(index - 1, 1) if index else len(parts) - 1
 
 
-def _runs(parts: Sequence[tuple[str, ...]], at: Sequence[int]) -> list[str | None]:
+def _runs(parts: Sequence[tuple[str, ...]], steps: Sequence[int]) -> list[str | None]:
     """The name of each checkpoint's run: its folder, preceded by parent folders where names would clash."""
     keys = [
         (*part[:where], re.sub(r"\d+", "#", part[where]), *part[where + 1 :]) if where else ()
-        for part, where in zip(parts, at, strict=True)
+        for part, where in zip(parts, steps, strict=True)
     ]
     different = list(dict.fromkeys(key for key in keys if key))
-    places = {key: where for key, where in zip(keys, at, strict=True) if key}
+    depths = {key: where for key, where in zip(keys, steps, strict=True) if key}
     # Omit the part that names the step, unless runs differ only in it.
-    short = [key[: places[key]] for key in different]
-    shown = [key[: places[key] + 1] if short.count(cut) > 1 else cut for key, cut in zip(different, short, strict=True)]
+    short = [key[: depths[key]] for key in different]
+    shown = [key[: depths[key] + 1] if short.count(cut) > 1 else cut for key, cut in zip(different, short, strict=True)]
     full = [key if shown.count(cut) > 1 else cut for key, cut in zip(different, shown, strict=True)]
-    names = dict(zip(different, unique_names(full, [places[key] - 1 for key in different]), strict=True))
+    names = dict(zip(different, unique_names(full, [depths[key] - 1 for key in different]), strict=True))
     return [names.get(key) for key in keys]
 
 
 def unique_names(parts: Sequence[tuple[str, ...]], start: Sequence[int]) -> list[str]:
     """The last parts of each path, extended by parent folders until all names are unique."""
-    at = [max(where, 0) for where in start]
+    starts = [max(where, 0) for where in start]
     while True:
-        names = [_readable("/".join(part[where:])) for part, where in zip(parts, at, strict=True)]
+        names = [_readable("/".join(part[where:])) for part, where in zip(parts, starts, strict=True)]
         often = Counter(names)
-        clash = [i for i, name in enumerate(names) if often[name] > 1 and at[i] > 0]
+        clash = [i for i, name in enumerate(names) if often[name] > 1 and starts[i] > 0]
         if not clash:
             return names
         for i in clash:
-            at[i] -= 1
+            starts[i] -= 1
 
 
 def _readable(name: str) -> str:

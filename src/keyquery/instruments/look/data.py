@@ -228,7 +228,9 @@ def _metrics(sums: ScoreVariance) -> list[dict[str, Any]]:
     for head in range(len(estimates["sink"].value)):
         values = {name: float(estimate.value[head]) for name, estimate in estimates.items()}
         row: dict[str, Any] = {
-            "intervals": {name: interval(one, head, square=name in SQUARES) for name, one in estimates.items()},
+            "intervals": {
+                name: interval(estimate, head, square=name in SQUARES) for name, estimate in estimates.items()
+            },
             "interactions": {name: float(value[head]) for name, value in shares.interactions.items()},
         }
         if sums.is_cross:

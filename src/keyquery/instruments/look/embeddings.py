@@ -13,13 +13,13 @@ from torch import Tensor
 from keyquery.checkpoints import Heads, Layer
 from keyquery.forms import Form
 
-NEAREST = 5  # tokens shown on each side of a direction
+SHOWN_TOKENS = 5  # tokens shown on each side of a direction
 CANDIDATES = 40  # tokens farthest out in a plane, searched for pairs
 TOKENS = 400  # most frequent tokens, whose pairs are compared
 DRAWS = 99  # random permutations of the corpus tokens
 HEADS = 39  # random heads on the same embeddings
 BAND = 20  # tokens of similar frequency, permuted among each other
-FEWEST = 20  # fewer tokens give no meaningful correlation
+MIN_TOKENS = 20  # fewer tokens give no meaningful correlation
 LEVEL = 0.95
 ROUNDING = 1e-9  # relative to the energy of the scores: a smaller part counts as 0
 NAMES = ("symmetric_cosine", "skew_cosine", "explained")
@@ -54,7 +54,7 @@ class Directions:
     def _object(self, value: Tensor, vector: Tensor) -> dict[str, Any]:
         """Tokens at both ends of an eigenvector of S."""
         along = self._rows @ vector.to(self._rows)
-        count = min(NEAREST, len(along))
+        count = min(SHOWN_TOKENS, len(along))
         ends = {"tokens": along.topk(count).indices, "opposite": (-along).topk(count).indices}
         return {"value": value.item(), **{end: self._texts(numbers) for end, numbers in ends.items()}}
 
@@ -63,7 +63,7 @@ class Directions:
         a, b = self._rows @ source.to(self._rows), self._rows @ target.to(self._rows)
         far = (a.square() + b.square()).topk(min(CANDIDATES, len(a))).indices
         strength = a[far, None] * b[far] - b[far, None] * a[far]
-        best = strength.flatten().topk(min(NEAREST, strength.numel())).indices
+        best = strength.flatten().topk(min(SHOWN_TOKENS, strength.numel())).indices
         pairs = torch.stack((far[best // len(far)], far[best % len(far)]), 1)
         return {"value": value.item(), "pairs": [self._texts(pair) for pair in pairs]}
 
@@ -82,8 +82,8 @@ class Corpus:
         known = min(len(counts), len(embedding))
         order = np.argsort(-counts.frequency[:known], kind="stable")[:TOKENS]
         frequent = order[counts.frequency[order] > 0]
-        if (count := len(frequent)) < FEWEST:
-            raise ValueError(f"the corpus must hold at least {FEWEST} different tokens of the model, got {count}")
+        if (count := len(frequent)) < MIN_TOKENS:
+            raise ValueError(f"the corpus must hold at least {MIN_TOKENS} different tokens of the model, got {count}")
         self._rows, self.width = embedding[torch.from_numpy(frequent)].float(), embedding.shape[1]
         chosen = counts.only(frequent)
         ppmi = centred(chosen.dense("ppmi"))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # which runs models: opening a result does not need it
 ERROR = 0.05  # probability of naming any role that no head has
 DATA = ("random", "needle", "text", "inputs")
 LARGEST = 10.0  # of a score or an end of its interval, in a file
-FEWEST = 8  # sequences without which no role is named
+MIN_SEQUENCES = 8  # sequences without which no role is named
 # The data that decides on a role, the first that there is: by content on random tokens, which have no other cause.
 ORDERS = {
     "retrieval": ("needle",),
@@ -42,7 +42,7 @@ def estimate(scores: Scores, tests: int) -> dict[str, Any] | None:
     half = student(n - 1) * float(score.std()) / math.sqrt(n)
     excess = score - null
     margin = student(n - 1, 1 - ERROR / tests) * float(excess.std()) / math.sqrt(n)
-    clears = n >= FEWEST and float(excess.mean()) - margin > 0
+    clears = n >= MIN_SEQUENCES and float(excess.mean()) - margin > 0
     return {**row, "low": mean - half, "high": mean + half, "clears": clears}
 
 

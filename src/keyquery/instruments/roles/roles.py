@@ -13,7 +13,7 @@ from torch import nn
 from keyquery.checkpoints import Heads, read
 from keyquery.instruments.roles.naming import check_heads, decided, flat_scores
 from keyquery.instruments.roles.patterns import ROLES
-from keyquery.instruments.roles.run import LEAST, SEQUENCES, WINDOW, Options, run
+from keyquery.instruments.roles.run import EXCESS, SEQUENCES, WINDOW, Options, run
 from keyquery.intervene.rewrites import check_unchanged
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.batches import LENGTH
@@ -98,7 +98,7 @@ def roles(
     length: int = LENGTH,
     sequences: int = SEQUENCES,
     window: int = WINDOW,
-    least: float = LEAST,
+    least: float = EXCESS,
     seed: int = 0,
     name: str | None = None,
     progress: Progress | None = None,

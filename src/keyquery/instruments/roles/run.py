@@ -19,7 +19,7 @@ from keyquery.instruments.roles.measure import (
     measure,
     retrieval,
 )
-from keyquery.instruments.roles.naming import ERROR, FEWEST, named
+from keyquery.instruments.roles.naming import ERROR, MIN_SEQUENCES, named
 from keyquery.instruments.roles.sequences import Vocabulary, needles, repeated
 from keyquery.listening.hooks import Batch, has_two_sides
 from keyquery.listening.inputs.batches import LENGTH, with_decoder_ids
@@ -28,7 +28,7 @@ from keyquery.listening.tokens import context_of
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.progress import Progress
 
-SEQUENCES, WINDOW, LEAST = 32, 8, 0.3
+SEQUENCES, WINDOW, EXCESS = 32, 8, 0.3
 # Inputs of models that need nothing but token ids.
 TOKENS = {"input_ids", "attention_mask", "token_type_ids", "position_ids", "decoder_input_ids"}
 TOKENS |= {"decoder_attention_mask"}
@@ -41,7 +41,7 @@ class Options:
     length: int = LENGTH
     sequences: int = SEQUENCES
     window: int = WINDOW
-    least: float = LEAST
+    least: float = EXCESS
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -94,9 +94,9 @@ def run(
     rows = named(measured, layers, options.least)
     counts = {on: row["sequences"] for head in rows for role in head["scores"].values() for on, row in role.items()}
     notes += [
-        f"{on}: {count} sequences, and at least {FEWEST} are needed to name a role"
+        f"{on}: {count} sequences, and at least {MIN_SEQUENCES} are needed to name a role"
         for on, count in counts.items()
-        if count < FEWEST and on != "needle"  # of which only those that the model answers count
+        if count < MIN_SEQUENCES and on != "needle"  # of which only those that the model answers count
     ]
     return rows, {**facts, "data": [*measured]}, notes
 

@@ -32,7 +32,7 @@ class Vocabulary:
             names = ("mask_token_id", "pad_token_id")
             known += [*getattr(tokenizer, "all_special_ids", ()), *(getattr(tokenizer, name, None) for name in names)]
             size = min(size, len(tokenizer)) if hasattr(tokenizer, "__len__") else size
-        special = {each for ids in known for each in (ids if isinstance(ids, list) else [ids]) if each is not None}
+        special = {i for ids in known for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
         return cls(torch.tensor(sorted(set(range(size)) - special - {*before, *after})), before, after)
 
     def random(self, count: int, length: int, generator: torch.Generator) -> Int[Tensor, "count length"]:
@@ -45,7 +45,7 @@ class Vocabulary:
     def framed(self, ids: Int[Tensor, "count n"], first: Int[Tensor, "count 1"]) -> Int[Tensor, "count framed"]:
         """Ids with special tokens around them; `first` stands in front if there are none, to take the sink's place."""
         before, after = (
-            torch.tensor(each, dtype=torch.long).expand(len(ids), -1) for each in (self.before, self.after)
+            torch.tensor(special, dtype=torch.long).expand(len(ids), -1) for special in (self.before, self.after)
         )
         return torch.cat((before if self.before else first, ids, after), 1)
 

@@ -46,7 +46,7 @@ def lines(reading: Comparison) -> list[Any]:
     moved = bool(reading.changes) and all(change["rows"] is not None for change in reading.changes)
     if moved and not has_data(looks[0]):
         return [*differences, *short]
-    few = len(looks[0].heads) <= terminal.MOST_HEADS
+    few = len(looks[0].heads) <= terminal.MAX_HEADS
     every = list(zip(*(look.heads if few else look.layers for look in looks), strict=True))
     unequal = [rows for rows in every if any(_values(row) != _values(rows[0]) for row in rows[1:])]
     tables = _side_by_side(looks, unequal, few) if unequal else []
@@ -207,7 +207,7 @@ def _difference(reading: Comparison, number: int) -> dict[str, Any]:
         "notes": versioned(list(change.get("notes", [])), reading.provenance),
         "blocks": [
             summary,
-            {"type": "map", "title": f"Layers by heads: {names}", "quick": [one["key"] for one in measures[:4]]},
+            {"type": "map", "title": f"Layers by heads: {names}", "quick": [entry["key"] for entry in measures[:4]]},
             {"type": "detail", "items": [{"sentences": [_labels(pair, looks)], "blocks": sides} for pair in pairs]},
             *({"type": "triangle", "place": "half", "picture": picture} for picture in (0, number)),
             {"type": "items"},

@@ -16,7 +16,7 @@ from keyquery.intervene.head_output import KINDS
 from keyquery.pages.packing import pack, pack_bytes
 from keyquery.reading import short
 
-LEAST, NAMED = 0.005, 3  # smallest interaction that is listed, and how many are
+MIN_INTERACTION, NAMED = 0.005, 3  # smallest interaction that is listed, and how many are
 MANY = 400  # heads above which only the outermost values of a spectrum are kept
 OUTERMOST = 64
 
@@ -52,7 +52,7 @@ def _charts(head: Mapping[str, Any], look: Look, kept: int) -> Iterator[dict[str
     """The charts of a head in their order, with what is not a measure of all heads."""
     if head["on_data"]:
         pairs = sorted(head["on_data"].get("interactions", {}).items(), key=lambda pair: -abs(pair[1]))
-        shown = [f"{name} {value:.0%}" for name, value in pairs[:NAMED] if abs(value) >= LEAST]
+        shown = [f"{name} {value:.0%}" for name, value in pairs[:NAMED] if abs(value) >= MIN_INTERACTION]
         yield {"type": "shares", "under": ", ".join(shown)}
     elif not has_data(look):
         yield {"type": "shares"}

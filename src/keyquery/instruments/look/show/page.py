@@ -34,7 +34,7 @@ from keyquery.support.printable import counted
 
 TOKENS, DIRECTIONS = 24, 4  # sample tokens and directions per head that a look measures for its page
 # Bytes for the score maps: per head, at least (all tokens of 144 causal heads), and at most (1,024 heads below 5 MB).
-MAPS_A_HEAD, LEAST_MAPS, MOST_MAPS = 2600, 374_000, 1_100_000
+MAPS_A_HEAD, MIN_MAPS, MAX_MAPS = 2600, 374_000, 1_100_000
 VIEWS = {"raw": "raw", "folded": "folded", "on_data": "on data"}
 SIGNED = ("symmetry", "column_directionality")  # from −1 to 1
 
@@ -51,7 +51,7 @@ def tab_of(look: Look, picture: int) -> dict[str, Any]:
     tokens = list((look.sample or {}).get("tokens", []))
     kept = _kept(look, len(tokens))
     frame = _frame(look)
-    keys = [one["key"] for one in frame["measures"]]
+    keys = [entry["key"] for entry in frame["measures"]]
     quick = [key for key in ("cost", "parts", "role", *(f"{view}.symmetry" for view in VIEWS)) if key in keys]
     hints = {CHANGES: "differs in the first half of each window"}
     attention = [*(look.sample or {}).get("notes", [])]
@@ -211,7 +211,7 @@ def _kept(look: Look, tokens: int) -> int:
     heads = sum("scores" in head for head in look.heads)
     if not heads:
         return 0
-    space = min(max(MAPS_A_HEAD * heads, LEAST_MAPS), MOST_MAPS) / heads
+    space = min(max(MAPS_A_HEAD * heads, MIN_MAPS), MAX_MAPS) / heads
     numbers = int(space / (4 / 3 * (1 + len(PARTS))))  # per map: one byte per number, 4/3 characters per byte
     causal = all(row.get("causal") for row in look.layers)
     fit = (math.isqrt(8 * numbers + 1) - 1) // 2 if causal else math.isqrt(numbers)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SIGNS = (("█", "blue"), ("▓", "yellow"), ("▒", "magenta"), ("▞", "green"), ("░", "white"), ("▚", "cyan"))
 MARKS = dict(zip(BARS, SIGNS, strict=True))
 WIDEST, NARROWEST = 24, 8  # characters of a bar
-MOST_HEADS = 160
+MAX_HEADS = 160
 COSTLIEST = 3  # heads whose needs are spelled out
 MAX_DIRECTIONS = 80  # rows; more would scroll the labels out of view
 CELL = 36  # characters; two cells and the head fit into 80 columns
@@ -45,7 +45,7 @@ CELL = 36  # characters; two cells and the head fit into 80 columns
 
 def lines(reading: Look) -> list[Any]:
     """Legend, one row per head (or per layer if there are many heads), footnotes, and the labels."""
-    few = len(reading.heads) <= MOST_HEADS
+    few = len(reading.heads) <= MAX_HEADS
     table = _heads_table(reading) if few else _layers_table(reading)
     shown = [*_title(reading), legend(reading), table, *footnotes([reading], few, few)]
     shown += [*_directions_table(reading), *corpus_table(reading)] if few else []
@@ -200,7 +200,7 @@ def _summary(reading: Look) -> list[str]:
         how = " For shares of score variance on data: --text FILE."
         shown.append(f"Weights alone decide few labels.{'' if reading.model.get('family') == 'custom' else how}")
     shown += [f"Labels: {label_counts(reading)}.", *_needs(reading)]
-    if len(reading.heads) > MOST_HEADS:
+    if len(reading.heads) > MAX_HEADS:
         shown.append("For single heads: --layers to select some, --csv or --json for all.")
     notes = sorted({note for layer in reading.layers for note in layer.get("notes", [])})
     facts = [reading.provenance.get(of) or {} for of in ("data", "costs")]

@@ -113,17 +113,17 @@ def dots(look: Look) -> list[Dot]:
     depths, placed, on_data = _depths(look), [], has_data(look)
     for head in look.heads:
         label = name_of(look.model, head["layer"]).partition(" ")[2]
-        place = f"layer {head['layer']}{f' ({label})' if label else ''}, head {head['head']}"
+        name = f"layer {head['layer']}{f' ({label})' if label else ''}, head {head['head']}"
         depth, data = depths[head["layer"]], head["on_data"]
         if data and "symmetric" in data:  # cross-attention has no place between the corners
             x, y = barycentric(*(data[part] for part in CORNERS))
             parts = ", ".join(f"{part} {data[part]:.0%}" for part in PARTS if data[part] >= 0.005)
-            title = f"{place}: {head['label']}; {parts}"
+            title = f"{name}: {head['label']}; {parts}"
             placed.append(Dot(head["layer"], head["head"], x, y, depth, filled(data), title, region(data)))
         elif not on_data:
             symmetry = head["raw"]["symmetry"]
             y = (0.95 - 0.9 * depth) * math.sqrt(3) / 2 if len(depths) > 1 else 0.0  # the first layer on top
-            title = f"{place}: symmetry {symmetry:+.2f}"
+            title = f"{name}: symmetry {symmetry:+.2f}"
             placed.append(Dot(head["layer"], head["head"], (1 - symmetry) / 2, y, depth, 1.0, title))
     return placed
 
@@ -171,7 +171,7 @@ def _size(looks: Sequence[Look], width: float, top: float = 0) -> str:
     return f'class="triangle" {box} role="img" aria-label="{label}"'
 
 
-def _at(x: float, y: float) -> tuple[float, float]:
+def _position(x: float, y: float) -> tuple[float, float]:
     """From units of the triangle's side, upwards, to SVG user units, downwards."""
     return LEFT + SIDE * x, TOP + TALL - SIDE * y
 
@@ -182,7 +182,7 @@ def _text(x: float, y: float, words: str, kind: str, anchor: str = "middle") -> 
 
 def _path(points: Sequence[tuple[float, float]], kind: str, digits: int = 1, colours: str = "") -> str:
     """A line between two points, or a closed one through more, in units of the triangle's side."""
-    shape = "L".join(f"{x:.{digits}f} {y:.{digits}f}" for x, y in (_at(*point) for point in points))
+    shape = "L".join(f"{x:.{digits}f} {y:.{digits}f}" for x, y in (_position(*point) for point in points))
     return f'<path class="{kind}" d="M{shape}{"Z" if len(points) > 2 else ""}"{colours}/>'
 
 
@@ -211,12 +211,12 @@ def _frame(look: Look) -> str:
 
 
 def _bubble(dot: Dot, radius: float, titled: bool) -> str:
-    x, y = _at(dot.x, dot.y)
-    place, colour = f'cx="{x:.1f}" cy="{y:.1f}"', depth_colour(dot.depth)
-    inner = f'<circle class="dot" {place} r="{radius * math.sqrt(dot.filled):.1f}" fill="{colour}"/>'
+    x, y = _position(dot.x, dot.y)
+    centre, colour = f'cx="{x:.1f}" cy="{y:.1f}"', depth_colour(dot.depth)
+    inner = f'<circle class="dot" {centre} r="{radius * math.sqrt(dot.filled):.1f}" fill="{colour}"/>'
     rim = f'stroke="{colour}" stroke-opacity="{strength(dot):.2f}"'
     title = f"<title>{escape(dot.title)}</title>" if titled else ""
-    outer = f'<circle class="bubble" {place} r="{radius}" {rim}/>'
+    outer = f'<circle class="bubble" {centre} r="{radius}" {rim}/>'
     return f'<g class="head" data-head="{dot.layer}.{dot.head}">{inner}{outer}{title}</g>'
 
 
@@ -237,16 +237,16 @@ def _legend(look: Look, placed: Sequence[Dot]) -> str:
     """Legend of filled and open bubbles, a colour bar of depth with one step per layer, and a note on ellipses."""
     parts, y = [], HEIGHT - 46
     if has_data(look):
-        place = f'cx="{LEFT - 12}" cy="{y - 4.5}"'
-        parts.append(f'<circle class="note" {place} r="{BUBBLE * math.sqrt(0.4):.1f}"/>')
-        parts.append(f'<circle fill="none" stroke="#8b949e" {place} r="{BUBBLE}"/>')
+        centre = f'cx="{LEFT - 12}" cy="{y - 4.5}"'
+        parts.append(f'<circle class="note" {centre} r="{BUBBLE * math.sqrt(0.4):.1f}"/>')
+        parts.append(f'<circle fill="none" stroke="#8b949e" {centre} r="{BUBBLE}"/>')
         parts.append(_text(LEFT + 2, y, LEGEND, "note", "start"))
     depths, y = _depths(look), HEIGHT - 20
     step = 96 / len(depths)
     parts += ['<g class="depths">', _text(LEFT - 20, y, f"layer {min(depths)}", "note", "start")]
     for i, depth in enumerate(depths.values()):
-        place = f'x="{LEFT + 34 + i * step:.2f}" y="{y - 10}" width="{step + 0.3:.2f}" height="11"'
-        parts.append(f'<rect {place} fill="{depth_colour(depth)}"/>')
+        box = f'x="{LEFT + 34 + i * step:.2f}" y="{y - 10}" width="{step + 0.3:.2f}" height="11"'
+        parts.append(f'<rect {box} fill="{depth_colour(depth)}"/>')
     parts += [_text(LEFT + 136, y, str(max(depths)), "note", "start"), "</g>"]
     if missing := len(look.heads) - len(placed):
         parts.append(_text(LEFT + SIDE + 20, y, f"{missing} cross-attention heads omitted", "note", "end"))
