@@ -136,20 +136,6 @@ def test_command_line_on_data(decoder, tmp_path):
     assert max(map(len, result.output.splitlines())) <= 100
 
 
-@pytest.mark.slow
-def test_without_a_model_the_two_that_ship_stand_side_by_side(tmp_path):
-    out = tmp_path / "out.json"
-    result = run(cli.app, ["look", "--tokens", "6000", "--json", str(out)])
-    assert result.exit_code == 0, result.output
-    assert "encoder" in result.output
-    assert "decoder" in result.output
-    encoder, decoder = json.loads(out.read_text())["readings"]
-    deep = [head["on_data"]["symmetric"] for head in encoder["heads"] if head["layer"] > 0]
-    assert min(deep) > 0.4
-    assert sum(head["on_data"]["position"] > 0.5 for head in decoder["heads"]) >= 10
-    assert encoder["provenance"]["data"]["longest"] == decoder["provenance"]["data"]["longest"] == 128  # the default
-
-
 BAD = {
     "an existing file": (["look", "--json", "{dir}/old.json"], "old.json already exists; use --force to replace it"),
     "no such model": (["look", "{dir}/gone"], "is neither a file, nor a folder, nor a hub model"),
