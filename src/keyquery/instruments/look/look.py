@@ -152,11 +152,7 @@ def look(
     adapter = given.get("adapter")
     path = source if isinstance(source, (str, Path)) else None
     name = name or adapted_name(source, adapter) or (None if path is None else Path(path).name)
-    source = opened(source)
-    if isinstance(source, nn.Module) and path is not None:
-        for option, value in {"text": text, "corpus": corpus, **given}.items():
-            if value not in (None, False):
-                raise ValueError(f"{option} is not for {path}, which an estimator has saved: it is read as it is")
+    source = opened(source, {"text": text, "corpus": corpus, **given})
     with alone(source):
         prepared = data.prepare(source, progress, adapter)
         heads = _heads(source, prepared, {**given, "device": device})
@@ -164,12 +160,9 @@ def look(
         check_corpus(corpus, heads)  # the last check before the model runs
         result = data.run(prepared, heads, chosen, progress)
         tensors = heads.recorded()
-        embedding = heads.embedding() if directions or corpus is not None else None
-        words = vocabulary(str(source)) if directions and not isinstance(source, nn.Module) else None
-        described = None if embedding is None or not directions else Directions(embedding, words, directions)
-        compared = None if embedding is None or corpus is None else Corpus(corpus, embedding)
+        by_tokens = _by_tokens(source, heads, directions, corpus)
         measured = _in_turn(
-            lambda index: measure_layer(heads[index], heads, result, described, compared), chosen, workers, heads.device
+            lambda index: measure_layer(heads[index], heads, result, *by_tokens), chosen, workers, heads.device
         )
         rows, cells = zip(*progress(measured, "reading layers", len(chosen)), strict=True)
         model = {**heads.model, "width": heads[chosen[0]].form.dim, "heads": sum(map(len, cells))}
@@ -178,17 +171,22 @@ def look(
         layers=list(rows),
         heads=[cell for of_layer in cells for cell in of_layer],
         sample=None if result.sample is None else result.sample.facts,
-        corpus=None if compared is None else compared.facts,
+        corpus=None if by_tokens[1] is None else by_tokens[1].facts,
         provenance=provenance(tensors=dict(sorted(tensors.items())), **result.facts),  # layers are read in any order
     )
     return reading if result.costs is None else reading.with_costs(result.costs)
 
 
-def opened(source: Any) -> Any:
-    """What there is to look at: a live model without wrappers, also of a fitted estimator or its file, else a path."""
+def opened(source: Any, options: Mapping[str, Any] | None = None) -> Any:
+    """What there is to look at: a live model without wrappers, also of a fitted estimator or its file, else a path.
+
+    Files of estimators take no `options`.
+    """
     if isinstance(source, nn.Module):
         return bare(source)
     if isinstance(source, (str, Path)) and (kind := _estimator_in(Path(source))) is not None:
+        if given := [name for name, value in (options or {}).items() if value not in (None, False)]:
+            raise ValueError(f"{given[0]} is not for {source}, which an estimator has saved: it is read as it is")
         estimator: Any = imported(f"{ESTIMATORS[kind]}:{kind}")
         source = estimator.load(source, device="cpu")
     return getattr(source, "network_", source)
@@ -214,6 +212,16 @@ def _heads(source: Any, prepared: Prepared | None, options: Mapping[str, Any]) -
         return live_heads(source, batches[0] if batches else None)
     running = {} if prepared is None else {"source": prepared.model, "adapter": None}  # the adapter is in the model
     return read(**{"source": source, **options, **running})
+
+
+def _by_tokens(source: Any, heads: Heads, directions: int, corpus: Any) -> tuple[Directions | None, Corpus | None]:
+    """What token embeddings are needed for, if anything."""
+    embedding = heads.embedding() if directions or corpus is not None else None
+    if embedding is None:
+        return None, None
+    words = vocabulary(str(source)) if directions and not isinstance(source, nn.Module) else None
+    described = Directions(embedding, words, directions) if directions else None
+    return described, None if corpus is None else Corpus(corpus, embedding)
 
 
 def _in_turn(
