@@ -242,7 +242,7 @@ def test_under_a_causal_mask_queries_behind_the_keys_have_popularity():
         (UNIFORM, ["a", "b"], {}, "modality has 2 labels, but the attention has 4 tokens"),
         (UNIFORM, ["a", "a", "special", "a"], {}, "two labels besides 'special', got only 'a', 'special'"),
         (UNIFORM, [["a", "b"], ["a"]], {}, "modality must be one row of labels, or one row per text"),
-        (UNIFORM, [SHORT, SHORT], {}, "modality has 2 rows of labels, but the attention is of 1 texts"),
+        (UNIFORM, [SHORT, SHORT], {}, "modality has 2 rows of labels, but the attention has 1 texts"),
         (UNIFORM, None, {}, "modality is required with a tensor: one label per token"),
         (2 * UNIFORM, SHORT, {}, "rows of attention must sum to 1, within 0.0001; row 0 of head 0 sums to 2"),
         (-UNIFORM, SHORT, {}, "attention must not be negative, got -0.25 in row 0 of head 0"),

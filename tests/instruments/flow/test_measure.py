@@ -147,9 +147,9 @@ def test_models_that_cannot_be_measured():
         kq.flow(Widths(), labels, inputs={"x": x})
     with pytest.raises(ValueError, match="Crossed returns no joint attention over all of its tokens"):
         kq.flow(Crossed(), labels, inputs={"x": x, "memory": 2 * x})
-    with pytest.raises(ValueError, match="modality has 6 labels, but BertModel attends to 4 tokens"):
+    with pytest.raises(ValueError, match="modality has 6 labels, but the attention of BertModel has 4 tokens"):
         kq.flow(tiny_model("bert"), [*labels, "a", "b"], inputs=ids)
-    with pytest.raises(ValueError, match="modality has 3 rows of labels, but the inputs hold 2 texts"):
+    with pytest.raises(ValueError, match="modality has 3 rows of labels, but the attention of BertModel has 2 texts"):
         kq.flow(tiny_model("bert"), [labels] * 3, inputs=ids)
     model = tiny_model("llama")
     with (

@@ -7,7 +7,7 @@ no product of maps: with V = E below the first layer, and V ← (mean of A V + V
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from keyquery.reading import short
 from keyquery.support.checks import check_count, check_number
 
+READINGS = ("raw", "residual", "weighted", "net", "rollout")
 SPECIAL, IMAGE, CLASS = "special", "image", "class"  # labels; class: class tokens and registers of a ViT
 SINK = 0.3  # share of a head's attention above which a token is a sink (Gu et al., 2024)
 FLAT = 1e-6  # relative to the mean: attention that varies less is uniform up to rounding
@@ -26,15 +27,14 @@ DIGITS = 4  # significant digits of kept maps
 
 
 @dataclass(frozen=True, eq=False)
-class HeadMaps:
-    """Maps of some heads of one attention call, with the visible pairs of tokens, and those that are not padding."""
+class HeadMap:
+    """The map of one head on one text, with the visible pairs of tokens, and those that are not padding."""
 
-    call: int
-    stack: str  # the layers that a rollout goes through
-    maps: Float[Tensor, "batch heads n n"]
-    visible: Bool[Tensor, "batch heads n n"] | None  # None: everything
-    real: Bool[Tensor, "batch n"] | None = None  # None: all
-    lengths: Float[Tensor, "batch heads n"] | None = None  # norms of what each token writes
+    text: int
+    attention: Float[Tensor, "n n"]
+    visible: Bool[Tensor, "n n"]
+    real: Bool[Tensor, " n"] | None = None  # None: what a query sees
+    lengths: Float[Tensor, " n"] | None = None  # norms of what each token writes
 
 
 class Crossing:
@@ -52,67 +52,57 @@ class Crossing:
         self.labels, self.keep, self.sink = labels, keep, sink
         self.counted = [index for index, name in enumerate(self.names) if with_special or name != SPECIAL]
         self.classes = torch.tensor([[self.names.index(label) for label in row] for row in labels])
-        self.sums: dict[tuple[int, int], list[dict[str, Any]]] = {}  # of every head, by call and text
-        self.rollouts: dict[tuple[int, int], Any] = {}
-        self.values: dict[tuple[str, int], Float64[Tensor, "2 n classes"]] = {}  # V of a rollout, by stack and text
-        self.through: dict[int, Tensor] = {}  # Σ A V over the heads of this call, by text
+        self.sums: dict[int, list[list[dict[str, Any]]]] = {}  # of every head, by call and text
+        self.values: dict[tuple[str, int], Float64[Tensor, "*2 n classes"]] = {}  # V of a rollout, by stack and text
         self.kept: list[dict[str, Any]] = []
 
-    def add(self, heads: HeadMaps) -> None:
-        """Add some heads of an attention call."""
-        batch, count = heads.maps.shape[:2]
-        for text in range(batch):
-            for index in range(count):
-                self._add_head(heads, text, index, kept=self.keep > 0 and batch == 1)
+    def add(self, call: int, stack: str, texts: int, maps: Iterable[HeadMap]) -> None:
+        """Add the heads of an attention call on some texts, and extend the rollout of its stack by this layer."""
+        rows: list[list[dict[str, Any]]] = [[] for _ in range(texts)]
+        self.sums[call] = rows
+        through: dict[int, Tensor] = {}  # Σ A V over heads, by text
+        for head in maps:
+            keys, queries = self._members(head)
+            uniform = head.visible / head.visible.sum(-1, keepdim=True).clamp(min=1).double()
+            both = torch.stack((head.attention.double(), uniform))
+            mass = self._masses(both, keys, queries, head.lengths)
+            values = self.values.setdefault((stack, head.text), keys)
+            moved = both @ values
+            mass["rollout"] = queries.mT @ (moved + values) / 2
+            through[head.text] = through.get(head.text, 0) + moved
+            if self.keep > 0 and texts == 1:
+                net = net_shares(mass["net"], mass["raw"], self.counted)
+                above = float(crossing(net[0]) - crossing(net[1]))
+                self._keep(above, call, len(rows[0]), both[0] * queries.any(-1, keepdim=True))
+            lists = {name: part.tolist() for name, part in mass.items()}  # many small live tensors fragment memory
+            rows[head.text].append(lists | _returned(both[0], head.visible, keys[:, self.counted]))
+        for text, moved in through.items():
+            self.values[stack, text] = (moved / len(rows[text]) + self.values[stack, text]) / 2
 
-    def _add_head(self, heads: HeadMaps, text: int, index: int, kept: bool) -> None:
-        attention = heads.maps[text, index].double()
-        visible = None if heads.visible is None else heads.visible[text, index]
-        keys, queries = self._members(heads, text, index)
-        both = torch.stack((attention, _uniform(visible, attention)))
+    def _members(self, head: HeadMap) -> tuple[Float64[Tensor, "n classes"], Float64[Tensor, "n classes"]]:
+        """One-hot classes as keys and as queries; zero for padding and for queries that see nothing."""
+        classes = self.classes[min(head.text, len(self.classes) - 1)].to(head.attention.device)
+        real = head.visible.any(0) if head.real is None else head.real
+        keys = torch.nn.functional.one_hot(classes, len(self.names)).double() * real.unsqueeze(-1)
+        return keys, keys * head.visible.any(1).unsqueeze(-1)
+
+    def _masses(
+        self,
+        both: Float64[Tensor, "2 n n"],
+        keys: Float64[Tensor, "n classes"],
+        queries: Float64[Tensor, "n classes"],
+        lengths: Float[Tensor, " n"] | None,
+    ) -> dict[str, Float64[Tensor, "2 classes classes"]]:
+        """Mass between classes by reading, of the attention and of uniform attention."""
         raw = queries.mT @ (both @ keys)
-        sums: dict[str, Any] = {"raw": raw, "residual": (raw + torch.diag_embed(queries.sum(0))) / 2}
-        if heads.lengths is not None:
-            lengths = heads.lengths[text, index].double()
-            sums["weighted"] = queries.mT @ (both @ (keys * lengths.unsqueeze(-1)))
+        mass = {"raw": raw, "residual": (raw + torch.diag_embed(queries.sum(0))) / 2}
+        if lengths is not None:
+            mass["weighted"] = queries.mT @ (both @ (keys * lengths.double().unsqueeze(-1)))
         paying = queries[:, self.counted].sum(-1)
         received, even = paying @ both
         sinks = ((received > self.sink * paying.sum()) & (received > 3 * even)).nonzero().squeeze(1)
-        sums["net"] = raw - queries.mT @ (both[..., sinks] @ keys[sinks])
-        through = both @ self.values.get((heads.stack, text), keys)
-        self.through[text] = self.through[text] + through if text in self.through else through
-        groups = [(keys[:, number] > 0).nonzero().squeeze(1) for number in self.counted]
-        symmetry, reciprocity = _returned(attention, visible, groups)
-        row = self.sums.setdefault((heads.call, text), [])
-        if kept:
-            shares = net_shares(sums["net"], raw, self.counted)
-            above = float(crossing(shares[0]) - crossing(shares[1]))
-            self._keep(above, heads.call, len(row), attention * queries.any(-1, keepdim=True))
-        # Lists, since many small live tensors fragment memory.
-        masses = {name: mass.tolist() for name, mass in sums.items()}
-        row.append({**masses, "symmetry": symmetry, "reciprocity": reciprocity})
-
-    def _members(self, heads: HeadMaps, text: int, index: int) -> tuple[Tensor, Tensor]:
-        """One-hot classes as keys and as queries, (n, classes); zero for padding and for queries that see nothing."""
-        device = heads.maps.device
-        classes = self.classes[min(text, len(self.classes) - 1)].to(device)
-        keys = torch.nn.functional.one_hot(classes, len(self.names)).double()
-        visible = None if heads.visible is None else heads.visible[text, index].to(device)
-        if heads.real is not None:
-            keys = keys * heads.real[text].to(device).unsqueeze(-1)
-        elif visible is not None:
-            keys = keys * visible.any(0).unsqueeze(-1)
-        return keys, keys if visible is None else keys * visible.any(1).unsqueeze(-1)
-
-    def end_call(self, heads: HeadMaps) -> None:
-        """Extend the rollout by this layer: heads averaged, plus the residual stream."""
-        for text, through in self.through.items():
-            keys, queries = self._members(heads, text, 0)
-            count = len(self.sums[heads.call, text])
-            values = (through / count + self.values.get((heads.stack, text), keys)) / 2
-            self.values[heads.stack, text] = values
-            self.rollouts[heads.call, text] = (queries.mT @ values).tolist()
-        self.through = {}
+        mass["net"] = raw - queries.mT @ (both[..., sinks] @ keys[sinks])
+        return mass
 
     def _keep(self, above: float, call: int, head: int, attention: Tensor) -> None:
         """Keep the maps between classes of a head, if it is among those with the largest net crossing."""
@@ -131,19 +121,25 @@ class Crossing:
         row = {"layer": call, "head": head, "net_above_chance": above, "blocks": blocks, "popularity": popularity}
         self.kept = sorted([*self.kept, row], key=lambda head: -head["net_above_chance"])[: self.keep]
 
+    def check(self, source: str, tokens: set[int], texts: int) -> None:
+        """Require one label per token of the attention of a source, or one row of them per text."""
+        if tokens != {len(self.labels[0])}:
+            sizes = " and ".join(map(str, sorted(tokens)))
+            raise ValueError(f"modality has {len(self.labels[0])} labels, but {source} has {sizes} tokens")
+        if len(self.labels) not in (1, texts):
+            raise ValueError(f"modality has {len(self.labels)} rows of labels, but {source} has {texts} texts")
+
     def fields(self, calls: Sequence[int], lead: tuple[int, ...], depths: tuple[int, ...]) -> dict[str, Any]:
         """The fields of a `Flow`: of these calls, in the shape `lead`; `depths` is that of a rollout."""
-        texts = sorted({text for _, text in self.sums})
-        rows = [head for call in calls for text in texts for head in self.sums[call, text]]
-        known = [name for name in ("raw", "residual", "weighted", "net") if all(name in row for row in rows)]
+        rows = [row for call in calls for text in self.sums[call] for row in text]
+        known = [name for name in READINGS if all(name in row for row in rows)]
         mass = {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in known}
         paid = mass["raw"][:, 0, self.counted].sum(1)
-        both = {name: shares(mass[name], self.counted) for name in known}
+        both = {name: shares(mass[name], self.counted) for name in known if name != "rollout"}
         both["net"] = net_shares(mass["net"], mass["raw"], self.counted)
-        rolled = [self.rollouts[call, text] for call in calls for text in texts]
-        both["rollout"] = shares(torch.tensor(rolled, dtype=torch.float64), self.counted)
-        shapes = {name: depths if name == "rollout" else lead for name in both}
-        pairs = {name: values.reshape(*shapes[name], *values.shape[1:]) for name, values in both.items()}
+        pairs = {name: values.reshape(*lead, *values.shape[1:]) for name, values in both.items()}
+        rolled = mass["rollout"].reshape(*depths, -1, *mass["rollout"].shape[1:]).mean(len(depths))  # over heads
+        pairs["rollout"] = shares(rolled, self.counted)
         left = [index for index in range(len(self.names)) if index not in self.counted]
         counts = {name: [row.count(name) for row in self.labels] for name in self.names}
         return {
@@ -178,16 +174,10 @@ def net_shares(
     return shares(net, counted) * left / paid.where(paid > 0, 1.0)
 
 
-def crossing(blocks: Float[Tensor, "*lead m m"]) -> Float[Tensor, "*lead"]:
-    """The total share between different classes."""
-    return blocks.sum((-1, -2)) - blocks.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def _uniform(visible: Bool[Tensor, "n n"] | None, like: Float64[Tensor, "n n"]) -> Float64[Tensor, "n n"]:
-    """Uniform attention over the visible keys; 0 for a query that sees none."""
-    if visible is None:
-        return torch.full_like(like, 1 / len(like))
-    return visible / visible.sum(-1, keepdim=True).clamp(min=1).double()
+def crossing(blocks: Any) -> Any:
+    """The total share between different classes, of blocks (..., m, m)."""
+    values = np.asarray(blocks, dtype=np.float64)
+    return values.sum((-1, -2)) - np.trace(values, axis1=-2, axis2=-1)
 
 
 def _popularity(attention: Float[Tensor, "n n"], groups: Sequence[Int[Tensor, " _"]]) -> list[float | None]:
@@ -208,22 +198,28 @@ def _popularity(attention: Float[Tensor, "n n"], groups: Sequence[Int[Tensor, " 
 
 
 def _returned(
-    attention: Float64[Tensor, "n n"], visible: Bool[Tensor, "n n"] | None, groups: list[Tensor]
-) -> tuple[float | None, float | None]:
+    attention: Float64[Tensor, "n n"], visible: Bool[Tensor, "n n"], groups: Float64[Tensor, "n m"]
+) -> dict[str, float | None]:
     """Symmetry and reciprocity of C, attention across classes.
 
     tr(C²)/‖C‖², and the correlation of C_ij with C_ji over pairs visible both ways. The latter is within each pair of
     classes, averaged by their number: pooled over classes, it would reflect which classes attend to each other most.
     """
-    mutual = energy = total = pairs = 0.0
-    for a, first in enumerate(groups):
-        for second in groups[:a]:
-            both = torch.stack((attention[first][:, second], attention[second][:, first].mT)).flatten(1)
-            mutual += 2 * float(both.prod(0).sum())
-            energy += float(both.square().sum())
-            if visible is not None:
-                both = both[:, (visible[first][:, second] & visible[second][:, first].mT).flatten()]
-            if both.shape[1] > 1 and bool((both.std(1) > FLAT * both.mean(1).amax()).all()):
-                total += both.shape[1] * float(torch.corrcoef(both)[0, 1])
-                pairs += both.shape[1]
-    return mutual / energy if energy > 0 else None, total / pairs if pairs else None
+
+    def sums(x: Tensor) -> Float64[Tensor, "m m"]:
+        return groups.mT @ x.double() @ groups
+
+    across = ~torch.eye(groups.shape[1], dtype=torch.bool, device=groups.device)
+    mutual, energy = (float(sums(x)[across].sum()) for x in (attention * attention.mT, attention.square()))
+    seen = visible & visible.mT
+    count = sums(seen)
+    mean = sums(attention * seen) / count.clamp(min=1)
+    away = (attention - groups @ mean @ groups.mT) * seen
+    covariance, deviation = sums(away * away.mT) / count, (sums(away.square()) / count).sqrt()
+    varies = across & (count > 1) & (deviation > FLAT * torch.maximum(mean, mean.mT))
+    varies = varies & varies.mT
+    pairs, correlations = count[varies], (covariance / (deviation * deviation.mT))[varies]
+    return {
+        "symmetry": mutual / energy if energy > 0 else None,
+        "reciprocity": float(pairs @ correlations / pairs.sum()) if len(pairs) else None,
+    }

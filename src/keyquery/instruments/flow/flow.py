@@ -12,15 +12,13 @@ import torch
 from torch import nn
 
 from keyquery.checkpoints.sources import bare
-from keyquery.instruments.flow.counting import SINK, Crossing
+from keyquery.instruments.flow.counting import READINGS, SINK, Crossing, crossing
 from keyquery.instruments.flow.measure import flow_of_model, flow_of_tensor
 from keyquery.instruments.flow.modality import Tokens, labelled, located, patch_order, prepared, tokens_of
 from keyquery.intervene.rewrites import check_unchanged
 from keyquery.listening.inputs.load import load_model, load_processor
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.checks import check_choice
-
-READINGS = ("raw", "residual", "weighted", "net", "rollout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +93,13 @@ class Flow(Reading, kind="flow"):
         check_choice("reading", reading, READINGS)
         if reading not in self.shares:
             return None
-        crossing = _across(self.shares[reading])
-        return (crossing - _across(self.chance[reading]) if corrected else crossing).tolist()
+        share = crossing(self.shares[reading])
+        return (share - crossing(self.chance[reading]) if corrected else share).tolist()
 
     def chance_of(self, reading: str) -> Any:
         """The null level of a reading: the crossing share of uniform attention under the mask."""
         check_choice("reading", reading, tuple(self.shares))
-        return _across(self.chance[reading]).tolist()
+        return crossing(self.chance[reading]).tolist()
 
     def directed_of(self, reading: str, corrected: bool = False) -> dict[tuple[str, str], Any]:
         """`directed` by another reading; `corrected` subtracts the null level of each direction."""
@@ -142,8 +140,9 @@ class Flow(Reading, kind="flow"):
         known = [name for name in READINGS[:4] if name in self.shares]
         columns = {name: self.of(name) for name in known}
         columns |= {f"{name}_above_chance": self.of(name, corrected=True) for name in known}
-        crossing = {pair: share for pair, share in self.directed.items() if pair[0] != pair[1]}
-        columns |= {f"{source} to {target}": share for (source, target), share in crossing.items()}
+        columns |= {
+            f"{source} to {target}": share for (source, target), share in self.directed.items() if source != target
+        }
         metrics = ("symmetry", "reciprocity", "special", "sink_mass")
         columns |= {name: getattr(self, name) for name in metrics if getattr(self, name) is not None}
         arrays = {name: np.array(values, dtype=object) for name, values in columns.items()}
@@ -273,8 +272,3 @@ def _run_on(model: nn.Module, inputs: Any, text: Any, image: Any, processor: Any
         return Tokens(inputs, labelled(modality))
     run = prepared(model, text, image, processor) if inputs is None else tokens_of(model, inputs, processor)
     return run if modality is None else replace(run, labels=labelled(modality))
-
-
-def _across(blocks: Any) -> Any:
-    values = np.asarray(blocks, dtype=np.float64)
-    return values.sum((-1, -2)) - np.trace(values, axis1=-2, axis2=-1)

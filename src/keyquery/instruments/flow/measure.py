@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import read
-from keyquery.checkpoints.sources import bare
-from keyquery.instruments.flow.counting import Crossing, HeadMaps
+from keyquery.instruments.flow.counting import Crossing, HeadMap
 from keyquery.layers import Attention
 from keyquery.listening.call import Call
 from keyquery.listening.hooks import Batch
-from keyquery.listening.maps import SelfAttention, check_rows, is_square, layers_of, maps_by_head, run_with, stack_of
+from keyquery.listening.maps import check_rows, is_square, layers_of, maps_by_head, run_with, stack_of
 from keyquery.support.checks import check_float
 from keyquery.support.printable import first_line
 
 
 def flow_of_model(model: nn.Module, batch: Batch, crossing: Crossing) -> dict[str, Any]:
     """Run a model and sum its attention as it is computed."""
-    tokens = len(crossing.labels[0])
+    tokens, name = len(crossing.labels[0]), type(model).__name__
     outputs, reason = output_maps(model)
     unknown: dict[int, str] = {}  # modules of calls whose output projection is not known
 
@@ -33,47 +32,39 @@ def flow_of_model(model: nn.Module, batch: Batch, crossing: Crossing) -> dict[st
         norms = value_norms(outputs, call)
         if norms is None:
             unknown[number] = call.name
-        mask = None if call.mask is None else call.mask.expand(len(call.query), call.heads, -1, -1)
-        for head, maps in maps_by_head(call):
-            if call.real_queries is not None:
-                maps = maps.masked_fill(~call.real_queries[:, None, :, None], 0.0)
-            visible = None if mask is None else mask[:, head : head + 1]
-            lengths = None if norms is None else norms[:, head : head + 1]
-            heads = HeadMaps(number, stack_of(call.name), maps, visible, call.real, lengths)
-            crossing.add(heads)
-        crossing.end_call(heads)
+        crossing.add(number, stack_of(call.name), len(call.query), _head_maps(call, norms))
 
     layers = layers_of(model, *run_with(model, batch, add), tokens)
-    texts, heads = _checked(model, crossing, layers)
+    texts = len(crossing.sums.get(layers[0].number, ()))
+    crossing.check(f"the attention of {name}", {layer.tokens for layer in layers}, texts)
+    heads = sorted({len(crossing.sums[layer.number][0]) for layer in layers})
+    if len(heads) != 1:
+        raise ValueError(f"{name} has layers of {' and '.join(map(str, heads))} heads: not supported")
     missing = next((unknown[layer.number] for layer in layers if layer.number in unknown), None)
     reason = reason or (None if missing is None else f"the output projection of {missing} is not known")
     depths = (len(layers), texts) if texts > 1 else (len(layers),)
     return {
-        **crossing.fields([layer.number for layer in layers], (*depths, heads), depths),
-        "sizes": {"layers": len(layers), "heads": heads},
+        **crossing.fields([layer.number for layer in layers], (*depths, *heads), depths),
+        "sizes": {"layers": len(layers), "heads": heads[0]},
         "notes": [f"norm-weighted flow is not available: {reason}"] if reason else [],
     }
 
 
-def _checked(model: nn.Module, crossing: Crossing, layers: Sequence[SelfAttention]) -> tuple[int, int]:
-    """Numbers of texts and heads of layers, which must be over all of the tokens, and of as many heads."""
-    name, rows = type(model).__name__, crossing.labels
-    sizes = sorted({layer.tokens for layer in layers})
-    if sizes != [len(rows[0])]:
-        attended = " and ".join(map(str, sizes))
-        raise ValueError(f"modality has {len(rows[0])} labels, but {name} attends to {attended} tokens")
-    texts = sum(call == layers[0].number for call, _ in crossing.sums)
-    if len(rows) not in (1, texts):
-        raise ValueError(f"modality has {len(rows)} rows of labels, but the inputs hold {texts} texts")
-    heads = sorted({len(crossing.sums[layer.number, 0]) for layer in layers})
-    if len(heads) != 1:
-        raise ValueError(f"{name} has layers of {' and '.join(map(str, heads))} heads: not supported")
-    return texts, heads[0]
+def _head_maps(call: Call, norms: Float[Tensor, "batch heads n"] | None) -> Iterator[HeadMap]:
+    """The maps of a call, one head at a time; rows of padding are 0."""
+    shape = (len(call.query), call.heads, *call.query.shape[-2:-1], *call.key.shape[-2:-1])
+    mask = torch.ones((), dtype=torch.bool, device=call.query.device) if call.mask is None else call.mask
+    visible = mask.expand(shape)
+    for head, maps in maps_by_head(call):
+        for text, attention in enumerate(maps[:, 0]):
+            real = None if call.real is None else call.real[text].to(attention.device)
+            if call.real_queries is not None:
+                attention = attention.masked_fill(~call.real_queries[text, :, None], 0.0)
+            yield HeadMap(text, attention, visible[text, head], real, None if norms is None else norms[text, head])
 
 
 def output_maps(model: nn.Module) -> tuple[Mapping[str, Float[Tensor, "key_heads group r width"]], str | None]:
     """Output projections of a model's heads by the name of the attention module, or why there are none."""
-    model = bare(model)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
     if layers:
         return {name: _output_of(layer) for name, layer in layers.items()}, None
@@ -110,21 +101,17 @@ def flow_of_tensor(attention: Any, crossing: Crossing, mask: Any) -> dict[str, A
     """Sum the attention of a tensor (..., n, n), or of a list of one per layer."""
     layered, layers = _layers(attention)
     lead, count = layers[0].shape[:-2], layers[0].shape[-1]
-    labels, texts = crossing.labels, int(np.prod(lead[:-1]))
-    if len(labels[0]) != count:
-        raise ValueError(f"modality has {len(labels[0])} labels, but the attention has {count} tokens")
-    if len(labels) not in (1, texts):
-        raise ValueError(f"modality has {len(labels)} rows of labels, but the attention is of {texts} texts")
-    visible = None if mask is None else _visible(mask, lead, count)
+    texts = int(np.prod(lead[:-1]))
+    crossing.check("the attention", {count}, texts)
+    visible = torch.tensor(True) if mask is None else _visible(mask, lead, count)
     for call, layer in enumerate(layers):
         maps = layer.reshape(texts, -1, count, count)
-        seen = None if visible is None else visible.to(layer.device).expand(layer.shape).reshape(maps.shape)
-        check_rows(maps.flatten(0, 1), None if seen is None else seen.any(-1).flatten(0, 1))
-        if seen is not None and bool((maps * ~seen).any()):
+        seen = visible.to(layer.device).expand(layer.shape).reshape(maps.shape)
+        check_rows(maps.flatten(0, 1), seen.any(-1).flatten(0, 1))
+        if bool((maps * ~seen).any()):
             raise ValueError("attention must be 0 where mask is False")
-        heads = HeadMaps(call, "", maps, seen)
-        crossing.add(heads)
-        crossing.end_call(heads)
+        by_head = (HeadMap(text, maps[text, head], seen[text, head]) for text, head in np.ndindex(texts, maps.shape[1]))
+        crossing.add(call, "", texts, by_head)
     shape = (len(layers), *lead) if layered else tuple(lead)
     depths = shape[:-1] if len(shape) > 1 or not layered else shape  # of a rollout: all but heads
     sizes = {**({"layers": len(layers)} if layered else {}), "heads": maps.shape[1]}
