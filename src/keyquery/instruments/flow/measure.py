@@ -103,10 +103,10 @@ def flow_of_tensor(attention: Any, crossing: Crossing, mask: Any) -> dict[str, A
     lead, count = layers[0].shape[:-2], layers[0].shape[-1]
     texts = int(np.prod(lead[:-1]))
     crossing.check("the attention", {count}, texts)
-    visible = torch.tensor(True) if mask is None else _visible(mask, lead, count)
+    visible = _visible(torch.ones(count, count, dtype=torch.bool) if mask is None else mask, lead, count)
     for call, layer in enumerate(layers):
         maps = layer.reshape(texts, -1, count, count)
-        seen = visible.to(layer.device).expand(layer.shape).reshape(maps.shape)
+        seen = visible.to(layer.device).reshape(maps.shape)
         check_rows(maps.flatten(0, 1), seen.any(-1).flatten(0, 1))
         if bool((maps * ~seen).any()):
             raise ValueError("attention must be 0 where mask is False")
@@ -140,18 +140,17 @@ def _layers(attention: Any) -> tuple[bool, list[Float[Tensor, "*lead n n"]]]:
     return layered, [layer[0] for layer in layers] if layered and len(shape) == 4 and shape[0] == 1 else layers
 
 
-def _visible(mask: Any, lead: Sequence[int], count: int) -> Bool[Tensor, "... n n"]:
+def _visible(mask: Any, lead: Sequence[int], count: int) -> Bool[Tensor, "*lead n n"]:
     """Visible pairs, from non-padding tokens or from pairs."""
     mask = torch.as_tensor(mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be bool, True where attention may go, got {mask.dtype}")
     if mask.shape == (count,):
-        return mask & mask.unsqueeze(-1)
+        mask = mask & mask.unsqueeze(-1)
     if mask.shape[-2:] != (count, count):
         raise ValueError(f"mask must be ({count},) or (..., {count}, {count}), got {tuple(mask.shape)}")
-    sizes = zip(mask.shape[-3::-1], reversed(lead), strict=False)
-    if mask.ndim - 2 > len(lead) or any(size not in (1, whole) for size, whole in sizes):
-        raise ValueError(
-            f"mask has leading dimensions {tuple(mask.shape[:-2])}, but each layer of the attention {tuple(lead)}"
-        )
-    return mask
+    try:
+        return mask.expand(*lead, count, count)
+    except RuntimeError:
+        had = tuple(mask.shape[:-2])
+        raise ValueError(f"mask has leading dimensions {had}, but each layer of the attention {tuple(lead)}") from None

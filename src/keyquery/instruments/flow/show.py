@@ -17,10 +17,10 @@ from keyquery.pages.tables import Text, columns_table
 from keyquery.reading import short
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
+from keyquery.support.printable import counted
 
 HEADS = 24  # heads whose maps are kept for a page
 LISTED = 8  # heads that are listed
-SHOWN_LAYERS = 48  # layers that are shown
 
 
 def grid(reading: Flow, values: Any) -> np.ndarray:
@@ -43,25 +43,24 @@ def views(reading: Flow) -> dict[str, np.ndarray]:
     return grids if np.isnan(back).all() else grids | {"reciprocity": back}
 
 
-def depths(reading: Flow) -> list[list[float]]:
+def depths(reading: Flow) -> np.ndarray:
     """Per layer: mean raw flow, its null level, the rollout up to the layer, and its null level."""
     both = [values for name in ("raw", "rollout") for values in (reading.of(name), reading.chance_of(name))]
-    layers = len(grid(reading, reading.raw))
-    return np.stack([np.reshape(values, (layers, -1)).mean(1) for values in both], 1).tolist()
+    layers = reading.model.get("layers", 1)
+    return np.stack([np.reshape(values, (layers, -1)).mean(1) for values in both], 1)
 
 
 def lines(reading: Flow) -> list[Any]:
     """A sentence, a row per layer, and the strongest heads."""
-    rows = depths(reading)
     table = columns_table("layer", "flow", "chance", "above", "rollout", "above")
-    for layer, (raw, chance, deep, level) in enumerate(rows[:SHOWN_LAYERS]):
+    for layer, (raw, chance, deep, level) in enumerate(depths(reading)):
         values = (f"{raw:.1%}", f"{chance:.1%}", _points(raw - chance), f"{deep:.1%}", _points(deep - level))
         table.add_row(str(layer), *values)
     grids = views(reading)
     name = "net of sinks" if "net of sinks" in grids else "flow"
-    flat, columns = grids[name].ravel(), grids[name].shape[1]
-    order = np.argsort(-flat)[:LISTED].tolist()
-    listed = ", ".join(f"{i // columns}.{i % columns} {_points(float(flat[i]))}" for i in order)
+    order = np.argsort(-grids[name], axis=None)[:LISTED]
+    heads = zip(*np.unravel_index(order, grids[name].shape), strict=True)
+    listed = ", ".join(f"{layer}.{head} {_points(grids[name][layer, head])}" for layer, head in heads)
     return [
         Text(f"{reading.model['name']}: {_facts(reading)}", style="bold"),
         _mean(reading),
@@ -74,15 +73,15 @@ def lines(reading: Flow) -> list[Any]:
 
 
 def _mean(reading: Flow) -> str:
-    raw, chance, _, _ = np.mean(depths(reading), 0)
+    raw, chance, _, _ = depths(reading).mean(0)
     between = "between class token and patches" if CLASS in reading.modalities else "cross-modal"
     return f"{raw:.1%} of attention is {between}, {_points(raw - chance)} points relative to chance."
 
 
 def _facts(reading: Flow) -> str:
     model = reading.model
-    facts = [f"{model['layers']} layers"] if "layers" in model else []
-    facts.append(f"{model['heads']} head{'s' if model['heads'] > 1 else ''}")
+    facts = [counted(model["layers"], "layer")] if "layers" in model else []
+    facts.append(counted(model["heads"], "head"))
     for name, count in reading.counts.items():
         number = count if isinstance(count, int) else f"{min(count)} to {max(count)}"
         facts.append(f"{number} {name} tokens{'' if name in reading.modalities else ', excluded'}")
@@ -97,7 +96,7 @@ def flow_map(reading: Flow, pyplot: Any, view: str = "flow") -> Any:
     """A map of heads in one view, and layer means and rollout against their null levels."""
     grids = views(reading)
     check_choice("view", view, tuple(grids))
-    values, by_layer = grids[view], np.array(depths(reading))
+    values, by_layer = grids[view], depths(reading)
     rows, columns = values.shape
     size = (1.6 + max(0.22 * columns, 1.2) + 2.2, max(1.2 + 0.2 * rows, 2.2))
     figure, axes = pyplot.subplots(1, 2, figsize=size, layout="constrained", sharey=True, width_ratios=[1.3, 1])
@@ -130,8 +129,8 @@ def page(reading: Flow) -> str:
     rows, columns = grid(reading, reading.raw).shape
     keys = [f"{layer}.{head}" for layer in range(rows) for head in range(columns)]
     kept = {f"{row['layer']}.{row['head']}": row for row in reading.maps}
-    records = reading.records() if len(reading.records()) == len(keys) else []
-    names = [name for name in (records[0] if records else ()) if name not in ("layer", "head")]
+    records = reading.records()
+    names = [name for name in records[0] if name not in ("layer", "head")] if len(records) == len(keys) else []
     details = [
         {"about": "", "blocks": [{"type": "modalities", "maps": _maps(reading, kept[key])}]}
         if key in kept
@@ -146,22 +145,13 @@ def page(reading: Flow) -> str:
         {"type": "items", "columns": [column(n.replace("_", " "), [record[n] for record in records]) for n in names]},
     ]
     strongest = next(iter(kept), keys[int(np.nanargmax(grid(reading, reading.corrected)))])
-    picture = (
-        reading.picture if reading.picture and len(reading.picture["places"]) == reading.labels.count(IMAGE) else None
-    )
+    picture = {**reading.picture, "modality": IMAGE} if reading.picture else None
+    axes = {"rows": list(map(str, range(rows))), "columns": list(map(str, range(columns)))}
     tab = {
-        "frame": {
-            "rows": [str(i) for i in range(rows)],
-            "columns": [str(i) for i in range(columns)],
-            "measures": measures,
-        },
+        "frame": {**axes, "measures": measures},
         "state": {"at": strongest, "map": measures[0]["key"], "way": "", "token": "", "popular": ""},
         "blocks": blocks,
-        "text": {
-            "tokens": list(reading.tokens),
-            "labels": list(reading.labels),
-            "picture": picture and {**picture, "modality": IMAGE},
-        },
+        "text": {"tokens": list(reading.tokens), "labels": list(reading.labels), "picture": picture},
     }
     notes = list(reading.notes)
     if len(kept) < len(keys):
@@ -175,7 +165,7 @@ def page(reading: Flow) -> str:
 
 def _side(reading: Flow) -> dict[str, Any]:
     """Curves beside the map."""
-    raw, chance, deep, level = (short(list(values), DIGITS) for values in zip(*depths(reading), strict=True))
+    raw, chance, deep, level = short(depths(reading).T.tolist(), DIGITS)
     series = [
         {"name": "mean over heads", "tone": "var(--muted)", "values": raw, "level": chance},
         {"name": "rollout", "tone": "var(--popularity)", "values": deep, "level": level},
