@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from keyquery.instruments.attribution.paths import unfolded
-from keyquery.instruments.attribution.table import HeadScores
+from keyquery.instruments.attribution.table import HeadScores, largest_pairs
 from keyquery.instruments.attribution.target import Features, Target, facts_of, running, sequence_of, texts_of
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.batches import LENGTH
@@ -190,8 +189,7 @@ def attribute(
     scores = target.scores(record, heads, features)
     pair = _pair(scores, target, query, key)
     tables = {"share": scores.shares()} if pair is None else scores.pair(*pair)
-    softcap = target.layers[0].softcap
-    weights = scores.weights(softcap)
+    weights = scores.weights()
     paths = unfolded(record, target, scores, pair, tables["relative"]) if pair and depth == 2 else []
     pairs = _largest(scores, weights)
     shown = [(row["query"], row["key"]) for row in pairs] if pair is None else [pair]
@@ -206,7 +204,7 @@ def attribute(
         null={of: short(levels.tolist(), DIGITS) for of, levels in scores.null_levels(pair).items()},
         weight=None if pair is None else float(weights[pair]),
         pairs=pairs,
-        ablated=None if without is None else scores.ablated(softcap, without, side, shown),
+        ablated=None if without is None else scores.ablated(without, side, shown),
         paths=short(paths, DIGITS),
         notes=list(dict.fromkeys(note for layer in target.layers for note in layer.notes)),
         provenance=provenance(
@@ -235,7 +233,7 @@ def _pair(scores: HeadScores, target: Target, query: int | None, key: int | None
     for name, value in (("query", query), ("key", key)):
         check_count(name, value, 0, last, optional=True)
     if key is None:
-        key = int(scores.weights(target.layers[0].softcap)[query].argmax())
+        key = int(scores.weights()[query].argmax())
     if not scores.visible[query, key]:
         why = "it comes after the query" if key > query else "it is outside of the window"
         raise ValueError(f"key {key} is not visible to query {query} in {target.name}: {why}")
@@ -244,14 +242,11 @@ def _pair(scores: HeadScores, target: Target, query: int | None, key: int | None
 
 def _largest(scores: HeadScores, weights: Tensor) -> list[dict[str, Any]]:
     """The pairs with the largest relative scores, and the key-side source that adds most to each."""
-    queries, keys, seen = scores.queries().sum(0), scores.keys(), scores.visible
-    total = scores.scores()
-    relative = total - (total * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True).clamp(min=1)
-    order = relative.masked_fill(~seen, -torch.inf).flatten().argsort(descending=True)[:PAIRS].tolist()
+    queries, keys, seen = scores.queries.sum(0), scores.keys, scores.visible
     rows = []
-    for i, j in (divmod(index, len(seen)) for index in order if seen.flatten()[index]):
+    for pair in largest_pairs(scores.scores[None], seen[None], PAIRS):
+        i, j = pair["query"], pair["key"]
         by_source = (keys[:, j] - keys[:, seen[i]].mean(1)) @ queries[i]
-        values = {"relative": float(relative[i, j]), "weight": float(weights[i, j])}
         source = {"key_source": scores.names[int(by_source.argmax())], "from_source": float(by_source.max())}
-        rows.append({"query": i, "key": j, **values, **source})
+        rows.append({"query": i, "key": j, "relative": pair["relative"], "weight": float(weights[i, j]), **source})
     return rows

@@ -42,7 +42,7 @@ def _functionals(
 ) -> dict[str, tuple[HeadWrites, Float[Tensor, " d"]]]:
     """For every head that writes into the query (or key) token: u with u·write = its part of the score."""
     token = pair[side == "key"]
-    other = (scores.keys() if side == "query" else scores.queries()).sum(0)[pair[side == "query"]]
+    other = (scores.keys if side == "query" else scores.queries).sum(0)[pair[side == "query"]]
     gradient = other.new_zeros(len(scores.visible), len(other))
     gradient[token] = other
     total = scores.pulled(side, gradient)

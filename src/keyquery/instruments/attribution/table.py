@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,50 +22,50 @@ POSITION = "position bias"  # the source of ALiBi and T5's bias, which belongs t
 class HeadScores:
     """Queries and keys of one head by source, on one sequence; kernels that belong to one head are added."""
 
-    names: list[str]
+    names: list[str]  # one of them BIAS, of the biases of queries and keys
     values: Float[Tensor, "sources 1 n d"]  # what each source adds to the layer's input
-    constant: Float[Tensor, " sources"]
     kernels: Sequence[Kernel]
     visible: Bool[Tensor, "n n"]
+    softcap: float | None = None
     bias: Float[Tensor, "n n"] | None = None  # of positions
-
-    @classmethod
-    def of(
-        cls,
-        sources: Mapping[str, Float[Tensor, "1 n d"]],
-        kernels: Sequence[Kernel],
-        visible: Bool[Tensor, "n n"],
-        bias: Float[Tensor, "n n"] | None = None,
-    ) -> HeadScores:
-        """From the contribution of each source to the layer's input; biases of queries and keys are one more."""
-        if BIAS not in sources:
-            sources = {**sources, BIAS: torch.zeros_like(next(iter(sources.values())))}
-        names = list(sources)
-        constant = torch.tensor([float(name == BIAS) for name in names])
-        return cls(names, torch.stack(list(sources.values())), constant, kernels, visible, bias)
 
     @property
     def sources(self) -> list[str]:
         """Names of the rows and columns of tables."""
         return self.names if self.bias is None else [*self.names, POSITION]
 
-    def queries(self) -> Float[Tensor, "sources n r"]:
-        """Scaled and rotated queries of each source; kernels are concatenated, in float64 for exact sums."""
-        return _joined([kernel.queries(self.values, self.constant) for kernel in self.kernels])
+    @cached_property
+    def _constant(self) -> Float[Tensor, " sources"]:
+        return torch.tensor([float(name == BIAS) for name in self.names])
 
-    def keys(self) -> Float[Tensor, "sources n r"]:
+    @cached_property
+    def queries(self) -> Float64[Tensor, "sources n r"]:
+        """Scaled and rotated queries of each source."""
+        return self._vectors("query", self.values, self._constant)
+
+    @cached_property
+    def keys(self) -> Float64[Tensor, "sources n r"]:
         """Rotated keys of each source."""
-        return _joined([kernel.keys(self.values, self.constant) for kernel in self.kernels])
+        return self._vectors("key", self.values, self._constant)
 
-    def scores(self) -> Float[Tensor, "n n"]:
+    def _vectors(self, side: str, writes: Tensor, constant: Tensor, **at: int) -> Float64[Tensor, "sources n r"]:
+        """Queries or keys of writes; kernels are concatenated."""
+        vectors = [
+            (kernel.queries if side == "query" else kernel.keys)(writes, constant, **at) for kernel in self.kernels
+        ]
+        return torch.cat([vector[:, 0, 0] for vector in vectors], -1).double()
+
+    @cached_property
+    def scores(self) -> Float64[Tensor, "n n"]:
         """The scores of all pairs: the sum over sources on both sides."""
-        scores = self.queries().sum(0) @ self.keys().sum(0).mT
-        return scores if self.bias is None else scores + self.bias
+        return self._scores(self.queries.sum(0), self.keys.sum(0))
+
+    def _scores(self, query: Float64[Tensor, "n r"], key: Float64[Tensor, "n r"]) -> Float64[Tensor, "n n"]:
+        return query @ key.mT if self.bias is None else query @ key.mT + self.bias
 
     def pair(self, i: int, j: int) -> dict[str, Float[Tensor, "sources sources"]]:
         """The table of query i and key j: "raw", "relative" to the mean visible key, and its symmetric part."""
-        seen = self.visible[i]
-        query, keys = self.queries()[:, i], self.keys()
+        seen, query, keys = self.visible[i], self.queries[:, i], self.keys
         raw, mean = query @ keys[:, j].mT, query @ keys[:, seen].mean(1).mT
         tables = {"raw": raw, "relative": raw - mean, "symmetric": (raw - mean + self._swapped(i, j, seen)) / 2}
         if self.bias is None:
@@ -75,47 +76,40 @@ class HeadScores:
 
     def _swapped(self, i: int, j: int, seen: Tensor) -> Float[Tensor, "sources sources"]:
         """The relative table with the contents of i and j exchanged, at their offset and norms."""
-        n = self.values.shape[2]
-        query_token = self.values[:, :, i : i + 1].expand(-1, -1, n, -1)
-        queries = _joined([kernel.queries(self.values, self.constant, at=i) for kernel in self.kernels])
-        keys = _joined([kernel.keys(query_token, self.constant) for kernel in self.kernels])
+        query_token = self.values[:, :, i : i + 1].expand_as(self.values)
+        queries = self._vectors("query", self.values, self._constant, at=i)
+        keys = self._vectors("key", query_token, self._constant)
         mean = keys[:, seen].flatten(1) @ queries[:, seen].flatten(1).mT / int(seen.sum())
         return keys[:, j] @ queries[:, j].mT - mean
 
     def shares(self) -> Float[Tensor, "sources sources"]:
         """Shares of the variance of the scores over all visible pairs: cov(entry, score)/var(score); they sum to 1."""
-        deviation = centred(self.scores(), self.visible)
-        total = deviation.square().sum()
-        query, keys = self.queries(), self.keys()
-        pulled = torch.einsum("ij,bjr->bir", deviation, keys)
-        table = query.flatten(1) @ pulled.flatten(1).mT
-        if self.bias is not None:
-            table = _bordered(table, float((deviation * self.bias).sum()))
-        return table / total.clamp(min=torch.finfo(total.dtype).tiny)
+        deviation = self._deviation()
+        table = self.queries.flatten(1) @ torch.einsum("ij,bjr->bir", deviation, self.keys).flatten(1).mT
+        return table if self.bias is None else _bordered(table, float((deviation * self.bias).sum()))
+
+    def _deviation(self) -> Float64[Tensor, "n n"]:
+        """The scores relative to their mean over the visible keys, over their sum of squares."""
+        deviation = centred(self.scores, self.visible)
+        return deviation / deviation.square().sum().clamp(min=torch.finfo(deviation.dtype).tiny)
 
     def pulled(self, side: str, vectors: Float[Tensor, "n r"]) -> Float[Tensor, "1 n d"]:
         """Vectors u on the queries or keys of all tokens, pulled back to the layer's input: u·Kx = Kᵀu·x."""
         widths = [kernel.key.weight.shape[-2] for kernel in self.kernels]
-        parts = vectors[None, None].to(self.values).split(widths, -1)
-        kernels = zip(self.kernels, parts, strict=True)
-        return sum(
-            ((k.from_queries if side == "query" else k.from_keys)(part)[0] for k, part in kernels), torch.zeros(())
-        )
+        parts = zip(self.kernels, vectors[None, None].to(self.values).split(widths, -1), strict=True)
+        back = [(kernel.from_queries if side == "query" else kernel.from_keys)(part)[0] for kernel, part in parts]
+        return torch.stack(back).sum(0)
 
     def without(self, write: Float[Tensor, "1 n d"], side: str, constant: float = 0.0) -> Float[Tensor, "n n"]:
         """The scores with a write taken out of the queries alone, or out of the keys; `constant`: with biases."""
-        one = torch.tensor([constant])
-        query, key = self.queries().sum(0), self.keys().sum(0)
-        if side == "query":
-            query = query - _joined([kernel.queries(write[None], one) for kernel in self.kernels])[0]
-        else:
-            key = key - _joined([kernel.keys(write[None], one) for kernel in self.kernels])[0]
-        return query @ key.mT if self.bias is None else query @ key.mT + self.bias
+        sums = {"query": self.queries.sum(0), "key": self.keys.sum(0)}
+        sums[side] = sums[side] - self._vectors(side, write[None], torch.tensor([constant]))[0]
+        return self._scores(**sums)
 
-    def weights(self, softcap: float | None, scores: Float[Tensor, "n n"] | None = None) -> Float[Tensor, "n n"]:
+    def weights(self, scores: Float[Tensor, "n n"] | None = None) -> Float[Tensor, "n n"]:
         """The attention weights that these scores give, or others of the same pairs."""
-        scores = self.scores() if scores is None else scores
-        scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+        scores = self.scores if scores is None else scores
+        scores = scores if self.softcap is None else self.softcap * (scores / self.softcap).tanh()
         return scores.masked_fill(~self.visible, -torch.inf).softmax(-1).nan_to_num()
 
     def null_levels(self, pair: tuple[int, int] | None) -> dict[str, Float[Tensor, " sources"]]:
@@ -126,21 +120,18 @@ class HeadScores:
         """
         seen = self.visible
         if pair is None:
-            deviation = centred(self.scores(), seen)
-            deviation = deviation / deviation.square().sum().clamp(min=torch.finfo(deviation.dtype).tiny)
+            deviation = self._deviation()
         else:
             deviation = torch.zeros(seen.shape, dtype=torch.float64, device=seen.device)
             deviation[pair[0]] -= seen[pair[0]] / seen[pair[0]].sum()
             deviation[pair] += 1
-        queries, keys = self.queries(), self.keys()
         generator, n = torch.Generator().manual_seed(0), len(seen)
         orders = torch.stack([torch.randperm(n, generator=generator) for _ in range(ORDERS)]).to(seen.device)
-        gradients = {"query": (queries, deviation @ keys.sum(0)), "key": (keys, deviation.mT @ queries.sum(0))}
+        sides = ((self.queries, deviation @ self.keys.sum(0)), (self.keys, deviation.mT @ self.queries.sum(0)))
         levels = {}
-        for side, (vectors, gradient) in gradients.items():
-            through, sums = self.pulled(side, gradient)[0], (vectors * gradient).sum((-2, -1))
-            level = []
-            for write, whole in zip(self.values, sums, strict=True):
+        for side, (vectors, gradient) in zip(("query", "key"), sides, strict=True):
+            through, level = self.pulled(side, gradient)[0], []
+            for write, whole in zip(self.values, (vectors * gradient).sum((-2, -1)), strict=True):
                 products = (through @ write[0].mT).double()  # of places by tokens
                 biases = whole - products.trace()  # of queries and keys, in no write
                 shuffled = products[torch.arange(n, device=seen.device), orders].sum(-1) + biases
@@ -149,9 +140,7 @@ class HeadScores:
             levels[side] = torch.stack(level + none)
         return levels
 
-    def ablated(
-        self, softcap: float | None, source: str, side: str, pairs: Sequence[tuple[int, int]]
-    ) -> dict[str, Any]:
+    def ablated(self, source: str, side: str, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
         """Attention of pairs as it is, without a source on one side, and without a random write of its size instead."""
         if source not in self.names:
             heads = next((name for name in reversed(self.names) if "." in name), self.names[0])
@@ -160,16 +149,22 @@ class HeadScores:
         noise = torch.randn(write.shape, generator=torch.Generator().manual_seed(0)).to(write)
         noise = noise * write.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
         maps = {
-            "weight": self.weights(softcap),
-            "without": self.weights(softcap, self.without(write, side, float(source == BIAS))),
-            "random": self.weights(softcap, self.without(noise, side)),
+            "weight": self.weights(),
+            "without": self.weights(self.without(write, side, float(source == BIAS))),
+            "random": self.weights(self.without(noise, side)),
         }
         rows = [{"query": i, "key": j, **{name: float(map_[i, j]) for name, map_ in maps.items()}} for i, j in pairs]
         return {"source": source, "side": side, "pairs": rows}
 
 
-def _joined(vectors: list[Tensor]) -> Float64[Tensor, "sources n r"]:
-    return torch.cat([vector[:, 0, 0] for vector in vectors], -1).double()
+def largest_pairs(
+    scores: Float[Tensor, "batch n n"], visible: Bool[Tensor, "batch n n"], count: int
+) -> list[dict[str, Any]]:
+    """The visible pairs of tokens with the largest scores relative to the mean over the visible keys."""
+    relative = centred(scores, visible).masked_fill(~visible, -torch.inf)
+    order = relative.flatten().argsort(descending=True)[: min(count, int(visible.sum()))]
+    places = zip(*(index.tolist() for index in torch.unravel_index(order, relative.shape)), strict=True)
+    return [{"sequence": b, "query": i, "key": j, "relative": float(relative[b, i, j])} for b, i, j in places]
 
 
 def _bordered(table: Float[Tensor, "sources sources"], value: float) -> Float[Tensor, "more more"]:

@@ -21,6 +21,7 @@ from keyquery.listening.inputs.encoding import token_text
 from keyquery.listening.inputs.load import in_float32
 from keyquery.listening.residual.kernels import Kernel, position_bias
 from keyquery.listening.residual.recording import Recording, features_of, sources_of
+from keyquery.listening.residual.terms import BIAS
 from keyquery.listening.residual.tracing import stem_of
 from keyquery.support.checks import check_float
 from keyquery.support.progress import Progress, silent
@@ -82,23 +83,24 @@ class Target:
         else:
             _check_features(features, *tokens.shape[1:])
             sources = features_of(entered, features, first.name)
+        sources.setdefault(BIAS, torch.zeros_like(tokens))
         kernels = [Kernel.of(layer, tokens, record.pairs[layer.index], self.head) for layer in self.layers]
         visible = pairs.visible[0, self.head if pairs.visible.shape[1] > 1 else 0]
         bias = position_bias(heads, first, pairs.positions)
-        scores = HeadScores.of(sources, kernels, visible, None if bias is None else bias[0, self.head])
+        bias = None if bias is None else bias[0, self.head]
+        scores = HeadScores(list(sources), torch.stack(list(sources.values())), kernels, visible, first.softcap, bias)
         self._check(scores, record)
         return scores
 
     def _check(self, scores: HeadScores, record: Recording) -> None:
         """Raise if the scores do not give the attention weights of the model."""
         attended = record.weights(self.layers[0])
-        if attended is None:
+        if attended is None or attended.call.query.dtype != torch.float32:
             return
         n = len(scores.visible)
-        own = attended.weights.reshape(1, -1, n, n)[0, self.head].double()
-        own = own / own.sum(-1, keepdim=True).clamp(min=1e-30)  # without the share of a learned sink
-        difference = (own - scores.weights(self.layers[0].softcap)).abs()
-        if float(difference[scores.visible.any(-1)].max()) > SAME and attended.call.query.dtype == torch.float32:
+        weights = attended.weights.reshape(1, -1, n, n)[0, self.head].double()
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)  # without the share of a learned sink
+        if float((weights - scores.weights()).abs()[scores.visible.any(-1)].max()) > SAME:
             raise ValueError(f"{self.layers[0].name}: the scores read from its weights are not those of the model")
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
+from keyquery.instruments.attribution.table import largest_pairs
 from keyquery.instruments.attribution.target import attention_layers, facts_of, running, texts_of, tokens_in
 from keyquery.instruments.attribution.variance import Sums, WiringSums, capacity_of
 from keyquery.listening.hooks import Batch
@@ -19,7 +20,7 @@ from keyquery.listening.inputs.batches import LENGTH, TOKENS
 from keyquery.listening.inputs.data import Data
 from keyquery.listening.live import live_heads
 from keyquery.listening.parts.on_data import rows_of
-from keyquery.listening.residual.kernels import Kernel, centred
+from keyquery.listening.residual.kernels import Kernel
 from keyquery.listening.residual.recording import Recording, recording, sources_of
 from keyquery.listening.residual.tracing import stem_of
 from keyquery.reading import Reading, digests, provenance, short
@@ -223,7 +224,7 @@ def _examples(
                 if source in sources:
                     added = _added(kernels, sources[source], tokens, side)
                     seen = visible[:, head if visible.shape[1] > 1 else 0].expand_as(added)
-                    pairs = _largest(added, seen)
+                    pairs = largest_pairs(added, seen, PAIRS)
                     examples.append({"head": row["name"], "side": side, "source": source, "pairs": pairs})
     return examples
 
@@ -239,14 +240,6 @@ def _added(
         key = kernel.keys(of_key[None], torch.tensor([float(side == "query")]))[0, :, 0]
         total = total + query @ key.mT
     return total
-
-
-def _largest(added: Float[Tensor, "batch n n"], seen: Tensor) -> list[dict[str, Any]]:
-    relative = centred(added, seen).masked_fill(~seen, -torch.inf)
-    n = added.shape[-1]
-    order = relative.flatten().argsort(descending=True)[:PAIRS].tolist()
-    pairs = [(index // n**2, index // n % n, index % n) for index in order]
-    return [{"sequence": b, "query": i, "key": j, "relative": float(relative[b, i, j])} for b, i, j in pairs]
 
 
 def _clearest(side: Mapping[str, Any], sources: Sequence[str]) -> list[str]:
