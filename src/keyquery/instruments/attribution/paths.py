@@ -30,35 +30,34 @@ def unfolded(
     for side, dim in (("query", 1), ("key", 0)):
         sums = dict(zip(scores.sources, relative.sum(dim).tolist(), strict=True))
         functionals = _functionals(record, target, scores, pair, side)
-        heads = sorted(functionals.keys() & sums.keys(), key=lambda name: -abs(sums[name]))[:SOURCES]
-        for name in heads:
-            path = _unfold(record, pair[side == "key"], side, name, functionals[name])
-            out.append({**path, "relative": sums[name]})
+        heads = [name for name in sums if name.rpartition(".")[0] in functionals]
+        for name in sorted(heads, key=lambda name: -abs(sums[name]))[:SOURCES]:
+            path = _unfold(record, pair[side == "key"], name, *functionals[name.rpartition(".")[0]])
+            out.append({"side": side, "source": name, **path, "relative": sums[name]})
     return sorted(out, key=lambda path: -abs(path["relative"]))
 
 
 def _functionals(
     record: Recording, target: Target, scores: HeadScores, pair: tuple[int, int], side: str
 ) -> dict[str, tuple[HeadWrites, Float[Tensor, " d"]]]:
-    """For every head that writes into the query (or key) token: u with u·write = its part of the score."""
+    """For every attention layer that writes into the query (or key) token: u with u·write = its part of the score."""
     token = pair[side == "key"]
     other = (scores.keys if side == "query" else scores.queries).sum(0)[pair[side == "query"]]
     gradient = other.new_zeros(len(scores.visible), len(other))
     gradient[token] = other
-    total = scores.pulled(side, gradient)
-    out: dict[str, tuple[HeadWrites, Tensor]] = {}
     term = record.of(target.layers[0]).term
     assert term is not None
-    for write, gradient in pulled(term, total[None]):
-        if isinstance(write, HeadWrites) and write.label in record.attended:
-            functional = gradient[0].reshape(-1, gradient.shape[-1])[token]
-            for head in range(write.heads):
-                out[f"{write.label}.{head}"] = (write, functional)
-    return out
+    return {
+        write.label: (write, back[0].reshape(-1, back.shape[-1])[token])
+        for write, back in pulled(term, scores.pulled(side, gradient)[None])
+        if isinstance(write, HeadWrites) and write.label in record.attended
+    }
 
 
-def _unfold(record: Recording, token: int, side: str, name: str, through: tuple[HeadWrites, Tensor]) -> dict[str, Any]:
-    write, functional = through
+def _unfold(
+    record: Recording, token: int, name: str, write: HeadWrites, functional: Float[Tensor, " d"]
+) -> dict[str, Any]:
+    """What a head wrote into a token, and the tokens that it moved it from."""
     head, attended = int(name.rpartition(".")[2]), record.attended[write.label]
     weight = write.weight.unflatten(-1, (write.heads, -1))[:, head].float()
     context = write.context.reshape(-1, write.context.shape[-1])[token].unflatten(-1, (write.heads, -1))[head]
@@ -66,8 +65,7 @@ def _unfold(record: Recording, token: int, side: str, name: str, through: tuple[
     pattern = attended.weights.reshape(write.heads, *attended.weights.shape[-2:])[head, token].float()
     whole = float(read @ context.float())
     steps = [] if attended.term is None else _steps(parts(attended.term), read, pattern, head, write.heads)
-    rest = whole - sum(step["contribution"] for step in steps)
-    return {"side": side, "source": name, "contribution": whole, "steps": steps, "rest": rest}
+    return {"contribution": whole, "steps": steps, "rest": whole - sum(step["contribution"] for step in steps)}
 
 
 def _steps(

@@ -79,15 +79,18 @@ class WiringSums:
         scores = sum((q @ k.mT for q, k in zip(queries, keys, strict=True)), torch.zeros(()))
         scores = centred(scores if bias is None else scores + bias.float(), pairs.visible)
         y = scores.square().sum((-2, -1)).double().repeat(1, 2)
-        to_queries, to_keys = [scores @ key for key in keys], [scores.mT @ query for query in queries]
-        u = _to_input(kernels, to_queries, to_keys)
+        u, constants = torch.zeros(()), torch.zeros(())  # of the queries of all heads, then of their keys
+        for kernel, query, key in zip(kernels, queries, keys, strict=True):
+            to_query, to_key = scores @ key, scores.mT @ query
+            u = u + torch.cat((kernel.from_queries(to_query), kernel.from_keys(to_key)), 1)
+            constants = constants + _constants(kernel, to_query, to_key)
         assert entered.term is not None
-        products = self._products(list(pulled(entered.term, u)), pairs.real, written)
-        constants = _constants(kernels, to_queries, to_keys)
+        leaves = pulled(entered.term, u.transpose(0, 1).contiguous())
+        products = self._products(list(leaves), pairs.real, written)
         products[BIAS] = products.get(BIAS, 0) + torch.stack((constants, constants))
         if bias is not None:
-            own = (scores * bias).sum((-2, -1)).double().repeat(1, 2)
-            products[POSITION] = torch.stack((own, torch.zeros_like(own)))
+            by_bias = (scores * bias).sum((-2, -1)).double().repeat(1, 2)
+            products[POSITION] = torch.stack((by_bias, torch.zeros_like(by_bias)))
         x, y = torch.stack(list(products.values()), 1).cpu(), y.cpu()
         if not ((x[0].sum(0) - y).abs() <= WHOLE * y.amax()).all():
             raise ValueError(f"{first.name}: the writes found do not add up to its scores")
@@ -128,11 +131,6 @@ def _as(value: Tensor, shape: torch.Size) -> Tensor:
     return value.reshape(shape) if value.numel() == shape.numel() else value.broadcast_to(shape)
 
 
-def capacity_of(heads: Heads) -> int:
-    """At least the number of writes into a residual stream: heads, MLPs, biases and embeddings."""
-    return sum(layer.heads + 4 for layer in heads) + 8
-
-
 def _order(real: Bool[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
     """A random order of the real tokens; padding stays."""
     order, places = torch.arange(len(real), device=real.device), real.nonzero().flatten()
@@ -140,25 +138,10 @@ def _order(real: Bool[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, 
     return order
 
 
-def _to_input(
-    kernels: Sequence[Kernel], to_queries: Sequence[Tensor], to_keys: Sequence[Tensor]
-) -> Float[Tensor, "side_heads batch n d"]:
-    """Vectors of queries and of keys, pulled back to the input of the layer."""
-    sides = (
-        [kernel.from_queries(vector) for kernel, vector in zip(kernels, to_queries, strict=True)],
-        [kernel.from_keys(vector) for kernel, vector in zip(kernels, to_keys, strict=True)],
-    )
-    return torch.cat([torch.stack(side).sum(0) for side in sides], 1).transpose(0, 1).contiguous()
-
-
 def _constants(
-    kernels: Sequence[Kernel], to_queries: Sequence[Tensor], to_keys: Sequence[Tensor]
+    kernel: Kernel, to_query: Float[Tensor, "batch heads n r"], to_key: Float[Tensor, "batch heads n r"]
 ) -> Float64[Tensor, "batch side_heads"]:
     """The products of the biases of queries and keys, which are in no write."""
-    sides: list[list[Tensor]] = [[], []]
-    for kernel, to_query, to_key in zip(kernels, to_queries, to_keys, strict=True):
-        nothing = to_query.new_zeros(1, len(to_query), to_query.shape[-2], kernel.query.weight.shape[-1])
-        one = torch.ones(1)
-        for side, vectors, gradient in ((0, kernel.queries, to_query), (1, kernel.keys, to_key)):
-            sides[side].append((vectors(nothing, one)[0] * gradient).sum((-2, -1)).double())
-    return torch.cat([torch.stack(side).sum(0) for side in sides], 1)
+    nothing = to_query.new_zeros(1, len(to_query), to_query.shape[-2], kernel.query.weight.shape[-1])
+    query, key = (vectors(nothing, torch.ones(1))[0] for vectors in (kernel.queries, kernel.keys))
+    return torch.cat(((query * to_query).sum((-2, -1)), (key * to_key).sum((-2, -1))), 1).double()

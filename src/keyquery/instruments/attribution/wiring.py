@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from keyquery.checkpoints import Heads, Layer
 from keyquery.instruments.attribution.table import largest_pairs
 from keyquery.instruments.attribution.target import attention_layers, facts_of, running, texts_of, tokens_in
-from keyquery.instruments.attribution.variance import Sums, WiringSums, capacity_of
+from keyquery.instruments.attribution.variance import Sums, WiringSums
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.batches import LENGTH, TOKENS
 from keyquery.listening.inputs.data import Data
@@ -22,7 +22,6 @@ from keyquery.listening.live import live_heads
 from keyquery.listening.parts.on_data import rows_of
 from keyquery.listening.residual.kernels import Kernel
 from keyquery.listening.residual.recording import Recording, recording, sources_of
-from keyquery.listening.residual.tracing import stem_of
 from keyquery.reading import Reading, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress, silent
@@ -158,11 +157,13 @@ def wiring(
     with recording(model, heads) as run:
         for batch in watching(batches, "following the residual stream", len(batches)):
             sums.add(run(batch), heads, groups)
-        measured = [row for label, layers in groups.items() for row in _heads(label, layers, sums.layers[label])]
         record = run(batches[0])
-        shown = [
-            row for label, layers in groups.items() for row in _examples(record, layers, measured, sums.layers[label])
-        ]
+    measured: list[dict[str, Any]] = []
+    examples: list[dict[str, Any]] = []
+    for label, layers in groups.items():
+        rows = _heads(label, layers[0].heads, sums.layers[label])
+        examples += _examples(record, layers, rows, sums.layers[label].sources)
+        measured += rows
     return Wiring(
         model=facts_of(source, heads, name),
         sequences=sequences,
@@ -170,7 +171,7 @@ def wiring(
         layers=[{"layer": label, "sources": sums.layers[label].sources} for label in groups],
         heads=short(measured, DIGITS),
         texts=texts_of(batches[0], tokens_in(batches[0]).shape[1], prepared.tokenizer),
-        examples=short(shown, DIGITS),
+        examples=short(examples, DIGITS),
         notes=list(dict.fromkeys(note for layers in groups.values() for layer in layers for note in layer.notes)),
         provenance=provenance(text=prepared.origin, length=length, seed=seed, tensors=digests(model.state_dict())),
     )
@@ -179,9 +180,10 @@ def wiring(
 def _in_memory(batches: Sequence[Batch], heads: Heads) -> Iterator[Batch]:
     """Batches of as few sequences as the memory for their writes allows."""
     width = heads[0].weights.query.shape[-1]
+    writes = sum(layer.heads + 4 for layer in heads) + 8  # at least: heads, MLPs, biases and embeddings
     for batch in batches:
         count, n = tokens_in(batch).shape[:2]
-        rows = max(1, MEMORY // (4 * capacity_of(heads) * width * n))
+        rows = max(1, MEMORY // (4 * writes * width * n))
         for start in range(0, count, rows):
             part = slice(start, start + rows)
             yield {key: t[part] if isinstance(t, Tensor) and t.ndim else t for key, t in batch.items()}
@@ -192,35 +194,33 @@ def _count(batch: Batch) -> int:
     return int(mask.sum()) if isinstance(mask, Tensor) else tokens_in(batch).shape[:2].numel()
 
 
-def _heads(label: str, layers: Sequence[Layer], sums: Sums) -> list[dict[str, Any]]:
+def _heads(label: str, count: int, sums: Sums) -> list[dict[str, Any]]:
     """Shares of the heads of a layer, by side."""
     share, error = sums.shares()
     width = student(sums.sequences - 1) * error
-    count = layers[0].heads
+    low, high = share - width, share + width
+    null = high[1].clamp(min=0)  # a negative share is never above its null
+    tables = {"share": share[0], "low": low[0], "high": high[0], "null": null}  # sources by query heads and key heads
     rows = []
     for head in range(count):
         row: dict[str, Any] = {"name": f"{label}.{head}", "layer": label}
         for side, column in (("query", head), ("key", count + head)):
-            own, half, null = share[0, :, column], width[0, :, column], (share + width)[1, :, column]
-            null = null.clamp(min=0)  # a negative share is never above its null
-            ends = {"low": (own - half).tolist(), "high": (own + half).tolist(), "null": null.tolist()}
-            row[side] = {"share": own.tolist(), **ends}
+            row[side] = {name: table[:, column].tolist() for name, table in tables.items()}
         rows.append(row)
     return rows
 
 
 def _examples(
-    record: Recording, layers: Sequence[Layer], measured: Sequence[Mapping[str, Any]], sums: Sums
+    record: Recording, layers: Sequence[Layer], rows: Sequence[Mapping[str, Any]], known: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Of each head of a layer and side, for its largest sources above their null: the pairs to which they add most."""
     entered, visible = record.of(layers[0]), record.pairs[layers[0].index].visible
     tokens, sources = entered.tokens.float(), sources_of(entered, layers[0].name)
-    rows = [row for row in measured if row["layer"] == stem_of(layers[0])]
     examples = []
     for head, row in enumerate(rows):
         kernels = [Kernel.of(layer, tokens, record.pairs[layer.index], head) for layer in layers]
         for side in SIDES:
-            for source in _clearest(row[side], sums.sources):
+            for source in _clearest(row[side], known):
                 if source in sources:
                     added = _added(kernels, sources[source], tokens, side)
                     seen = visible[:, head if visible.shape[1] > 1 else 0].expand_as(added)
