@@ -11,13 +11,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from keyquery.instruments.attribution.paths import unfolded
-from keyquery.instruments.attribution.table import HeadScores, largest_pairs
-from keyquery.instruments.attribution.target import Features, Target, facts_of, running, sequence_of, texts_of
+from keyquery.instruments.attribution.table import Features, HeadScores, largest_pairs
+from keyquery.instruments.attribution.target import facts_of, layers_of_head, running, sequence_of, texts_of
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.batches import LENGTH
 from keyquery.listening.inputs.data import Data
 from keyquery.listening.live import live_heads
 from keyquery.listening.residual.recording import recording
+from keyquery.listening.residual.tracing import stem_of
 from keyquery.reading import Reading, digests, provenance, short
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.progress import Progress
@@ -182,20 +183,21 @@ def attribute(
     prepared = running(source, data, progress)
     model = prepared.model
     heads = live_heads(model, prepared.batches[0])
-    target = Target.of(heads, head)
+    layers, number = layers_of_head(heads, head)
+    label = f"{stem_of(layers[0])}.{number}"
     batch = sequence_of(prepared.batches, sequence)
-    with recording(model, heads, target.layers) as run:
+    with recording(model, heads, layers) as run:
         record = run(batch)
-    scores = target.scores(record, heads, features)
-    pair = _pair(scores, target, query, key)
+    scores = HeadScores.of(record, heads, layers, number, features)
+    pair = _pair(scores, label, query, key)
     tables = {"share": scores.shares()} if pair is None else scores.pair(*pair)
     weights = scores.weights()
-    paths = unfolded(record, target, scores, pair, tables["relative"]) if pair and depth == 2 else []
+    paths = unfolded(record, scores, pair, tables["relative"]) if pair and depth == 2 else []
     pairs = _largest(scores, weights)
     shown = [(row["query"], row["key"]) for row in pairs] if pair is None else [pair]
     return Attribution(
         model=facts_of(source, heads, name),
-        head=target.name,
+        head=label,
         tokens=texts_of(batch, len(weights), prepared.tokenizer)[0],
         sources=scores.sources,
         table={view: short(table.tolist(), DIGITS) for view, table in tables.items()},
@@ -206,7 +208,7 @@ def attribute(
         pairs=pairs,
         ablated=None if without is None else scores.ablated(without, side, shown),
         paths=short(paths, DIGITS),
-        notes=list(dict.fromkeys(note for layer in target.layers for note in layer.notes)),
+        notes=list(dict.fromkeys(note for layer in layers for note in layer.notes)),
         provenance=provenance(
             text=prepared.origin, sequence=sequence, length=length, tensors=digests(model.state_dict())
         ),
@@ -226,7 +228,7 @@ def _check(query: Any, key: Any, depth: Any, features: Any, sequence: Any) -> No
         raise ValueError("depth 2 unfolds heads, and with features the sources are features: pass one of both")
 
 
-def _pair(scores: HeadScores, target: Target, query: int | None, key: int | None) -> tuple[int, int] | None:
+def _pair(scores: HeadScores, head: str, query: int | None, key: int | None) -> tuple[int, int] | None:
     if query is None:
         return None
     last = len(scores.visible) - 1
@@ -236,7 +238,7 @@ def _pair(scores: HeadScores, target: Target, query: int | None, key: int | None
         key = int(scores.weights()[query].argmax())
     if not scores.visible[query, key]:
         why = "it comes after the query" if key > query else "it is outside of the window"
-        raise ValueError(f"key {key} is not visible to query {query} in {target.name}: {why}")
+        raise ValueError(f"key {key} is not visible to query {query} in {head}: {why}")
     return query, key
 
 

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.instruments.attribution.table import HeadScores
-from keyquery.instruments.attribution.target import Target
 from keyquery.listening.residual.recording import Recording
 from keyquery.listening.residual.terms import HeadWrites, parts, pulled
 
@@ -20,7 +19,7 @@ ORIGINS = 3  # sources that are listed of each token
 
 
 def unfolded(
-    record: Recording, target: Target, scores: HeadScores, pair: tuple[int, int], relative: Float[Tensor, "s s"]
+    record: Recording, scores: HeadScores, pair: tuple[int, int], relative: Float[Tensor, "s s"]
 ) -> list[dict[str, Any]]:
     """The largest sources that are heads, by relative score on each side, along their attention; largest first.
 
@@ -29,7 +28,7 @@ def unfolded(
     out = []
     for side, dim in (("query", 1), ("key", 0)):
         sums = dict(zip(scores.sources, relative.sum(dim).tolist(), strict=True))
-        functionals = _functionals(record, target, scores, pair, side)
+        functionals = _functionals(record, scores, pair, side)
         heads = [name for name in sums if name.rpartition(".")[0] in functionals]
         for name in sorted(heads, key=lambda name: -abs(sums[name]))[:SOURCES]:
             path = _unfold(record, pair[side == "key"], name, *functionals[name.rpartition(".")[0]])
@@ -38,14 +37,14 @@ def unfolded(
 
 
 def _functionals(
-    record: Recording, target: Target, scores: HeadScores, pair: tuple[int, int], side: str
+    record: Recording, scores: HeadScores, pair: tuple[int, int], side: str
 ) -> dict[str, tuple[HeadWrites, Float[Tensor, " d"]]]:
     """For every attention layer that writes into the query (or key) token: u with u·write = its part of the score."""
     token = pair[side == "key"]
     other = (scores.keys if side == "query" else scores.queries).sum(0)[pair[side == "query"]]
     gradient = other.new_zeros(len(scores.visible), len(other))
     gradient[token] = other
-    term = record.of(target.layers[0]).term
+    term = record.of(scores.layer).term
     assert term is not None
     return {
         write.label: (write, back[0].reshape(-1, back.shape[-1])[token])

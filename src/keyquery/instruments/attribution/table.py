@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,9 +11,14 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from keyquery.listening.residual.kernels import Kernel, centred
+from keyquery.checkpoints import Heads, Layer
+from keyquery.listening.residual.kernels import Kernel, centred, position_bias
+from keyquery.listening.residual.recording import Recording, features_of, sources_of
 from keyquery.listening.residual.terms import BIAS
+from keyquery.support.checks import check_float
 
+Features = Mapping[str, tuple[Tensor, Tensor]]
+SAME = 1e-3  # difference of attention weights above which scores are not the model's
 ORDERS, LEVEL = 100, 0.95  # random orders of a null level, and the percentile over them
 POSITION = "position bias"  # the source of ALiBi and T5's bias, which belongs to pairs of tokens
 
@@ -26,8 +31,41 @@ class HeadScores:
     values: Float[Tensor, "sources 1 n d"]  # what each source adds to the layer's input
     kernels: Sequence[Kernel]
     visible: Bool[Tensor, "n n"]
-    softcap: float | None = None
     bias: Float[Tensor, "n n"] | None = None  # of positions
+
+    @classmethod
+    def of(
+        cls, record: Recording, heads: Heads, layers: Sequence[Layer], head: int, features: Features | None = None
+    ) -> HeadScores:
+        """The scores of a head by source, on a run of one sequence; raises if they are not those of the model."""
+        first = layers[0]
+        entered, pairs = record.of(first), record.pairs[first.index]
+        tokens = entered.tokens.float()
+        if features is None:
+            sources = sources_of(entered, first.name)
+        else:
+            _check_features(features, *tokens.shape[1:])
+            sources = features_of(entered, features, first.name)
+        sources.setdefault(BIAS, torch.zeros_like(tokens))
+        kernels = [Kernel.of(layer, tokens, record.pairs[layer.index], head) for layer in layers]
+        visible = pairs.visible[0, head if pairs.visible.shape[1] > 1 else 0]
+        bias = position_bias(heads, first, pairs.positions)
+        values = torch.stack(list(sources.values()))
+        scores = cls(list(sources), values, kernels, visible, None if bias is None else bias[0, head])
+        attended = record.weights(first)
+        if attended is not None and attended.call.query.dtype == torch.float32:
+            scores._check(attended.weights.reshape(1, -1, *visible.shape)[0, head].double())
+        return scores
+
+    def _check(self, weights: Float64[Tensor, "n n"]) -> None:
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)  # without the share of a learned sink
+        if float((weights - self.weights()).abs()[self.visible.any(-1)].max()) > SAME:
+            raise ValueError(f"{self.layer.name}: the scores read from its weights are not those of the model")
+
+    @property
+    def layer(self) -> Layer:
+        """The layer of the head, or the first of two."""
+        return self.kernels[0].layer
 
     @property
     def sources(self) -> list[str]:
@@ -109,7 +147,8 @@ class HeadScores:
     def weights(self, scores: Float[Tensor, "n n"] | None = None) -> Float[Tensor, "n n"]:
         """The attention weights that these scores give, or others of the same pairs."""
         scores = self.scores if scores is None else scores
-        scores = scores if self.softcap is None else self.softcap * (scores / self.softcap).tanh()
+        cap = self.layer.softcap
+        scores = scores if cap is None else cap * (scores / cap).tanh()
         return scores.masked_fill(~self.visible, -torch.inf).softmax(-1).nan_to_num()
 
     def null_levels(self, pair: tuple[int, int] | None) -> dict[str, Float[Tensor, " sources"]]:
@@ -155,6 +194,15 @@ class HeadScores:
         }
         rows = [{"query": i, "key": j, **{name: float(map_[i, j]) for name, map_ in maps.items()}} for i, j in pairs]
         return {"source": source, "side": side, "pairs": rows}
+
+
+def _check_features(features: Any, tokens: int, width: int) -> None:
+    """Require {name: (direction, activation)} of the right sizes."""
+    if not isinstance(features, Mapping) or not features:
+        raise ValueError(f"features must map names to (direction, activation), got {features!r:.60}")
+    for name, (direction, activation) in features.items():
+        check_float(f"features[{name!r}] direction", direction, "d", d=width)
+        check_float(f"features[{name!r}] activation", activation, "n", n=tokens)
 
 
 def largest_pairs(

@@ -1,33 +1,24 @@
-"""The head and the sequence that are attributed."""
+"""The model, the head and the sequence that are attributed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.sources import bare
-from keyquery.instruments.attribution.table import HeadScores
 from keyquery.intervene.rewrites import check_unchanged
 from keyquery.intervene.selection import select
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.data import Data, Prepared
 from keyquery.listening.inputs.encoding import token_text
 from keyquery.listening.inputs.load import in_float32
-from keyquery.listening.residual.kernels import Kernel, position_bias
-from keyquery.listening.residual.recording import Recording, features_of, sources_of
-from keyquery.listening.residual.terms import BIAS
 from keyquery.listening.residual.tracing import stem_of
-from keyquery.support.checks import check_float
 from keyquery.support.progress import Progress, silent
-
-Features = Mapping[str, tuple[Tensor, Tensor]]
-SAME = 1e-3  # difference of attention weights above which scores are not the model's
 
 
 def running(source: str | Path | nn.Module, data: Data, progress: Progress | None) -> Prepared:
@@ -47,63 +38,6 @@ def facts_of(source: str | Path | nn.Module, heads: Heads, name: str | None) -> 
     return heads.model | ({"name": name} if name else {})
 
 
-@dataclass(frozen=True, eq=False)
-class Target:
-    """One head: its number, the kernels that its score is the sum of, and its name."""
-
-    layers: Sequence[Layer]
-    head: int
-
-    @property
-    def name(self) -> str:
-        """LAYER.HEAD, as sources are named."""
-        return f"{stem_of(self.layers[0])}.{self.head}"
-
-    @classmethod
-    def of(cls, heads: Heads, head: str | tuple[int, int]) -> Target:
-        """The head that a string or a pair names; raises if there is none."""
-        groups = attention_layers(heads)
-        stem, _, text = head.strip().rpartition(".") if isinstance(head, str) else ("", "", "")
-        if stem in groups and text.isdecimal():
-            head = (groups[stem][-1].index, int(text))
-        known = {layers[-1].index: range(layers[-1].heads) for layers in groups.values()}
-        chosen = [(index, n) for index, numbers in select(head, known, heads.labels()).items() for n in numbers]
-        if len(chosen) != 1:
-            raise ValueError(f'head must name one head, such as "3.1", got {head!r}')
-        index, number = chosen[0]
-        return cls(groups[stem_of(heads[index])], number)
-
-    def scores(self, record: Recording, heads: Heads, features: Features | None = None) -> HeadScores:
-        """The scores of the head by source, on a run of one sequence."""
-        first = self.layers[0]
-        entered, pairs = record.of(first), record.pairs[first.index]
-        tokens = entered.tokens.float()
-        if features is None:
-            sources = sources_of(entered, first.name)
-        else:
-            _check_features(features, *tokens.shape[1:])
-            sources = features_of(entered, features, first.name)
-        sources.setdefault(BIAS, torch.zeros_like(tokens))
-        kernels = [Kernel.of(layer, tokens, record.pairs[layer.index], self.head) for layer in self.layers]
-        visible = pairs.visible[0, self.head if pairs.visible.shape[1] > 1 else 0]
-        bias = position_bias(heads, first, pairs.positions)
-        bias = None if bias is None else bias[0, self.head]
-        scores = HeadScores(list(sources), torch.stack(list(sources.values())), kernels, visible, first.softcap, bias)
-        self._check(scores, record)
-        return scores
-
-    def _check(self, scores: HeadScores, record: Recording) -> None:
-        """Raise if the scores do not give the attention weights of the model."""
-        attended = record.weights(self.layers[0])
-        if attended is None or attended.call.query.dtype != torch.float32:
-            return
-        n = len(scores.visible)
-        weights = attended.weights.reshape(1, -1, n, n)[0, self.head].double()
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)  # without the share of a learned sink
-        if float((weights - scores.weights()).abs()[scores.visible.any(-1)].max()) > SAME:
-            raise ValueError(f"{self.layers[0].name}: the scores read from its weights are not those of the model")
-
-
 def attention_layers(heads: Heads) -> dict[str, list[Layer]]:
     """Self-attention layers by the label of their module; the two kernels of an MLA layer are together."""
     groups: dict[str, list[Layer]] = {}
@@ -113,6 +47,20 @@ def attention_layers(heads: Heads) -> dict[str, list[Layer]]:
     if not groups:
         raise ValueError("the model has no self-attention layer")
     return groups
+
+
+def layers_of_head(heads: Heads, head: str | tuple[int, int]) -> tuple[list[Layer], int]:
+    """The layers whose kernels a head's score is the sum of, and its number; raises unless one head is named."""
+    groups = attention_layers(heads)
+    stem, _, text = head.strip().rpartition(".") if isinstance(head, str) else ("", "", "")
+    if stem in groups and text.isdecimal():
+        head = (groups[stem][-1].index, int(text))
+    known = {layers[-1].index: range(layers[-1].heads) for layers in groups.values()}
+    chosen = [(index, n) for index, numbers in select(head, known, heads.labels()).items() for n in numbers]
+    if len(chosen) != 1:
+        raise ValueError(f'head must name one head, such as "3.1", got {head!r}')
+    index, number = chosen[0]
+    return groups[stem_of(heads[index])], number
 
 
 def tokens_in(batch: Batch) -> Tensor:
@@ -149,12 +97,3 @@ def _row(value: Any, row: int, real: Tensor | None) -> Any:
         return value
     part = value[row]
     return (part[real] if real is not None and part.ndim and len(part) == len(real) else part).unsqueeze(0)
-
-
-def _check_features(features: Any, tokens: int, width: int) -> None:
-    """Require {name: (direction, activation)} of the right sizes."""
-    if not isinstance(features, Mapping) or not features:
-        raise ValueError(f"features must map names to (direction, activation), got {features!r:.60}")
-    for name, (direction, activation) in features.items():
-        check_float(f"features[{name!r}] direction", direction, "d", d=width)
-        check_float(f"features[{name!r}] activation", activation, "n", n=tokens)
