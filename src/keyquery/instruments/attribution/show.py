@@ -12,7 +12,6 @@ from keyquery.pages.components import DIGITS, column, measure, versioned
 from keyquery.pages.document import document
 from keyquery.pages.tables import Text, columns_table
 from keyquery.reading import short
-from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
 
 ROWS, PATHS = 8, 3  # of a table, and of depth 2 in the terminal
@@ -70,44 +69,49 @@ def sentences(reading: Attribution) -> list[str]:
 
 def lines(reading: Attribution) -> list[Any]:
     """Why the head attends there, the largest sources of both sides, and paths at depth 2."""
-    pair = reading.query is not None
     lines: list[Any] = [Text(text.removesuffix("."), style="bold") for text in sentences(reading)]
     notes = [f"Note: {note}." for note in reading.notes]
     if only_key(reading):
         return [*lines, *notes]
-    unit = "relative" if pair else "share"
-    table = columns_table("query side", unit, "null", Text("key side"), unit, "null")
-    sides = [list(reading.by_source(side).items())[:ROWS] for side in SIDES]
-    for rows in zip(*sides, strict=True):
+    pair, view = reading.query is not None, main_view(reading)
+    table = columns_table("query side", view, "null", Text("key side"), view, "null")
+    for rows in zip(*(_largest(reading, side, view)[:ROWS] for side in SIDES), strict=True):
         cells: list[Any] = []
-        for side, (source, value) in zip(SIDES, rows, strict=True):
-            null = reading.null[side][reading.sources.index(source)] if side in reading.null else None
+        for source, value, null in rows:
             level = "" if null is None else f"{null:.2f}" if pair else f"{null:.1%}"
             cells += [Text(source), f"{value:+z.2f}" if pair else f"{value:.1%}", level]
         table.add_row(*cells)
     meaning = "relative: to the mean over the visible keys" if pair else "share: of the score variance"
     lines += ["", table, Text(f"{meaning}; null: its magnitude with the source's tokens shuffled, 95 %", style="dim")]
     lines += ["", DEPTH_2] if reading.paths else []
-    lines += [
-        Text(f"{'  ' * (place > 0)}{text}") for path in _paths(reading)[:PATHS] for place, text in enumerate(path)
-    ]
-    if not pair:
-        lines += ["", "Pairs with the largest scores:"]
-        lines += [
-            Text(
-                f"  {named(reading, row['query'])} → {named(reading, row['key'])}: {row['relative']:+z.2f}, attention "
-                f"{row['weight']:.0%}, most from {row['key_source']} ({row['from_source']:+z.2f})"
-            )
-            for row in reading.pairs
-        ]
+    for first, *steps in _paths(reading)[:PATHS]:
+        lines += [Text(first), *(Text(f"  {step}") for step in steps)]
+    lines += [] if pair else ["", "Pairs with the largest scores:"]
+    for row in [] if pair else reading.pairs:
+        tokens, source = (named(reading, row[side]) for side in SIDES), f"most from {row['key_source']}"
+        facts = f"{row['relative']:+z.2f}, attention {row['weight']:.0%}, {source} ({row['from_source']:+z.2f})"
+        lines.append(Text(f"  {' → '.join(tokens)}: {facts}"))
     return [*lines, *notes]
+
+
+def main_view(reading: Attribution) -> str:
+    """The view that is shown first, which has null levels."""
+    return "relative" if reading.query is not None else "share"
+
+
+def _largest(reading: Attribution, side: str, view: str) -> list[tuple[str, float, float | None]]:
+    """The largest sources of a side, and their null levels where there are any."""
+    nulls = reading.null.get(side, ()) if view == main_view(reading) else ()
+    levels = dict(zip(reading.sources, nulls, strict=False))
+    sums = list(reading.by_source(side, view).items())[:SHOWN]
+    return [(source, value, levels.get(source)) for source, value in sums]
 
 
 def _paths(reading: Attribution) -> list[list[str]]:
     """What heads moved, and from where: a line per head, its steps, and the rest."""
     texts = []
     for path in reading.paths:
-        token = named(reading, reading.query if path["side"] == "query" else reading.key)
+        token = named(reading, getattr(reading, path["side"]))
         value = f"{path['contribution']:+z.2f} (relative {path['relative']:+z.2f})"
         steps = []
         for step in path["steps"]:
@@ -121,9 +125,8 @@ def _paths(reading: Attribution) -> list[list[str]]:
 
 def attribution_map(reading: Attribution, pyplot: Any, view: str | None = None) -> Any:
     """The largest sources of both sides: query-side rows by key-side columns."""
-    view = view or ("relative" if reading.query is not None else "share")
-    check_choice("view", view, tuple(reading.table))
-    rows, columns = (list(reading.by_source(side, view))[:SHOWN] for side in SIDES)
+    view = view or main_view(reading)
+    rows, columns = ([source for source, _, _ in _largest(reading, side, view)] for side in SIDES)
     chosen = ([reading.sources.index(source) for source in side] for side in (rows, columns))
     values = np.asarray(reading.table[view])[np.ix_(*chosen)]
     figure, axis = pyplot.subplots(figsize=(1.6 + 0.3 * len(columns), 1.5 + 0.24 * len(rows)), layout="constrained")
@@ -151,21 +154,18 @@ FIGURES = {"map": attribution_map}
 
 def page(reading: Attribution) -> str:
     """Why the head attends there in a sentence, its sources on both sides, their table, paths and pairs."""
-    positions = ((reading.query, "query"), (reading.key, "key-token"))
-    marks = {position: mark for position, mark in positions if position is not None}
+    marks = {} if reading.query is None else {reading.query: "query", reading.key: "key-token"}
     texts = [{"tokens": list(reading.tokens), "marks": marks}]
     note = "orange: query; blue: key" if marks else ""
     before: list[dict[str, Any]] = [
         {"type": "summary", "sentences": sentences(reading)},
         {"type": "strip", "title": "Text", "note": note, "texts": texts},
     ]
-    after: list[dict[str, Any]] = []
+    after = [_pair_table(reading)] if reading.pairs else []
     if paths := ["; ".join(path) for path in _paths(reading)]:
-        after.append({"type": "list", "title": "What heads moved here", "note": DEPTH_2, "items": paths})
-    if reading.pairs:
-        after.append(_pair_table(reading))
+        after.insert(0, {"type": "list", "title": "What heads moved here", "note": DEPTH_2, "items": paths})
     tabs = []
-    for view in sorted(reading.table, key=lambda view: view != "relative"):
+    for view in sorted(reading.table, key=lambda view: view != main_view(reading)):
         frame, strongest = _frame(reading, view)
         bars = [_side_bars(reading, side, view) for side in ("key", "query")]
         map_ = {"type": "map", "title": "Sources: query side (rows) by key side (columns)", "written": True}
@@ -181,19 +181,17 @@ def _form(view: str) -> str:
 
 
 def _side_bars(reading: Attribution, side: str, view: str) -> dict[str, Any]:
-    """The largest sources of one side, with their null levels where there are any."""
-    sums = list(reading.by_source(side, view).items())[:SHOWN]
-    nulls = reading.null.get(side) if view in ("relative", "share") else None
-    level = dict(zip(reading.sources, nulls, strict=True)) if nulls else {}
-    note = f"{view.replace('_', ' ')}, summed over the other side" + ("; tick: null level" if nulls else "")
+    largest = _largest(reading, side, view)
+    note = f"{view.replace('_', ' ')}, summed over the other side"
+    note += "; tick: null level" if any(null is not None for _, _, null in largest) else ""
     return {
         "type": "bars",
         "place": "half",
         "title": f"{side.capitalize()} side",
         "note": note,
-        "names": [source for source, _ in sums],
-        "tones": ["var(--symmetric)" if value > 0 else "var(--skew)" for _, value in sums],
-        "rows": short([[value, None, None, level.get(source)] for source, value in sums], DIGITS),
+        "names": [source for source, _, _ in largest],
+        "tones": ["var(--symmetric)" if value > 0 else "var(--skew)" for _, value, _ in largest],
+        "rows": short([[value, None, None, null] for _, value, null in largest], DIGITS),
         "form": _form(view),
     }
 
@@ -202,11 +200,12 @@ def _frame(reading: Attribution, view: str) -> tuple[dict[str, Any], str]:
     """The largest sources of both sides with all others summed, so that the table still adds up; and its top entry."""
     table, names = np.asarray(reading.table[view]), []
     for axis, side in enumerate(SIDES):
-        chosen = [reading.sources.index(source) for source in list(reading.by_source(side, view))[:SHOWN]]
-        rest = [index for index in range(len(reading.sources)) if index not in chosen]
-        parts = [table.take(chosen, axis), *([table.take(rest, axis).sum(axis, keepdims=True)] if rest else [])]
+        largest = [source for source, _, _ in _largest(reading, side, view)]
+        rest = [index for index, source in enumerate(reading.sources) if source not in largest]
+        parts = [table.take([reading.sources.index(source) for source in largest], axis)]
+        parts += [table.take(rest, axis).sum(axis, keepdims=True)] if rest else []
         table = np.concatenate(parts, axis)
-        names.append([reading.sources[i] for i in chosen] + ([f"{len(rest)} others"] if rest else []))
+        names.append([*largest, *([f"{len(rest)} others"] if rest else [])])
     row, across = divmod(int(np.abs(table).argmax()), table.shape[1])
     unit = Attribution.units.get(view, "")
     values = measure(view, view.replace("_", " "), table.ravel().tolist(), unit=unit, form=_form(view))
@@ -217,8 +216,7 @@ def _frame(reading: Attribution, view: str) -> tuple[dict[str, Any], str]:
 def _pair_table(reading: Attribution) -> dict[str, Any]:
     pairs = reading.pairs
     columns = [
-        column("query", [named(reading, pair["query"]) for pair in pairs]),
-        column("key", [named(reading, pair["key"]) for pair in pairs]),
+        *(column(side, [named(reading, pair[side]) for pair in pairs]) for side in SIDES),
         column("above the mean key", [pair["relative"] for pair in pairs], form="signed"),
         column("attention", [pair["weight"] for pair in pairs], form="percent"),
         column("most from", [f"{pair['key_source']} ({pair['from_source']:+z.2f})" for pair in pairs]),
