@@ -54,7 +54,7 @@ def moves_of(model, batch, name, *several):
         index = next((index for index, site in sites.items() if site.module is call.module), None)
         if index is not None and not call.is_cross:
             heads = HeadCall(call, sites[index], range(call.heads), about.of(sites[index]))
-            moved.setdefault(index, []).append(change(heads) - heads.output)
+            moved.setdefault(index, []).append(change.output(heads) - heads.output)
 
     with torch.no_grad(), kq.listen(model, record):
         model(**batch)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.instruments.ablation.quantisation import Quantiser, hadamard
+from keyquery.instruments.ablation.changes import Quantiser, hadamard
 from keyquery.intervene.rewrites import sites_of
 from tests.instruments.ablation.oracles import decoder, exact, losses_of_logits, text
 

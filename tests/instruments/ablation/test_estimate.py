@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
+from keyquery.instruments.ablation.changes import Change, Trial
 from keyquery.instruments.ablation.estimate import estimate
 from keyquery.instruments.ablation.losses import OUTPUT, class_loss, next_token_loss
 from keyquery.instruments.ablation.named import Made
@@ -39,8 +40,14 @@ def estimated(model, batch, changes, cells, **options):
     means = Means(model, [batch], "global")
     made = Made(model, [batch], sites, {index: range(site.count) for index, site in sites.items()}, lambda: means)
     loss = options.pop("loss", next_token_loss)
-    ready = [made.change(name) for name in changes]
-    return estimate(model, [batch], loss, ready, dict.fromkeys(changes, cells), sites, means, **options)
+    trials = [Trial(made.change(name), cells) for name in changes]
+    by_site = {index: means.of(site) for index, site in sites.items()}
+    return estimate(model, [batch], loss, trials, sites, by_site, **options)
+
+
+def terms_of(terms, change, cells):
+    """First and second term of a change of some heads, by site, per label."""
+    return terms.of(Trial(Change(change, lambda heads: heads.output), cells))
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -51,9 +58,10 @@ def test_the_first_term_is_the_derivative_along_the_change(name):
     terms = estimated(model, batch, changes, cells, samples=1)
     limit, step = (1e-2, 1e-2) if name == "gpt_oss" else (1e-6, 1e-3)
     for change in changes:
-        for cell, moves in zip(((0, 1), (1, 3)), moves_of(model, batch, change, {0: [1]}, {1: [3]}), strict=True):
+        heads = ({0: [1]}, {1: [3]})
+        for cell, moves in zip(heads, moves_of(model, batch, change, *heads), strict=True):
             derivative = slope(model, batch, moves, step)
-            first, _ = terms.of(change, [cell])
+            first, _ = terms_of(terms, change, cell)
             assert first.abs().max() > 1e-6
             torch.testing.assert_close(first, derivative, rtol=limit, atol=limit * float(derivative.abs().max()))
 
@@ -67,7 +75,7 @@ def test_encoder_decoders_have_costs_too():
     for change in ("symmetric", "zero"):
         for index, moves in zip(cells, moves_of(model, batch, change, *({index: [1]} for index in cells)), strict=True):
             derivative = slope(model, batch, moves, 1e-4)  # its attention is not scaled, and bends early
-            torch.testing.assert_close(terms.of(change, [(index, 1)])[0], derivative, rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(terms_of(terms, change, {index: [1]})[0], derivative, rtol=1e-6, atol=1e-9)
 
 
 def test_a_module_that_is_called_in_every_layer_has_the_sum_of_its_calls():
@@ -77,7 +85,8 @@ def test_a_module_that_is_called_in_every_layer_has_the_sum_of_its_calls():
     for change in ("skew", "zero"):
         moves = moves_of(model, batch, change, {0: [2]})
         assert len(moves[0]) == 2
-        torch.testing.assert_close(terms.of(change, [(0, 2)])[0], slope(model, batch, moves), rtol=1e-6, atol=1e-9)
+        first, _ = terms_of(terms, change, {0: [2]})
+        torch.testing.assert_close(first, slope(model, batch, moves), rtol=1e-6, atol=1e-9)
 
 
 def repeated(batch):
@@ -93,7 +102,8 @@ def assert_near(draws, expected):
 
 def halves(terms, change, cells):
     """Every draw of the second term, per label."""
-    products = torch.stack([terms.products[change, cell] for cell in cells]).sum(0)
+    heads = [(index, head) for index, numbers in cells.items() for head in numbers]
+    products = torch.stack([terms.terms[change, cell][1:] for cell in heads]).sum(0)
     return (products.square() / 2 / terms.counts).flatten()
 
 
@@ -108,15 +118,14 @@ def halves(terms, change, cells):
 )
 def test_the_second_term_is_half_the_fisher_form(name, change, cells):
     model, batch = decoder(name), text(rows=1)
-    heads = [(index, head) for index, numbers in cells.items() for head in numbers]
     form = curvature(model, batch, moves_of(model, batch, change, cells))
     terms = estimated(model, repeated(batch), [change], cells, samples=SAMPLES)
-    draws = halves(terms, change, heads)
+    draws = halves(terms, change, cells)
     assert len(draws) == COPIES * SAMPLES
     assert_near(draws, form)
-    torch.testing.assert_close(terms.of(change, heads)[1].mean(), draws.mean())
-    if len(heads) > 1:
-        assert not torch.allclose(draws, sum(halves(terms, change, [head]) for head in heads), rtol=0.1)
+    torch.testing.assert_close(terms_of(terms, change, cells)[1].mean(), draws.mean())
+    if len(cells) > 1:
+        assert not torch.allclose(draws, sum(halves(terms, change, {i: heads}) for i, heads in cells.items()), rtol=0.1)
 
 
 class Linear(nn.Module):
@@ -141,8 +150,8 @@ def test_without_a_loss_the_estimate_is_the_squared_change_of_the_output():
             after = model(**batch)[:, :4]
     change = (after - before).square().sum() / before.square().sum()
     terms = estimated(model, repeated(batch), ["zero"], {0: [1]}, samples=SAMPLES, loss=OUTPUT)
-    assert_near(halves(terms, "zero", [(0, 1)]), change)
-    assert not any(first.any() for first in terms.first.values())
+    assert_near(halves(terms, "zero", {0: [1]}), change)
+    assert not terms_of(terms, "zero", {0: [1]})[0].any()
     data = [{"x": torch.randn(3, 6, 8, dtype=torch.float64)}]
     measured = kq.ablate(model, data, OUTPUT, changes="zero", measure="all", samples=200)
     assert measured.unit == "share of the output's squared norm"

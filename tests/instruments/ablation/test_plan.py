@@ -5,8 +5,7 @@ import torch
 from scipy.stats import spearmanr
 
 import keyquery as kq
-from keyquery.instruments.ablation.agreement import agreement
-from keyquery.instruments.ablation.plan import CHECK, flags, plan
+from keyquery.instruments.ablation.plan import CHECK, agreement, flags, plan
 from tests.instruments.ablation.oracles import decoder, text
 
 THRESHOLD = 0.003

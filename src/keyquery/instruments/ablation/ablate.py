@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,13 +13,12 @@ import torch
 from torch import nn
 
 from keyquery.checkpoints.sources import bare
-from keyquery.instruments.ablation.agreement import agreement
-from keyquery.instruments.ablation.changes import Cell, Change
+from keyquery.instruments.ablation.changes import Cell, Change, Trial
 from keyquery.instruments.ablation.estimate import Estimates, NoGradient, estimate
 from keyquery.instruments.ablation.losses import OUTPUT, Loss, Objective, default_loss
-from keyquery.instruments.ablation.measure import Measurement, Trial, is_output
+from keyquery.instruments.ablation.measure import Measurement
 from keyquery.instruments.ablation.named import Changes, Made, names_of, uses_means
-from keyquery.instruments.ablation.plan import CHECK, flags, plan
+from keyquery.instruments.ablation.plan import CHECK, agreement, flags, plan
 from keyquery.intervene.dial.means import MEANS, Means
 from keyquery.intervene.rewrites import check_unchanged, sites_of
 from keyquery.intervene.selection import Selection, select
@@ -179,22 +179,29 @@ def ablate(
     check_count("samples", samples, least=1)
     check_number("threshold", threshold)
     batches, loss = _data(model, data, loss, text, tokenizer, progress or silent)
-    job = _job(model, batches, loss, changes, heads, by, means)
-    estimates = _estimates(job, samples, measure, progress or silent)
-    rows = [_row(trial, estimates) for trial in job.trials]
+    sites = sites_of(model, batches[0])
+    trials, about = _trials(model, batches, sites, changes, heads, by, means)
+    by_site = {} if about is None else {index: about.of(site) for index, site in sites.items()}
+    estimates, watched = None, (progress or silent)(batches, "estimating", len(batches))
+    try:
+        estimates = estimate(model, watched, loss, trials, sites, by_site, samples)
+    except NoGradient:
+        if measure != "all":
+            raise
+    rows = [_row(trial, estimates) for trial in trials]
     checked, further = plan(rows, measure, budget, threshold)
     numbers = sorted(checked + further)
     base = None if estimates is None else estimates.losses
     if numbers:
-        runs = Measurement(model, batches, loss, job.sites, job.means)
+        runs = Measurement(model, batches, loss, sites, by_site)
         base = runs.before
-        losses = runs.losses([job.trials[number].trial for number in numbers], progress)
+        losses = runs.losses([trials[number] for number in numbers], progress)
         for number, after in zip(numbers, losses, strict=True):
             rows[number] |= {**paired(base, after)._asdict(), "evidence": "measured"}
     assert base is not None
     return Ablation(
         model=facts_of(model, name),
-        loss=0.0 if is_output(loss) else float(base.mean()),
+        loss=0.0 if loss is OUTPUT else float(base.mean()),
         sequences=len(base),
         by=by if isinstance(by, str) else "set",
         rows=rows,
@@ -204,32 +211,6 @@ def ablate(
         check=None if estimates is None else agreement([rows[number] for number in checked]),
         provenance=provenance(tensors=digests(model.state_dict()), samples=samples),
     )
-
-
-@dataclass(frozen=True)
-class RowTrial:
-    """A trial and the names of its row."""
-
-    names: Mapping[str, Any]
-    trial: Trial
-
-    @property
-    def cells(self) -> list[Cell]:
-        """Its heads as pairs."""
-        return [(index, head) for index, numbers in self.trial.heads.items() for head in numbers]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is estimated and measured, all arguments checked."""
-
-    model: nn.Module
-    batches: Sequence[Batch]
-    loss: Loss
-    sites: Mapping[int, Site]
-    changes: Sequence[Change]
-    trials: Sequence[RowTrial]
-    means: Means | None  # that separate the parts, if a change needs them
 
 
 def _data(
@@ -255,55 +236,52 @@ def _data(
     return batches, default_loss(model, prepared.tokenizer)[1]
 
 
-def _job(
+def _trials(
     model: nn.Module,
     batches: list[Batch],
-    loss: Loss,
+    sites: Mapping[int, Site],
     changes: Changes,
     heads: Selection,
     by: str | Mapping[str, Selection],
     means: Means | str | None,
-) -> Job:
-    sites = sites_of(model, batches[0])
-    known = {index: range(site.count) for index, site in sites.items()}
-    labels = labels_of(sites)
+) -> tuple[list[Trial], Means | None]:
+    """What is estimated and measured, all arguments checked, and the means of data that changes need."""
+    known, labels = {index: range(site.count) for index, site in sites.items()}, labels_of(sites)
+    groups: str | dict[str, dict[int, list[int]]]
     if isinstance(by, str):
         check_choice("by", by, BY)
-        chosen = select(heads, known, labels)
-        sets = None
+        chosen, groups = select(heads, known, labels), by
     else:
-        sets = {name: select(members, known, labels) for name, members in by.items()}
-        chosen = {index: list(numbers) for index, numbers in known.items()}
+        chosen, groups = select(None, known), {name: select(members, known, labels) for name, members in by.items()}
     if isinstance(means, str):
         check_choice("means", means, MEANS)
     count = sum(map(rows_of, batches))
     kind = means.kind if isinstance(means, Means) else means or ("position" if count >= SEQUENCES else "global")
-    placed = any(site.placed for site in sites.values()) or kind == "position"
-    names, functions = names_of(changes, placed)
-    if means == "position" and count < SEQUENCES and (name := next(filter(uses_means, names), None)):
+    named = names_of(changes, placed=any(site.placed for site in sites.values()) or kind == "position")
+    if means == "position" and count < SEQUENCES and (name := next(filter(uses_means, named), None)):
         raise ValueError(f"{name!r} is about means by position, which need {SEQUENCES} sequences, got {count}")
     about = cache(lambda: means if isinstance(means, Means) else Means(model, batches, means))
     made = Made(model, batches, sites, chosen, about)
-    ready: list[Change] = [functions.get(name) or made.change(name) for name in names]
-    rows = []
-    for order, change in enumerate(ready):
-        units = _sets(sets) if sets is not None else _units(str(by), chosen, sites, change)
-        for unit, (row, members) in enumerate(units):
-            rows.append((unit, order, RowTrial({**row, "part": change.name}, Trial(change, members))))
-    rows.sort(key=lambda row: row[:2])
-    needed = about() if any(change.needs_means for change in ready) else None
-    return Job(model, batches, loss, sites, ready, [row[2] for row in rows], needed)
-
-
-def _sets(sets: Mapping[str, Mapping[int, list[int]]]) -> Iterator[tuple[dict[str, Any], Mapping[int, list[int]]]]:
-    for name, members in sets.items():
-        yield {"layer": None, "head": None, "set": name}, members
+    ready = [change or made.change(name) for name, change in named.items()]
+    rows = [
+        (number, Trial(change, members, {**names, "part": change.name}))
+        for change in ready
+        for number, (names, members) in enumerate(_units(groups, chosen, sites, change))
+    ]
+    rows.sort(key=itemgetter(0))  # all changes of a head, then those of the next
+    return [trial for _, trial in rows], about() if any(change.needs_means for change in ready) else None
 
 
 def _units(
-    by: str, chosen: Mapping[int, list[int]], sites: Mapping[int, Site], change: Change
+    by: str | Mapping[str, Mapping[int, list[int]]],
+    chosen: Mapping[int, list[int]],
+    sites: Mapping[int, Site],
+    change: Change,
 ) -> Iterator[tuple[dict[str, Any], Mapping[int, list[int]]]]:
     """The names of each row of a change, and the heads that change together."""
+    if not isinstance(by, str):
+        yield from (({"layer": None, "head": None, "set": name}, members) for name, members in by.items())
+        return
     if by == "all":
         yield {"layer": None, "head": None}, chosen
         return
@@ -319,27 +297,12 @@ def _units(
                 yield {"layer": layer, "head": None, "key_head": key_head}, {layer: group}
 
 
-def _estimates(job: Job, samples: int, measure: str, progress: Progress) -> Estimates | None:
-    cells: dict[str, dict[int, list[int]]] = {change.name: {} for change in job.changes}
-    for row in job.trials:
-        of_change = cells[row.trial.change.name]
-        for index, heads in row.trial.heads.items():
-            of_change[index] = sorted({*of_change.get(index, ()), *heads})
-    batches = progress(job.batches, "estimating", len(job.batches))
-    try:
-        return estimate(job.model, batches, job.loss, job.changes, cells, job.sites, job.means, samples)
-    except NoGradient:
-        if measure != "all":
-            raise
-        return None
-
-
-def _row(named: RowTrial, estimates: Estimates | None) -> dict[str, Any]:
+def _row(trial: Trial, estimates: Estimates | None) -> dict[str, Any]:
     """The row of a trial, from its estimate."""
-    row = {**named.names, **(named.trial.change.facts(named.cells[0]) if len(named.cells) == 1 else {})}
+    row = {**trial.names, **(trial.change.facts.get(trial.cells[0], {}) if len(trial.cells) == 1 else {})}
     if estimates is None:
         return row
-    first, second = estimates.of(named.trial.change.name, named.cells)
+    first, second = estimates.of(trial)
     change, low, high = paired(torch.zeros_like(first), first + second)
     return row | {
         **{"change": change, "low": low, "high": high, "evidence": "estimated"},

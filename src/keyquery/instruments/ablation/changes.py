@@ -5,23 +5,24 @@ The same function serves the estimate and the measurement. A change sees a head'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.ablation.quantisation import Quantiser
 from keyquery.intervene.dial.means import SiteMeans
 from keyquery.intervene.dial.parts import parts_of
 from keyquery.intervene.sites import Context, Rewrite, Site
 from keyquery.listening.call import Call, weights_of
 
 Cell = tuple[int, int]  # a site and a head
+BITS = (2, 3, 4, 8)
+SMALLEST = 1e-8  # step of quantisation, of vectors that are constant
 
 
 class HeadCall:
@@ -29,7 +30,7 @@ class HeadCall:
 
     def __init__(self, call: Call, site: Site, heads: range, means: SiteMeans | None = None) -> None:
         self.call, self.site, self.heads, self.means = call, site, heads, means
-        self._span = slice(heads.start, heads.stop)
+        self.span = slice(heads.start, heads.stop)
         self._wide = torch.promote_types(call.query.dtype, torch.float32)
 
     @cached_property
@@ -40,13 +41,13 @@ class HeadCall:
     @cached_property
     def products(self) -> Float[Tensor, "batch heads n m"]:
         """The scaled products of queries and keys, before soft caps, biases and masks."""
-        query, key = (x[:, self._span].to(self._wide) for x in (self.context.queries, self.context.keys))
+        query, key = (x[:, self.span].to(self._wide) for x in (self.context.queries, self.context.keys))
         return query[..., -self.context.new :, :] @ key.mT * self.site.scale
 
     @cached_property
     def parts(self) -> Float[Tensor, "5 batch heads n m"]:
         """The five parts of `products`."""
-        return parts_of(self.context, self.means, self._span, self._wide) * self.site.scale
+        return parts_of(self.context, self.means, self.span, self._wide) * self.site.scale
 
     @cached_property
     def visible(self) -> Bool[Tensor, "#batch #heads n m"]:
@@ -58,12 +59,12 @@ class HeadCall:
     @cached_property
     def values(self) -> Float[Tensor, "batch heads m v"]:
         """The values of the heads."""
-        return self.call.values(self._span).to(self._wide)
+        return self.call.values(self.span).to(self._wide)
 
     @cached_property
     def weights(self) -> Float[Tensor, "batch heads n m"]:
         """The attention weights without a change."""
-        return self.softmax(self.call.scores(self._span))
+        return self.softmax(self.call.scores(self.span))
 
     @cached_property
     def output(self) -> Float[Tensor, "batch heads n v"]:
@@ -72,11 +73,11 @@ class HeadCall:
 
     def some(self, x: Tensor) -> Tensor:
         """The heads of a tensor (batch, heads or 1, …)."""
-        return x if x.shape[1] == 1 else x[:, self._span]
+        return x if x.shape[1] == 1 else x[:, self.span]
 
     def softmax(self, scores: Float[Tensor, "batch heads n m"]) -> Float[Tensor, "batch heads n m"]:
         """The attention weights of scores, with the sinks of the call."""
-        return weights_of(scores, None if self.call.sinks is None else self.call.sinks[self._span])
+        return weights_of(scores, None if self.call.sinks is None else self.call.sinks[self.span])
 
     def attend(
         self, products: Float[Tensor, "batch heads n m"], bias_gain: float = 1.0
@@ -85,7 +86,7 @@ class HeadCall:
         call = self.call
         bias = None if call.bias is None else self.some(call.bias).to(products)
         if call.given_scores is not None:
-            scores = call.scores(self._span) + (products - self.products)
+            scores = call.scores(self.span) + (products - self.products)
             scores = scores if bias is None or bias_gain == 1 else scores + (bias_gain - 1) * bias
         else:
             scores = products if call.softcap is None else call.softcap * torch.tanh(products / call.softcap)
@@ -96,139 +97,129 @@ class HeadCall:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of heads; called, it gives the new output of the heads of a call."""
-
-    needs_means: ClassVar[bool] = False  # the means of data that separate the parts
-    per_key_head: ClassVar[bool] = False  # changes keys or values: all heads that share a key head change together
+    """A change of heads: its name, and the function that gives the new output of the heads of a call."""
 
     name: str
-
-    def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
-        """The output of the heads with the change."""
-        raise NotImplementedError
-
-    def facts(self, head: Cell) -> Mapping[str, Any]:
-        """Further facts of a head's row."""
-        return {}
+    output: Callable[[HeadCall], Float[Tensor, "batch heads n v"]]
+    needs_means: bool = False  # the means of data that separate the parts
+    per_key_head: bool = False  # changes keys or values: all heads that share a key head change together
+    facts: Mapping[Cell, Mapping[str, Any]] = field(default_factory=dict)  # of rows of heads
 
 
 @dataclass(frozen=True)
-class Kept(Change):
-    """Only some parts of the scores are kept; the bias of positions belongs to the position part."""
+class Trial:
+    """A change of some heads (by site), made together in one run, and the names of its row."""
 
-    needs_means: ClassVar[bool] = True
+    change: Change
+    heads: Mapping[int, list[int]]
+    names: Mapping[str, Any] = field(default_factory=dict)
 
-    parts: frozenset[str]
-
-    def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
-        """The output with the products of these parts alone."""
-        kept = torch.tensor([part in self.parts for part in PARTS])
-        if 2 * int(kept.sum()) > len(PARTS):
-            products = heads.products - heads.parts[~kept].sum(0)
-        else:
-            products = heads.parts[kept].sum(0)
-        return heads.attend(products, float("position" in self.parts))
+    @property
+    def cells(self) -> list[Cell]:
+        """Its heads as pairs."""
+        return [(index, head) for index, numbers in self.heads.items() for head in numbers]
 
 
-@dataclass(frozen=True)
-class Off(Change):
-    """The output of a head is replaced by zero, or by its mean over data."""
-
-    means: Mapping[int, Float[Tensor, "heads v"]] | None = None  # by site
-
-    def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
-        """Zeros, or the mean at every token."""
-        if self.means is None:
-            return torch.zeros_like(heads.output)
-        mean = self.means[heads.site.index][heads.heads.start : heads.heads.stop]
-        return mean.to(heads.output)[None, :, None].expand_as(heads.output)
+def kept(parts: Collection[str], heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
+    """The output with some parts of the scores alone; the bias of positions belongs to the position part."""
+    chosen = torch.tensor([part in parts for part in PARTS])
+    if 2 * int(chosen.sum()) > len(PARTS):
+        products = heads.products - heads.parts[~chosen].sum(0)
+    else:
+        products = heads.parts[chosen].sum(0)
+    return heads.attend(products, float("position" in parts))
 
 
-@dataclass(frozen=True)
-class Uniform(Change):
-    """Attention is uniform over the visible keys."""
-
-    def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
-        """The mean of the visible values."""
-        seen = heads.visible.to(heads.values)
-        weights = seen / seen.sum(-1, keepdim=True).clamp(min=1)
-        return weights.expand(*heads.values.shape[:2], -1, -1) @ heads.values
+def off(means: Mapping[int, Float[Tensor, "all v"]] | None, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
+    """Zeros, or the mean of each head's output over data, by site, at every token."""
+    if means is None:
+        return torch.zeros_like(heads.output)
+    return means[heads.site.index][heads.span].to(heads.output)[None, :, None].expand_as(heads.output)
 
 
-@dataclass(frozen=True)
-class Window(Change):
-    """Only keys at most `width` − 1 tokens away are visible, and the first token, if `first`."""
-
-    width: int
-    first: bool
-
-    def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
-        """The output with the weights of the window alone, normalised anew."""
-        call = heads.call
-        query, key = call.positions[:, None, :, None], call.key_positions[:, None, None, :]
-        near = (query - key).abs() < self.width
-        near = near | (key == 0) if self.first else near
-        near = near.to(heads.values.device) & heads.visible
-        scores = call.scores(slice(heads.heads.start, heads.heads.stop)).masked_fill(~near, -torch.inf)
-        return heads.softmax(scores) @ heads.values
+def uniform(heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
+    """The mean of the visible values."""
+    seen = heads.visible.to(heads.values)
+    weights = seen / seen.sum(-1, keepdim=True).clamp(min=1)
+    return weights.expand(*heads.values.shape[:2], -1, -1) @ heads.values
 
 
-@dataclass(frozen=True)
-class Rewritten(Change):
-    """Queries and keys of each head are replaced by a rewrite: without a direction, or of another form."""
-
-    rewrites: Mapping[Cell, Rewrite]  # by site and head
-    described: Mapping[Cell, Mapping[str, Any]] = field(default_factory=dict)  # facts of heads
-
-    def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
-        """The output with the products of the new queries and keys."""
-        products = heads.products.clone()
-        for number, head in enumerate(heads.heads):
-            query, key = self.rewrites[heads.site.index, head](heads.context)
-            products[:, number] = ((query.to(products) @ key.to(products).mT) * heads.site.scale)[:, 0]
-        return heads.attend(products)
-
-    def facts(self, head: Cell) -> Mapping[str, Any]:
-        """The number, value and share of a direction."""
-        return self.described.get(head, {})
+def window(width: int, first: bool, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
+    """The output with keys at most `width` − 1 tokens away alone, and the first token, if `first`."""
+    call = heads.call
+    query, key = call.positions[:, None, :, None], call.key_positions[:, None, None, :]
+    near = (query - key).abs() < width
+    near = near | (key == 0) if first else near
+    near = near.to(heads.values.device) & heads.visible
+    return heads.softmax(call.scores(heads.span).masked_fill(~near, -torch.inf)) @ heads.values
 
 
-@dataclass(frozen=True)
-class Quantised(Change):
-    """Keys or values are rounded to a few bits, as a compressed cache of keys and values holds them."""
+def rewritten(rewrites: Mapping[Cell, Rewrite], heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
+    """The output with new queries and keys of each head: without a direction, or of another form."""
+    products = heads.products.clone()
+    for number, head in enumerate(heads.heads):
+        query, key = rewrites[heads.site.index, head](heads.context)
+        products[:, number] = ((query.to(products) @ key.to(products).mT) * heads.site.scale)[:, 0]
+    return heads.attend(products)
 
-    per_key_head: ClassVar[bool] = True
 
-    values: bool
-    quantiser: Quantiser
-    means: Mapping[int, SiteMeans] | None = None  # by site; stored apart: q·(k − k̄) is rounded, q·k̄ is not
+def quantised(
+    values: bool, quantiser: Quantiser, means: Mapping[int, SiteMeans] | None, heads: HeadCall
+) -> Float[Tensor, "batch heads n v"]:
+    """The output with rounded values, or keys, as a compressed cache holds them.
 
-    def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
-        """The output with rounded keys or values."""
-        real, span = heads.call.real, slice(heads.heads.start, heads.heads.stop)
-        if self.values:
-            return heads.weights @ self.quantiser(heads.values, real)
-        keys = heads.context.keys[:, span].to(heads.values)
-        if self.means is None:
-            rounded = self.quantiser(keys, real)
-        else:
-            mean = self.means[heads.site.index].at(heads.context)[1][:, span].to(keys)
-            rounded = self.quantiser(keys - mean, real) + mean
-        queries = heads.context.queries[:, span, -heads.context.new :].to(keys)
-        return heads.attend(queries @ rounded.mT * heads.site.scale)
+    With means (by site), which are stored apart, q·(k − k̄) is rounded and q·k̄ is not.
+    """
+    if values:
+        return heads.weights @ quantiser(heads.values, heads.call.real)
+    keys = heads.context.keys[:, heads.span].to(heads.values)
+    mean = keys.new_zeros(()) if means is None else means[heads.site.index].at(heads.context)[1][:, heads.span].to(keys)
+    rounded = quantiser(keys - mean, heads.call.real) + mean
+    queries = heads.context.queries[:, heads.span, -heads.context.new :].to(keys)
+    return heads.attend(queries @ rounded.mT * heads.site.scale)
+
+
+def called(name: str, function: Callable[[Call], Tensor], heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
+    """The heads of what a function of the user's returns: the new output of all heads of a call."""
+    out: Any = function(heads.call)
+    shape = (len(heads.call.query), heads.call.heads, *heads.output.shape[-2:])
+    if not isinstance(out, Tensor) or tuple(out.shape) != shape:
+        actual = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"change {name!r} must return the output of all heads {shape}, got {actual}")
+    return heads.some(out).to(heads.output)
 
 
 @dataclass(frozen=True)
-class Called(Change):
-    """A change of the user's: a function of the call that returns the new output of all its heads."""
+class Quantiser:
+    """Asymmetric rounding to `bits`: of each token over its channels, or of each channel over its tokens.
 
-    function: Callable[[Call], Tensor]
+    `rotated`: after a Hadamard rotation of the channels, which spreads outliers, and is undone afterwards.
+    """
 
-    def __call__(self, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
-        """The heads of what the function returns."""
-        out: Any = self.function(heads.call)
-        shape = (len(heads.call.query), heads.call.heads, *heads.output.shape[-2:])
-        if not isinstance(out, Tensor) or tuple(out.shape) != shape:
-            actual = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise ValueError(f"change {self.name!r} must return the output of all heads {shape}, got {actual}")
-        return heads.some(out).to(heads.output)
+    bits: int
+    per_channel: bool = False
+    rotated: bool = False
+
+    def __call__(
+        self, x: Float[Tensor, "batch heads m r"], real: Bool[Tensor, "batch m"] | None = None
+    ) -> Float[Tensor, "batch heads m r"]:
+        """The rounded vectors; padding (not `real`) sets no range."""
+        turn = hadamard(x.shape[-1]).to(x) if self.rotated else None
+        x = x if turn is None else x @ turn
+        low = high = x
+        if self.per_channel and real is not None:
+            padding = ~real[:, None, :, None]
+            low, high = x.masked_fill(padding, torch.inf), x.masked_fill(padding, -torch.inf)
+        dim = -2 if self.per_channel else -1
+        low, high = low.amin(dim, keepdim=True), high.amax(dim, keepdim=True)
+        step = (high - low).clamp(min=SMALLEST) / (2**self.bits - 1)
+        rounded = ((x - low) / step).round().clamp(0, 2**self.bits - 1) * step + low
+        return rounded if turn is None else rounded @ turn.mT
+
+
+def hadamard(width: int) -> Float[Tensor, "width width"]:
+    """An orthogonal matrix of Hadamard blocks, of the largest power of 2 that divides the width."""
+    block = torch.ones(1, 1)
+    while width % (2 * len(block)) == 0:
+        block = torch.cat((torch.cat((block, block), 1), torch.cat((block, -block), 1)))
+    return torch.block_diag(*[block / len(block) ** 0.5] * (width // len(block)))

@@ -13,26 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from keyquery.instruments.ablation.changes import Cell, Change, HeadCall
+from keyquery.instruments.ablation.changes import Cell, Change, HeadCall, Trial
 from keyquery.instruments.ablation.losses import (
     Loss,
     Objective,
+    checked,
     finite,
     labelled,
     output_of,
     predictions,
     real_outputs,
 )
-from keyquery.intervene.dial.means import Means, SiteMeans
+from keyquery.intervene.dial.means import SiteMeans
 from keyquery.intervene.sites import Site
 from keyquery.listening import Batch
 from keyquery.listening.attachment import add_listener
@@ -71,35 +72,28 @@ class Draws:
 
 
 class Gradients(NamedTuple):
-    """Gradients with respect to the outputs of calls: of the loss (None without one), then of each sample.
+    """Gradients with respect to the outputs of calls: of the loss (0 without one), then of each sample.
 
     `counts` are the labels of each sequence, `losses` its mean loss.
     """
 
-    first: list[Tensor] | None
-    samples: list[list[Tensor]]
+    of: list[list[Tensor]]
     counts: Float[Tensor, " batch"]
     losses: Float[Tensor, " batch"]
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Both terms of the cost per sequence: `first` of (change, cell), `products` g̃·dz of (change, cell) by sample.
+    """g·dz of the loss, then of each sample, by change and cell, of the sequences that have a loss."""
 
-    Sequences without a loss are left out. Terms of sets of heads are `of` several cells.
-    """
-
-    first: Mapping[tuple[str, Cell], Float[Tensor, " sequences"]]
-    products: Mapping[tuple[str, Cell], Float[Tensor, "samples sequences"]]
+    terms: Mapping[tuple[str, Cell], Float[Tensor, "terms sequences"]]
     counts: Float[Tensor, " sequences"]
     losses: Float[Tensor, " sequences"]
 
-    def of(self, change: str, cells: Iterable[Cell]) -> tuple[Float[Tensor, " sequences"], Float[Tensor, " sequences"]]:
-        """First and second term of a set of heads that change together, per label."""
-        cells = list(cells)
-        first = torch.stack([self.first[change, cell] for cell in cells]).sum(0)
-        products = torch.stack([self.products[change, cell] for cell in cells]).sum(0)
-        second = products.square().mean(0) / 2 if len(products) else torch.zeros_like(first)
+    def of(self, trial: Trial) -> tuple[Float[Tensor, " sequences"], Float[Tensor, " sequences"]]:
+        """First and second term of the cost of a trial, per label."""
+        first, *products = torch.stack([self.terms[trial.change.name, cell] for cell in trial.cells]).sum(0)
+        second = torch.stack(products).square().mean(0) / 2 if products else torch.zeros_like(first)
         return first / self.counts, second / self.counts
 
 
@@ -107,28 +101,23 @@ def estimate(
     model: nn.Module,
     batches: Iterable[Batch],
     loss: Loss,
-    changes: Sequence[Change],
-    cells: Mapping[str, Mapping[int, list[int]]],
+    trials: Sequence[Trial],
     sites: Mapping[int, Site],
-    means: Means | None = None,
+    means: Mapping[int, SiteMeans],
     samples: int = 4,
     seed: int = 0,
 ) -> Estimates:
-    """Both terms of the cost of changes, each of some heads (`cells`, by change and site)."""
+    """Both terms of the cost of trials, with means by site where their changes need them."""
     if any(weight.is_inference() for weight in model.parameters()):
         raise NoGradient("the weights were made in inference mode, and an estimate needs gradients: measure all")
-    terms = _Terms({change.name: change for change in changes}, cells, sites, means)
+    terms = _Terms(trials, means)
     draws = Draws(seed)
     for batch in batches:
         for inputs, labels in _parts(model, loss, batch):
-            with _recorded(model, sites, set().union(*map(set, cells.values()))) as seen:
+            with _recorded(model, [sites[index] for index in terms.wanted]) as seen:
                 gradients = _gradients(model, loss, inputs, labels, seen, samples, draws)
             terms.add(seen, gradients)
     return terms.estimates()
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((weight.device for weight in model.parameters()), torch.device("cpu"))
 
 
 def _parts(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[tuple[Batch, Tensor | None]]:
@@ -137,7 +126,7 @@ def _parts(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[tuple[Batch, 
     tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor)}
     rows = len(next(iter(tensors.values())))
     tokens = max((x.numel() for x in tensors.values() if x.ndim == 2), default=rows)
-    size = max(TOKENS.get(_device(model).type, TOKENS["cpu"]) * rows // max(tokens, 1), 1)
+    size = max(TOKENS.get(next(model.parameters()).device.type, TOKENS["cpu"]) * rows // max(tokens, 1), 1)
     if rows <= size or any(x.ndim == 0 or len(x) != rows for x in tensors.values()):
         yield inputs, labels
         return
@@ -152,9 +141,9 @@ class NoGradient(ValueError):  # noqa: N818
 
 
 @contextmanager
-def _recorded(model: nn.Module, sites: Mapping[int, Site], indices: set[int]) -> Iterator[list[Seen]]:
+def _recorded(model: nn.Module, sites: Iterable[Site]) -> Iterator[list[Seen]]:
     """Context in which the model runs for gradients of head outputs alone; what its calls showed."""
-    by_module = {sites[index].module: sites[index] for index in indices}
+    by_module = {site.module: site for site in sites}
     seen: list[Seen] = []
 
     def record(call: Call) -> Mapping[str, Tensor] | None:
@@ -188,7 +177,7 @@ def _gradients(
     draws: Draws,
 ) -> Gradients:
     if not isinstance(loss, Objective):
-        return _of_losses(loss(model, inputs), inputs, seen)
+        return _of_losses(loss(model, inputs), seen)
     if labels is None:
         return _of_output(output_of(model, inputs), inputs, seen, samples, draws)
     predicted, targets, rows = labelled(predictions(model, inputs, labels), labels)
@@ -198,11 +187,11 @@ def _gradients(
         losses = torch.zeros_like(counts).index_add_(0, rows, by_label) / counts
         share = predicted.softmax(-1)
     drawn = _drawn(share, draws.uniform(counts.long().tolist(), samples))
-    first, *rest = [
+    gradients = [
         _backward(predicted, _residuals(share, labels), seen, last=number == samples)
         for number, labels in enumerate((targets, *drawn))
     ]
-    return Gradients(first, rest, counts, losses)
+    return Gradients(gradients, counts, losses)
 
 
 def _drawn(share: Float[Tensor, "t v"], draws: Float[Tensor, "t samples"]) -> Int[Tensor, "samples t"]:
@@ -216,17 +205,14 @@ def _residuals(share: Float[Tensor, "t v"], labels: Int[Tensor, " t"]) -> Float[
     return share.scatter_add(1, labels[:, None], share.new_full((len(labels), 1), -1.0))
 
 
-def _of_losses(losses: Tensor, inputs: Batch, seen: list[Seen]) -> Gradients:
+def _of_losses(losses: Any, seen: list[Seen]) -> Gradients:
     """Of a loss that labels cannot be sampled from: the first term alone."""
-    if not isinstance(losses, Tensor) or losses.ndim != 1:
-        shape = tuple(getattr(losses, "shape", ()))
-        raise ValueError(f"loss must return one value per sequence, (batch,), got {shape}")
-    finite(losses.detach())
+    losses = torch.as_tensor(losses)
+    values = checked(losses)
     rows = len(seen[0].output) if seen else len(losses)
     if len(losses) != rows:
         raise NoGradient(f"an estimate needs a loss of every sequence, got {len(losses)} of {rows}: measure all")
-    first = _backward(losses, torch.ones_like(losses), seen, last=True)
-    return Gradients(first, [], losses.new_ones(rows, dtype=torch.float64), losses.detach().double())
+    return Gradients([_backward(losses, torch.ones_like(losses), seen, last=True)], torch.ones_like(values), values)
 
 
 def _of_output(output: Tensor, inputs: Batch, seen: list[Seen], samples: int, draws: Draws) -> Gradients:
@@ -238,7 +224,8 @@ def _of_output(output: Tensor, inputs: Batch, seen: list[Seen], samples: int, dr
     products = [_backward(output, sign, seen, last=number == samples - 1) for number, sign in enumerate(signs)]
     norms = (output.detach() * signs[0]).double().flatten(1).square().sum(1)
     # the estimate halves the square of the products, and divides it by the count
-    return Gradients(None, products, norms / 2, torch.zeros_like(norms))
+    first = [torch.zeros_like(call.output) for call in seen]
+    return Gradients([first, *products], norms / 2, torch.zeros_like(norms))
 
 
 def _backward(values: Tensor, weights: Tensor, seen: list[Seen], last: bool) -> list[Tensor]:
@@ -254,66 +241,56 @@ def _backward(values: Tensor, weights: Tensor, seen: list[Seen], last: bool) -> 
     return [torch.zeros_like(output) if grad is None else grad for output, grad in zip(outputs, grads, strict=True)]
 
 
-@dataclass
 class _Terms:
-    """Collects g·dz over batches."""
+    """Collects g·dz over batches, of changes of heads that trials name."""
 
-    changes: Mapping[str, Change]
-    cells: Mapping[str, Mapping[int, list[int]]]
-    sites: Mapping[int, Site]
-    means: Means | None
-    first: dict[tuple[str, Cell], list[Tensor]] = field(default_factory=dict)
-    products: dict[tuple[str, Cell], list[Tensor]] = field(default_factory=dict)
-    counts: list[Tensor] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    _means: dict[int, SiteMeans | None] = field(default_factory=dict)  # by site
+    def __init__(self, trials: Sequence[Trial], means: Mapping[int, SiteMeans]) -> None:
+        self.wanted: dict[int, dict[str, tuple[Change, set[int]]]] = {}  # by site and name: the heads that change
+        for trial in trials:
+            for index, heads in trial.heads.items():
+                changes = self.wanted.setdefault(index, {})
+                changes.setdefault(trial.change.name, (trial.change, set()))[1].update(heads)
+        self._means = means
+        self._terms: dict[tuple[str, Cell], list[Tensor]] = {}
+        self._counts: list[Tensor] = []
+        self._losses: list[Tensor] = []
 
     @torch.no_grad()
     def add(self, seen: Sequence[Seen], gradients: Gradients) -> None:
         """Add a run; a module that is called several times has the sum of its calls."""
         counts, losses = gradients.counts.cpu(), gradients.losses.cpu()
         kept = counts != 0
-        self.counts.append(finite(counts[kept]))
-        self.losses.append(finite(losses[kept]))
+        self._counts.append(finite(counts[kept]))
+        self._losses.append(finite(losses[kept]))
         totals: dict[tuple[str, Cell], Tensor] = {}
         for number, (site, call, _) in enumerate(seen):
-            grads = [each[number] for each in ([gradients.first] if gradients.first else []) + gradients.samples]
-            for key, total in self._of_call(site, call, torch.stack(grads)):
+            for key, total in self._of_call(site, call, torch.stack([grads[number] for grads in gradients.of])):
                 totals[key] = totals[key] + total if key in totals else total
         for key, total in totals.items():
-            total = total[:, kept]
-            first, rest = (total[0], total[1:]) if gradients.first else (torch.zeros_like(total[0]), total)
-            self.first.setdefault(key, []).append(first)
-            self.products.setdefault(key, []).append(rest)
+            self._terms.setdefault(key, []).append(total[:, kept])
 
     def _of_call(
         self, site: Site, call: Call, grads: Float[Tensor, "grads batch heads n v"]
     ) -> Iterator[tuple[tuple[str, Cell], Float[Tensor, "grads batch"]]]:
-        if site.index not in self._means:
-            self._means[site.index] = None if self.means is None else self.means.of(site)
-        means = self._means[site.index]
-        wanted = sorted({head for cells in self.cells.values() for head in cells.get(site.index, ())})
+        changes = self.wanted[site.index].values()
+        wanted = sorted(set().union(*(heads for _, heads in changes)))
         for heads in _ranges(wanted, _fitting(call)):
-            view, slopes = HeadCall(call, site, heads, means), grads[:, :, heads.start : heads.stop]
-            for name, change in self.changes.items():
-                if not set(self.cells[name].get(site.index, ())) & set(heads):
+            view = HeadCall(call, site, heads, self._means.get(site.index))
+            for change, chosen in changes:
+                if chosen.isdisjoint(heads):
                     continue
-                moved = change(view) - view.output
-                sums = torch.einsum("bhnv,gbhnv->hgb", moved, slopes.to(moved)).double().cpu()
+                moved = change.output(view) - view.output
+                sums = torch.einsum("bhnv,gbhnv->hgb", moved, grads[:, :, view.span].to(moved)).double().cpu()
                 for head, total in zip(heads, sums, strict=True):
-                    if head in self.cells[name].get(site.index, ()):
-                        yield (name, (site.index, head)), total
+                    if head in chosen:
+                        yield (change.name, (site.index, head)), total
 
     def estimates(self) -> Estimates:
         """What was collected."""
-        if not self.counts or not sum(map(len, self.counts)):
+        if not self._counts or not sum(map(len, self._counts)):
             raise ValueError("no sequence has a loss: one of at least two tokens is needed")
-        return Estimates(
-            {key: torch.cat(terms) for key, terms in self.first.items()},
-            {key: torch.cat(terms, 1) for key, terms in self.products.items()},
-            torch.cat(self.counts),
-            torch.cat(self.losses),
-        )
+        terms = {key: torch.cat(parts, 1) for key, parts in self._terms.items()}
+        return Estimates(terms, torch.cat(self._counts), torch.cat(self._losses))
 
 
 def _fitting(call: Call) -> int:

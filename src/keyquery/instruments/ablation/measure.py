@@ -1,18 +1,23 @@
-"""The losses of a model under one change of heads after another, as many in one batch as the device takes."""
+"""The losses of a model under one change of heads after another, as many in one batch as the device takes.
+
+Blocks are the members of a `ModuleList` through which the residual stream passes one after another. While one of them
+is changed, those before it return what the last of them returned in the original run, without computing anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import islice
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from keyquery.instruments.ablation.changes import Change, HeadCall
+from keyquery.instruments.ablation.changes import HeadCall, Trial
 from keyquery.instruments.ablation.losses import (
+    OUTPUT,
     Loss,
     Objective,
     checked,
@@ -21,33 +26,19 @@ from keyquery.instruments.ablation.losses import (
     real_outputs,
     repeated,
 )
-from keyquery.instruments.ablation.replay import Tape, from_block
-from keyquery.intervene.dial.means import Means, SiteMeans
+from keyquery.intervene.dial.means import SiteMeans
 from keyquery.intervene.rewrites import check_unchanged
 from keyquery.intervene.sites import Site
 from keyquery.listening import Batch
 from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
-from keyquery.listening.hooks import evaluating, is_compiled
+from keyquery.listening.hooks import evaluating, is_compiled, on_output, replace_method
 from keyquery.support.progress import Progress, Runs, silent
 
 TOKENS = {"cuda": 32768, "cpu": 2048}  # of a run that leaves a device little idle time
-# Kinds of error of a model that does not run on repeated inputs: any code may be in it.
+# Kinds of error of a model that does not run on repeated inputs, or not in part: any code may be in it.
 REFUSALS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A change of some heads (by site), made together in one run."""
-
-    change: Change
-    heads: Mapping[int, list[int]]
-
-    @property
-    def site(self) -> int | None:
-        """The one site that changes; None for several."""
-        return next(iter(self.heads)) if len(self.heads) == 1 else None
 
 
 class Measurement:
@@ -63,14 +54,13 @@ class Measurement:
         batches: Sequence[Batch],
         loss: Loss,
         sites: Mapping[int, Site],
-        means: Means | None,
+        means: Mapping[int, SiteMeans],
     ) -> None:
         check_unchanged(model)
         self._sites, self._means = sites, means
         self._by_module = {site.module: site for site in sites.values()}
-        self._means_of: dict[int, SiteMeans | None] = {}
         self._trials: Sequence[Trial] = ()  # that are on
-        self._run = model, batches, Moved() if is_output(loss) else loss
+        self._run = model, batches, Moved() if loss is OUTPUT else loss
         self._most = _fitting(*self._run)
         self.before = self._losses()
 
@@ -80,16 +70,17 @@ class Measurement:
     def losses(self, trials: Sequence[Trial], progress: Progress | None = None) -> list[Float[Tensor, " sequences"]]:
         """Losses per sequence of trials; they run layer by layer."""
         model, batches, _ = self._run
-        of_site: dict[int | None, list[int]] = {}
+        by_sites: dict[tuple[int, ...], list[int]] = {}
         for number, trial in enumerate(trials):
-            of_site.setdefault(trial.site, []).append(number)
-        order = [number for numbers in of_site.values() for number in numbers]
-        watched = iter((progress or silent)(_runs(order, batches), "measuring", len(order)))
+            by_sites.setdefault(tuple(trial.heads), []).append(number)
+        order = [number for numbers in by_sites.values() for number in numbers]
+        tokens = sum(batch["input_ids"].numel() for batch in batches if "input_ids" in batch)
+        watched = iter((progress or silent)(Runs(order, tokens), "measuring", len(order)))
         measured: dict[int, Tensor] = {}
         with temporarily(model, self._listen):
-            for site, numbers in of_site.items():
+            for sites, numbers in by_sites.items():
                 self._trials = ()
-                with self._below(site) as tape:
+                with self._below(sites) as tape:
                     runs = self._of_layer((trials[next(watched)] for _ in numbers), tape)
                     measured |= dict(zip(numbers, runs, strict=True))
         return [measured[number] for number in range(len(trials))]
@@ -103,19 +94,17 @@ class Measurement:
     def _listen(self, changes: ExitStack) -> None:
         add_listener(self._run[0], self._changed, changes)
 
-    def _below(self, site: int | None) -> AbstractContextManager[Tape | None]:
-        """Context in which the layers below a site run no more, since they do not change."""
-        if site is None:
+    def _below(self, sites: tuple[int, ...]) -> AbstractContextManager[Tape | None]:
+        """Context in which the layers below the one site that changes run no more."""
+        if len(sites) > 1:
             return nullcontext()
-        return from_block(self._run[0], self._sites[site].name.removesuffix(" (rope)"), self._losses)
+        return from_block(self._run[0], self._sites[sites[0]].name.removesuffix(" (rope)"), self._losses)
 
     def _changed(self, call: Call) -> Mapping[str, Tensor] | None:
         """The output of a call with the heads of all trials changed, each in its part of the batch."""
         site = self._by_module.get(call.module)
         if site is None or call.is_cross or not any(site.index in trial.heads for trial in self._trials):
             return None
-        if site.index not in self._means_of:
-            self._means_of[site.index] = None if self._means is None else self._means.of(site)
         output, rows = call.attend({}).clone(), len(call.query) // len(self._trials)
         if rows * len(self._trials) != len(call.query):
             raise ValueError(f"{len(call.query)} sequences cannot be divided among {len(self._trials)} trials")
@@ -125,7 +114,7 @@ class Measurement:
                 part = slice(number * rows, (number + 1) * rows)
                 span = range(min(heads), max(heads) + 1)
                 rows_of_trial = call if len(self._trials) == 1 else call.rows(part)
-                out = trial.change(HeadCall(rows_of_trial, site, span, self._means_of[site.index]))
+                out = trial.change.output(HeadCall(rows_of_trial, site, span, self._means.get(site.index)))
                 output[part, heads] = out[:, [head - span.start for head in heads]].to(output)
         return {"output": output}
 
@@ -162,11 +151,6 @@ class Measurement:
         return losses if proven or _near(losses[-1], self._alone(trials[-1], tape), self._run[0]) else None
 
 
-def is_output(loss: Loss) -> bool:
-    """Whether a loss is the output itself."""
-    return isinstance(loss, Objective) and loss.name == "output"
-
-
 class Moved:
     """How far the output moves from that of the model as it is: a share of its squared norm, per sequence."""
 
@@ -192,13 +176,82 @@ def _fitting(model: nn.Module, batches: Sequence[Batch], loss: Loss) -> int:
     return max(TOKENS.get(next((weight.device.type for weight in model.parameters()), "cpu"), 0) // tokens, 1)
 
 
-def _runs(trials: Iterable[int], batches: Sequence[Batch]) -> Runs:
-    """Numbers of trials, each a run on all batches."""
-    return Runs(trials, sum(batch["input_ids"].numel() for batch in batches if "input_ids" in batch))
-
-
 def _near(losses: Tensor, expected: Tensor, model: nn.Module) -> bool:
     """Whether losses agree up to rounding in the dtype of the model."""
     dtype = next((weight.dtype for weight in model.parameters()), torch.float32)
     limit = torch.finfo(dtype).eps ** 0.75 * max(float(expected.abs().max()), 1.0)
     return losses.shape == expected.shape and bool(((losses - expected).abs() <= limit).all())
+
+
+@contextmanager
+def from_block(model: nn.Module, module: str, run: Callable[[], Tensor]) -> Iterator[Tape | None]:
+    """Context in which the blocks before that of a module are not computed, and the tape of what they returned.
+
+    There is none where there is no block before it, or where `run`, which returns the losses of the model, does not
+    return the same bit for bit without them: where blocks are connected in another way.
+    """
+    blocks = _before(model, module)
+    with ExitStack() as changes:
+        if not blocks:
+            yield None
+            return
+        recorded: list[Any] = []
+        with ExitStack() as recording:
+            on_output(blocks[-1], lambda block, args, kwargs, out: recorded.append(out), recording)
+            whole = run()
+        if recorded:
+            tape = Tape(recorded)
+            for block in blocks:
+                replace_method(block, "forward", tape.play if block is blocks[-1] else tape.peek, changes)
+        if not recorded or not _same(run, whole):
+            changes.close()
+            yield None
+            return
+        yield tape
+
+
+class Tape:
+    """The outputs of a block, in the order of its calls, again and again.
+
+    They can be repeated along the batch, for runs that do so with the model's inputs.
+    """
+
+    def __init__(self, outputs: list[Any]) -> None:
+        self._outputs = outputs
+        self.rewind()
+
+    def rewind(self, copies: int = 1) -> None:
+        """Begin with the first call, and repeat its rows."""
+        self._at, self._copies, self._now = 0, copies, None
+
+    def peek(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the current call."""
+        if self._now is None:
+            self._now = repeated(self._outputs[self._at], self._copies)
+        return self._now
+
+    def play(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the current call, which ends with it."""
+        output = self.peek()
+        self._at, self._now = (self._at + 1) % len(self._outputs), None
+        return output
+
+
+def _before(model: nn.Module, module: str) -> list[nn.Module]:
+    """The blocks before the one that a module belongs to."""
+    parts = module.split(".")
+    for depth in range(len(parts)):
+        try:
+            around = model.get_submodule(".".join(parts[:depth]))
+        except AttributeError:
+            return []
+        if isinstance(around, nn.ModuleList) and parts[depth].isdecimal():
+            return list(around)[: int(parts[depth])]
+    return []
+
+
+def _same(run: Callable[[], Tensor], whole: Tensor) -> bool:
+    try:
+        return torch.equal(run(), whole)
+    except REFUSALS:
+        return False

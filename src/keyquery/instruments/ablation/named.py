@@ -6,14 +6,25 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from typing import Any
 
 from torch import Tensor, nn
 
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.ablation.changes import Called, Change, Kept, Off, Quantised, Rewritten, Uniform, Window
-from keyquery.instruments.ablation.quantisation import BITS, Quantiser
+from keyquery.instruments.ablation.changes import (
+    BITS,
+    Change,
+    Quantiser,
+    called,
+    kept,
+    off,
+    quantised,
+    rewritten,
+    uniform,
+    window,
+)
 from keyquery.intervene.dial.directions import KINDS as DIRECTIONS
 from keyquery.intervene.dial.directions import DirectionGains, Directions, direction_gains
 from keyquery.intervene.dial.means import Means
@@ -53,30 +64,24 @@ def uses_means(name: str) -> bool:
     return name in PARTS or name.startswith("only ") or name.endswith((" apart", " on data"))
 
 
-def names_of(changes: Changes, placed: bool) -> tuple[list[str], dict[str, Called]]:
-    """The names of changes, with groups spelled out, and those that are functions; raises for an unknown name.
+def names_of(changes: Changes, placed: bool) -> dict[str, Change | None]:
+    """Changes by name, with groups spelled out: None, or the change of a function; raises for an unknown name.
 
     Without positions (`placed`) the members of a group that would change nothing are left out.
     """
-    functions: dict[str, Called] = {}
-    if isinstance(changes, Mapping):
-        items: list[Any] = [Called(name, function) for name, function in changes.items()]
-    elif isinstance(changes, str):
-        items = [name.strip() for name in changes.split(",")]
-    else:
-        items = [Called(getattr(item, "__name__", "change"), item) if callable(item) else item for item in changes]
-    names: list[str] = []
-    for item in items:
-        if isinstance(item, Called):
-            functions[item.name] = item
-            names.append(item.name)
-        elif isinstance(item, str):
-            names += _group(item, placed) or [_checked(item, placed)]
+    listed = [name.strip() for name in changes.split(",")] if isinstance(changes, str) else changes
+    items = listed.items() if isinstance(listed, Mapping) else ((getattr(x, "__name__", "change"), x) for x in listed)
+    named: dict[str, Change | None] = {}
+    for name, item in items:
+        if isinstance(item, str):
+            named |= dict.fromkeys(_group(item, placed) or [_checked(item, placed)])
+        elif callable(item):
+            named[name] = Change(name, partial(called, name, item))
         else:
             raise TypeError(f"a change must be a name or a function, got a {type(item).__name__}")
-    if not names:
+    if not named:
         raise ValueError("changes must name at least one, got none")
-    return list(dict.fromkeys(names)), functions
+    return named
 
 
 def _group(name: str, placed: bool) -> list[str]:
@@ -121,30 +126,28 @@ class Made:
     def change(self, name: str) -> Change:
         """The change of a name that `names_of` returned."""
         if name in PARTS:
-            return Kept(name, frozenset(PARTS) - {name})
+            return Change(name, partial(kept, {*PARTS} - {name}), needs_means=True)
         if name.startswith("only "):
-            return Kept(name, frozenset(name.removeprefix("only ").split(" + ")))
-        if name == "zero":
-            return Off(name)
-        if name == "mean":
-            return Off(
-                name, mean_outputs(self.model, self.batches, {index: self.sites[index] for index in self.chosen})
-            )
+            return Change(name, partial(kept, name.removeprefix("only ").split(" + ")), needs_means=True)
+        if name in WHOLE:
+            sites = {index: self.sites[index] for index in self.chosen}
+            return Change(name, partial(off, mean_outputs(self.model, self.batches, sites) if name == "mean" else None))
         if name == "uniform":
-            return Uniform(name)
+            return Change(name, uniform)
         if match := WINDOW.fullmatch(name):
-            return Window(name, int(match[1]), bool(match[2]))
+            return Change(name, partial(window, int(match[1]), bool(match[2])))
         if match := DIRECTION.fullmatch(name):
             return self._direction(name, match[1], int(match[2]), "data" if match[3] else "weights")
         if match := FORM.fullmatch(name):
             kernel, rank = ("general", int(match[2])) if match[2] else (match[1], None)
-            sites = self.sites
-            return Rewritten(name, {(i, head): linear(sites[i], head, kernel, rank) for i, head in self._heads()})
+            rewrites = {(i, head): linear(self.sites[i], head, kernel, rank) for i, head in self._heads()}
+            return Change(name, partial(rewritten, rewrites))
         match = STORED.fullmatch(name)
         assert match is not None, name
         kind, bits, per_channel, rotated, apart = match.groups()
         means = {index: self.means().of(self.sites[index]).overall() for index in self.chosen} if apart else None
-        return Quantised(name, kind == "values", Quantiser(int(bits), bool(per_channel), bool(rotated)), means)
+        quantiser = Quantiser(int(bits), bool(per_channel), bool(rotated))
+        return Change(name, partial(quantised, kind == "values", quantiser, means), per_key_head=True)
 
     def _heads(self) -> list[tuple[int, int]]:
         return [(index, head) for index, numbers in self.chosen.items() for head in numbers]
@@ -162,4 +165,4 @@ class Made:
             rewrites[head] = copy(gains)
             rewrites[head].numbers = [number]
             facts[head] = {"direction": number, "value": float(values[number]), "share": float(shares[number])}
-        return Rewritten(name, rewrites, facts)
+        return Change(name, partial(rewritten, rewrites), facts=facts)

@@ -1,4 +1,4 @@
-"""Which cells are measured, by their estimates."""
+"""Which cells are measured, by their estimates, and how the two agree."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from keyquery.support.statistics import spearman
+
 CHECK = 24  # random cells, stratified by their estimate
 LARGE = 0.2  # nats per token: above, estimates are often too small
 EFFECTIVE = 4.0  # sequences that an estimate rests on
+POOR = {"rank_correlation": 0.8, "inside": 0.8}  # below, estimates of this model and text are not to be relied on
+CELLS = 8  # that a correlation needs to say anything
 
 
 def flags(terms: Float[Tensor, " sequences"]) -> list[str]:
@@ -43,3 +47,26 @@ def plan(rows: Sequence[Mapping[str, Any]], measure: str, budget: int, threshold
     urgent = [number for number in everything if not urgency(number)[0] or urgency(number)[1] <= 1]
     further = sorted(set(urgent) - set(check), key=urgency)
     return check, further[: budget - len(check)]
+
+
+def agreement(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Rank correlation, slope and coverage over rows with an estimate and a measurement; None if they are too few.
+
+    `slope` is that of the measured change over the estimate, through the origin; `inside` the share of estimates
+    within two standard errors of the measurement, or a tenth of it.
+    """
+    rows = [row for row in rows if "estimate" in row]
+    if len(rows) < CELLS:
+        return None
+    estimated, measured, low = (
+        torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in ("estimate", "change", "low")
+    )
+    limit = (measured - low) + 0.1 * measured.abs()
+    correlation = spearman(estimated.numpy(), measured.numpy())
+    figures: dict[str, Any] = {
+        "cells": len(rows),
+        "rank_correlation": float("nan") if correlation is None else correlation,
+        "slope": float((estimated @ measured) / (estimated @ estimated).clamp(min=1e-300)),
+        "inside": float(((estimated - measured).abs() <= limit).double().mean()),
+    }
+    return {**figures, "poor": [name for name, least in POOR.items() if not figures[name] >= least]}
