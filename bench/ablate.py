@@ -20,7 +20,7 @@ from harness import publish, row
 from torch.utils.flop_counter import FlopCounterMode
 
 import keyquery as kq
-from keyquery.instruments.ablation import variants
+from keyquery.instruments.ablation import measure
 from keyquery.instruments.ablation.measure import Measurement
 
 SEQUENCES, LENGTH = 32, 128
@@ -57,11 +57,11 @@ def timed(model: torch.nn.Module, batches: list[Any], **options: Any) -> tuple[f
 
 
 def one_at_a_time(model: torch.nn.Module, batches: list[Any], **options: Any) -> tuple[float, list[dict[str, Any]]]:
-    at_once, variants.TOKENS = variants.TOKENS, {}
+    at_once, measure.TOKENS = measure.TOKENS, {}
     try:
         return timed(model, batches, **options)
     finally:
-        variants.TOKENS = at_once
+        measure.TOKENS = at_once
 
 
 def passes(model: torch.nn.Module, batches: list[Any]) -> float:

@@ -15,7 +15,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from torch import Tensor
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
-from keyquery.instruments.ablation.changes import Cell, Change, HeadCall
+from keyquery.instruments.ablation.changes import Cell, Change, HeadCall, Trial
 from keyquery.instruments.ablation.estimate import Estimates, estimate
 from keyquery.instruments.ablation.losses import Objective, default_loss
-from keyquery.instruments.ablation.measure import Measurement, Trial
+from keyquery.instruments.ablation.measure import Measurement
 from keyquery.instruments.ablation.named import Made, names_of
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
@@ -70,16 +70,9 @@ def batches_of(windows: Tensor) -> list[dict[str, Tensor]]:
     return [{"input_ids": ids} for ids in windows.split(ROWS)]
 
 
-@dataclass(frozen=True)
-class Scaled(Change):
+def scaled(change: Change, factor: float) -> Change:
     """A change made in part: the output moves by `factor` of the way."""
-
-    change: Change
-    factor: float
-
-    def __call__(self, heads: HeadCall) -> Tensor:
-        """The output between that of the model and that with the change."""
-        return heads.output + self.factor * (self.change(heads) - heads.output)
+    return replace(change, output=lambda heads: heads.output + factor * (change.output(heads) - heads.output))
 
 
 class Cells:
@@ -87,33 +80,34 @@ class Cells:
 
     def __init__(self, model: Any, loss: Objective, about: list[Any], names: Sequence[str], means: Means) -> None:
         self.model, self.loss, self.sites, self.means = model, loss, sites_of(model), means
+        self.by_site = {index: means.of(site) for index, site in self.sites.items()}
         self.whole = {index: list(range(site.count)) for index, site in self.sites.items()}
         made = Made(model, about, self.sites, self.whole, lambda: means)
-        self.changes = [made.change(name) for name in names_of(list(names), placed=True)[0]]
+        self.changes = [made.change(name) for name in names_of(list(names), placed=True)]
 
-    def trials(self, by: str) -> list[tuple[dict[str, Any], Trial]]:
+    def trials(self, by: str) -> list[Trial]:
         """Each change of each "head" (key head, if it changes keys), of each "layer", or of "all" heads."""
-        rows: list[tuple[dict[str, Any], Trial]] = []
+        rows: list[Trial] = []
         for change in self.changes:
             if by == "all":
-                rows.append(({"layer": None, "head": None, "part": change.name}, Trial(change, self.whole)))
+                rows.append(Trial(change, self.whole, {"layer": None, "head": None, "part": change.name}))
                 continue
             for index, site in self.sites.items():
                 shared = site.count // site.key_heads if change.per_key_head else 1
                 size = site.count if by == "layer" else shared
                 for number, start in enumerate(range(0, site.count, size)):
                     names = {"layer": index, "head": None if by == "layer" else number, "part": change.name}
-                    rows.append((names, Trial(change, {index: list(range(start, start + size))})))
+                    rows.append(Trial(change, {index: list(range(start, start + size))}, names))
         return rows
 
     def estimates(self, batches: list[Any], samples: int) -> Estimates:
         """Both terms of every change of every head."""
-        cells = {change.name: self.whole for change in self.changes}
-        return estimate(self.model, batches, self.loss, self.changes, cells, self.sites, self.means, samples)
+        trials = [Trial(change, self.whole) for change in self.changes]
+        return estimate(self.model, batches, self.loss, trials, self.sites, self.by_site, samples)
 
     def measured(self, batches: list[Any], trials: Sequence[Trial]) -> dict[str, list[float]]:
         """The change of the loss by trial, and its standard error over windows."""
-        runs = Measurement(self.model, batches, self.loss, self.sites, self.means)
+        runs = Measurement(self.model, batches, self.loss, self.sites, self.by_site)
         changes = [after - runs.before for after in runs.losses(trials)]
         return {
             "change": [float(change.mean()) for change in changes],
@@ -129,15 +123,15 @@ class Cells:
             site = by_module.get(call.module)
             if site is None:
                 return
-            view = HeadCall(call, site, range(site.count), self.means.of(site))
-            weights = HeadCall(call, site, range(site.count), self.means.of(site))
+            view = HeadCall(call, site, range(site.count), self.by_site[site.index])
+            weights = HeadCall(call, site, range(site.count), self.by_site[site.index])
             weights.__dict__["values"] = torch.eye(
                 call.key.shape[-2], device=call.key.device
             )  # the output: the weights
             size = view.output.square().sum((0, 2, 3))
             for change in self.changes:
-                moved = ((change(view) - view.output).square().sum((0, 2, 3)) / size).sqrt()
-                new = change(weights).clamp(min=1e-30).log()
+                moved = ((change.output(view) - view.output).square().sum((0, 2, 3)) / size).sqrt()
+                new = change.output(weights).clamp(min=1e-30).log()
                 log = weights.weights.clamp(min=1e-30).log()
                 divergence = (weights.weights * (log - new)).sum(-1).mean((0, 2))
                 for head in range(site.count):
@@ -159,9 +153,8 @@ def terms(estimates: Estimates, trials: Sequence[Trial], windows: int | None = N
     columns: dict[str, list[float]] = {}
     counts = estimates.counts[:windows]
     for trial in trials:
-        cells = [(trial.change.name, (index, head)) for index, heads in trial.heads.items() for head in heads]
-        first = torch.stack([estimates.first[cell] for cell in cells]).sum(0)[:windows]
-        products = torch.stack([estimates.products[cell] for cell in cells]).sum(0)[:, :windows]
+        sums = torch.stack([estimates.terms[trial.change.name, cell] for cell in trial.cells]).sum(0)[:, :windows]
+        first, products = sums[0], sums[1:]
         row = {"first": first / counts, "true": first.square() / 2 / counts}
         row |= {f"second_{k}": products[:k].square().mean(0) / 2 / counts for k in SAMPLES if k <= len(products)}
         sizes = (row["first"] + row.get("second_4", row["second_1"])).abs()
@@ -174,7 +167,7 @@ def terms(estimates: Estimates, trials: Sequence[Trial], windows: int | None = N
 def measure(source: str, text: str, asked: argparse.Namespace) -> dict[str, Any]:
     """All columns of a model on a text."""
     model, tokenizer = load_model(source, lm_head=True, device=asked.device)
-    loss = default_loss(model, tokenizer)[1]
+    loss = default_loss(model, tokenizer)
     windows = windows_of(tokenizer, text, asked.length, asked.means + 2 * asked.windows)
     about, first, second = map(batches_of, windows.split([asked.means, asked.windows, asked.windows]))
     means = Means(model, about, "position")
@@ -188,7 +181,8 @@ def measure(source: str, text: str, asked: argparse.Namespace) -> dict[str, Any]
         return result
 
     parts = Cells(model, loss, about, PARTS, means)
-    names, trials = zip(*parts.trials("head"), strict=True)
+    trials = parts.trials("head")
+    names = [trial.names for trial in trials]
     out: dict[str, Any] = {"cells": _columns(names)}
     on_first = stage("estimates A", parts.estimates, first, max(SAMPLES))
     out["A"] = terms(on_first, trials)
@@ -214,9 +208,13 @@ def measure(source: str, text: str, asked: argparse.Namespace) -> dict[str, Any]
 
 def both(cells: Cells, batches: list[Any], by: str) -> dict[str, Any]:
     """Estimates and measurements of changes that are made together."""
-    names, trials = zip(*cells.trials(by), strict=True)
+    trials = cells.trials(by)
     estimates = terms(cells.estimates(batches, 4), trials)
-    return {"cells": _columns(names), "A": estimates, "measured_A": cells.measured(batches, trials)}
+    return {
+        "cells": _columns([trial.names for trial in trials]),
+        "A": estimates,
+        "measured_A": cells.measured(batches, trials),
+    }
 
 
 def halves(cells: Cells, batches: list[Any], trials: Sequence[Trial], out: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,12 +222,10 @@ def halves(cells: Cells, batches: list[Any], trials: Sequence[Trial], out: Mappi
     sizes = zip(out["A"]["first"], out["A"]["second_4"], out["measured_A"]["change"], strict=True)
     numbers = [number for number, (a, b, change) in enumerate(sizes) if max(abs(a + b), abs(change)) > COSTLY]
     factors = (0.5 - STEP, 0.5, 0.5 + STEP)
-    scaled = [
-        Trial(Scaled(trials[number].change.name, trials[number].change, factor), trials[number].heads)
-        for number in numbers
-        for factor in factors
+    part = [
+        Trial(scaled(trials[number].change, factor), trials[number].heads) for number in numbers for factor in factors
     ]
-    changes = cells.measured(batches, scaled)["change"]
+    changes = cells.measured(batches, part)["change"]
     below, half, above = (changes[place :: len(factors)] for place in range(len(factors)))
     slopes = [(high - low) / (2 * STEP) for low, high in zip(below, above, strict=True)]
     return {"cell": numbers, "change": half, "slope": slopes}

@@ -27,8 +27,8 @@ def batches():
 
 def test_a_model_is_asked_for_what_it_was_made_for(decoder):
     encoder, tokenizer = LanguageModel.load(kq.models.ENCODER), Tokenizer.load(kq.models.ENCODER)
-    assert default_loss(decoder, tokenizer)[0] == "next token"
-    assert default_loss(encoder, tokenizer)[0] == "masked"
+    assert default_loss(decoder, tokenizer).name == "next token"
+    assert default_loss(encoder, tokenizer).name == "masked"
     with pytest.raises(ValueError, match="no mask token: pass a loss"):
         default_loss(encoder, None)
 

@@ -75,7 +75,7 @@ def test_models_of_transformers(family, name, monkeypatch):
 def test_masked_tokens_are_the_same_for_every_ablation(monkeypatch):
     """The tokens that a loss masks depend on the shape of its batch, which must not be that of the repeated one."""
     encoder, tokenizer = LanguageModel.load(kq.models.ENCODER), Tokenizer.load(kq.models.ENCODER)
-    loss = default_loss(encoder, tokenizer)[1]
+    loss = default_loss(encoder, tokenizer)
     alone, together, calls = rows_alone_and_together(
         encoder, [{"input_ids": IDS + 300}], monkeypatch, loss, heads="1.*", means="global"
     )

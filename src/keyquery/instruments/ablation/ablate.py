@@ -217,10 +217,6 @@ def _data(
     model: nn.Module, data: Any, loss: Loss | None, text: Any, tokenizer: Any, progress: Progress
 ) -> tuple[list[Batch], Loss]:
     """The batches of a model, and its loss."""
-    if data is not None and not isinstance(data, Mapping):
-        data = list(data)
-        if not data:
-            raise ValueError("data must contain at least one batch, got none")
     if data is None and text is None:
         raise ValueError("pass data, batches for the model, or text with a tokenizer")
     prepared = Data(text=text, inputs=data, tokenizer=tokenizer).load(model, progress)
@@ -233,7 +229,7 @@ def _data(
         return batches, loss
     if not causal and getattr(prepared.tokenizer, "mask_token_id", None) is None:
         return batches, OUTPUT
-    return batches, default_loss(model, prepared.tokenizer)[1]
+    return batches, default_loss(model, prepared.tokenizer)
 
 
 def _trials(

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.instruments.ablation.ablate import facts_of
-from keyquery.instruments.ablation.losses import default_loss, hide, logits, losses_of, real_tokens
-from keyquery.intervene.dial.dial import Dial, dial
+from keyquery.instruments.ablation.losses import (
+    IGNORED,
+    Objective,
+    default_loss,
+    logits,
+    losses_of,
+    next_token_loss,
+    real_tokens,
+)
+from keyquery.instruments.ablation.named import PLACED
+from keyquery.intervene.dial.dial import dial
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
 from keyquery.intervene.selection import Selection
 from keyquery.listening import Batch
 from keyquery.listening.hooks import evaluating
+from keyquery.listening.parts.on_data import rows_of
 from keyquery.reading import Reading, digests, provenance
 from keyquery.support.progress import Progress, silent
 from keyquery.support.statistics import paired
 
-first = itemgetter(0)
 PROMPT, ANSWER = 12, 24  # tokens of a prompt, and of its continuation
 
 
@@ -70,73 +78,54 @@ def dial_effect(
     continues prompts by greedy decoding, an encoder predicts masked tokens by argmax.
     """
     model = bare(model)
-    objective, loss = default_loss(model, tokenizer)
-    changed, kind, gains = _dialling(model, batches, gains, heads, means, (directions, of, gain, on))
-    watching, count = progress or silent, len(batches)
-    before = losses_of(model, watching(batches, "running the model", count), loss)
-    outputs = _outputs(model, batches, tokenizer, objective, samples)
-    with changed():
-        after = losses_of(model, watching(batches, "running it dialled", count), loss)
-        dialled_outputs = _outputs(model, batches, tokenizer, objective, samples)
-    change, low, high = paired(before, after)
+    loss = default_loss(model, tokenizer)
+    if directions and not isinstance(heads, str):
+        raise ValueError("directions are those of single heads: name them, such as 18.6")
+    about = Means(model, batches, means) if not directions or on == "data" else None
+    options: dict[str, Any] = {**gains, "data": about}
+    if directions:
+        chosen = dict.fromkeys(str(heads).split(","), directions)
+        options |= {"directions": chosen, "of": of, "gain": gain, "on": on}
+        gains = {f"{of} direction {number}": gain for number in directions}
+    else:
+        options["heads"] = heads
+        by_position = about is not None and about.kind == "position"
+        moved = any(gains.get(part, 1) != 1 for part in PLACED)
+        if moved and not (by_position or any(site.placed for site in sites_of(model).values())):
+            raise ValueError("this model has no positional term in its scores: gains on it have no effect")
+    single = (
+        {name: x[row : row + 1] for name, x in batch.items()} for batch in batches for row in range(rows_of(batch))
+    )
+    rows = list(islice(single, samples))
+
+    def run(what: str) -> tuple[Tensor, list[dict[str, str]]]:
+        losses = losses_of(model, (progress or silent)(batches, what, len(batches)), loss)
+        with evaluating(model):
+            return losses, [_sample(model, row, tokenizer, loss) for row in rows]
+
+    before, texts = run("running the model")
+    with dial(model, **options):
+        after, dialled = run("running it dialled")
     return DialEffect(
         model=facts_of(model, name),
         gains=dict(gains),
         heads="all" if heads is None else str(heads),
-        objective=objective,
+        objective=loss.name,
         sequences=len(before),
         before=float(before.mean()),
         after=float(after.mean()),
-        change=change,
-        low=low,
-        high=high,
-        samples=[
-            {**original, "turned": dialled["says"]} for original, dialled in zip(outputs, dialled_outputs, strict=True)
-        ],
-        provenance=provenance(tensors=digests(model.state_dict()), means=kind),
+        **paired(before, after)._asdict(),
+        samples=[{**text, "turned": other["says"]} for text, other in zip(texts, dialled, strict=True)],
+        provenance=provenance(tensors=digests(model.state_dict()), means=None if about is None else about.kind),
     )
 
 
-def _dialling(
-    model: nn.Module,
-    batches: Sequence[Batch],
-    gains: Mapping[str, float],
-    heads: Selection,
-    means: str | None,
-    options: tuple[Sequence[int], str, float, str],
-) -> tuple[Callable[[], Dial], str | None, Mapping[str, float]]:
-    """What dials the model, the kind of its means, and the gains to report."""
-    numbers, of, gain, on = options
-    if not numbers:
-        measured = Means(model, batches, means)
-        placed = measured.kind == "position" or any(site.placed for site in sites_of(model).values())
-        if not placed and any(gains.get(part, 1) != 1 for part in ("position", "query_only")):
-            raise ValueError("this model has no positional term in its scores: gains on it have no effect")
-        return partial(dial, model, **dict(gains), heads=heads, data=measured), measured.kind, gains  # type: ignore[arg-type]
-    if not isinstance(heads, str):
-        raise ValueError("directions are those of single heads: name them, such as 18.6")
-    about = Means(model, batches, means) if on == "data" else None
-    options_of: Any = {"directions": dict.fromkeys(heads.split(","), numbers), "of": of, "gain": gain, "on": on}
-    changed = partial(dial, model, **dict(gains), data=about, **options_of)  # type: ignore[arg-type]
-    return changed, None if about is None else about.kind, {f"{of} direction {number}": gain for number in numbers}
-
-
-def _outputs(
-    model: nn.Module, batches: Sequence[Batch], tokenizer: Any, objective: str, samples: int
-) -> list[dict[str, str]]:
-    """The model's output for the first sequences."""
-    with evaluating(model):
-        rows = [
-            {name: tensor[row : row + 1] for name, tensor in batch.items()}
-            for batch in batches
-            for row in range(len(batch["input_ids"]))
-        ]
-        generate = _continue if objective == "next token" else _fill_in
-        return [generate(model, row, tokenizer) for row in rows[:samples]]
+def _sample(model: nn.Module, row: Batch, tokenizer: Any, loss: Objective) -> dict[str, str]:
+    """A greedy continuation, or a sequence with masked tokens and what the model predicts there."""
+    return _continue(model, row, tokenizer) if loss is next_token_loss else _fill_in(model, row, tokenizer, loss)
 
 
 def _continue(model: nn.Module, row: Batch, tokenizer: Any) -> dict[str, str]:
-    """Greedy continuation of a prompt."""
     ids = row["input_ids"][real_tokens(row)][:PROMPT]
     count = len(ids)
     for _ in range(ANSWER):
@@ -144,16 +133,14 @@ def _continue(model: nn.Module, row: Batch, tokenizer: Any) -> dict[str, str]:
     return {"text": tokenizer.decode(ids[:count].tolist()), "says": tokenizer.decode(ids[count:].tolist())}
 
 
-def _fill_in(model: nn.Module, row: Batch, tokenizer: Any) -> dict[str, str]:
-    """A sequence with masked tokens, and the tokens that the model predicts there."""
-    mask = tokenizer.mask_token_id
-    hidden = hide(row, set(getattr(tokenizer, "all_special_ids", [])) | {mask})
-    masked = {**row, "input_ids": row["input_ids"].masked_fill(hidden, mask)}
+def _fill_in(model: nn.Module, row: Batch, tokenizer: Any, loss: Objective) -> dict[str, str]:
+    masked, labels = loss.task(model, row)
+    hidden = torch.as_tensor(labels) != IGNORED
     filled = logits(model, masked)[0].argmax(-1).cpu()[hidden[0]]
     words = [tokenizer.decode([number]).strip() for number in filled.tolist()]
     seen, text = real_tokens(row)[0], ""
     pairs = zip(hidden[0, seen].tolist(), row["input_ids"][0, seen].tolist(), strict=True)
-    for masked_run, run in groupby(pairs, first):
+    for masked_run, run in groupby(pairs, itemgetter(0)):
         numbers = [number for _, number in run]
         text += " ___" * len(numbers) if masked_run else tokenizer.decode(numbers)
     return {"text": text, "says": ", ".join(words)}

@@ -190,14 +190,14 @@ def real_tokens(batch: Batch) -> Bool[Tensor, "batch n"]:
     return batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
 
 
-def default_loss(model: nn.Module, tokenizer: Any) -> tuple[str, Objective]:
+def default_loss(model: nn.Module, tokenizer: Any) -> Objective:
     """The training objective of a model: next token if its attention is causal, else masked tokens."""
     if live_heads(model)[0].causal:
-        return "next token", next_token_loss
+        return next_token_loss
     mask = getattr(tokenizer, "mask_token_id", None)
     if mask is None:
         raise ValueError("the model is bidirectional, but its tokenizer has no mask token: pass a loss")
-    return "masked", masked_loss(mask, set(getattr(tokenizer, "all_special_ids", [])) | {mask})
+    return masked_loss(mask, set(getattr(tokenizer, "all_special_ids", [])) | {mask})
 
 
 def labelled(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -77,7 +78,7 @@ class Measurement:
         tokens = sum(batch["input_ids"].numel() for batch in batches if "input_ids" in batch)
         watched = iter((progress or silent)(Runs(order, tokens), "measuring", len(order)))
         measured: dict[int, Tensor] = {}
-        with temporarily(model, self._listen):
+        with temporarily(model, partial(add_listener, model, self._changed)):
             for sites, numbers in by_sites.items():
                 self._trials = ()
                 with self._below(sites) as tape:
@@ -90,9 +91,6 @@ class Measurement:
         model, batches, loss = self._run
         with evaluating(model):
             return torch.cat([checked(loss(model, batch, copies)).reshape(copies, -1) for batch in batches], -1)  # type: ignore[call-arg]
-
-    def _listen(self, changes: ExitStack) -> None:
-        add_listener(self._run[0], self._changed, changes)
 
     def _below(self, sites: tuple[int, ...]) -> AbstractContextManager[Tape | None]:
         """Context in which the layers below the one site that changes run no more."""
@@ -173,13 +171,12 @@ def _fitting(model: nn.Module, batches: Sequence[Batch], loss: Loss) -> int:
     tokens = max((batch["input_ids"].numel() for batch in batches if "input_ids" in batch), default=0)
     if is_compiled(model) or not tokens or not isinstance(loss, (Objective, Moved)):  # one shape per graph
         return 1
-    return max(TOKENS.get(next((weight.device.type for weight in model.parameters()), "cpu"), 0) // tokens, 1)
+    return max(TOKENS.get(next(model.parameters()).device.type, 0) // tokens, 1)
 
 
 def _near(losses: Tensor, expected: Tensor, model: nn.Module) -> bool:
     """Whether losses agree up to rounding in the dtype of the model."""
-    dtype = next((weight.dtype for weight in model.parameters()), torch.float32)
-    limit = torch.finfo(dtype).eps ** 0.75 * max(float(expected.abs().max()), 1.0)
+    limit = torch.finfo(next(model.parameters()).dtype).eps ** 0.75 * max(float(expected.abs().max()), 1.0)
     return losses.shape == expected.shape and bool(((losses - expected).abs() <= limit).all())
 
 

@@ -21,23 +21,24 @@ LISTED = 48  # rows of a table; if there are more, those with the largest change
 def lines(reading: Ablation) -> list[Any]:
     """How estimates agree with measurements; then a row per head, layer or set, and a column per change."""
     changes = list(dict.fromkeys(row["part"] for row in reading.rows))
-    cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+    cells: dict[str, dict[str, Any]] = {}
     for row in reading.rows:
-        cells.setdefault((row["layer"], row["head"], row.get("key_head"), row.get("set")), {})[row["part"]] = row
-    units = list(cells)
-    if len(units) > LISTED:
-        units = sorted(units, key=lambda unit: -max(abs(row["change"]) for row in cells[unit].values()))[:LISTED]
+        cells.setdefault(_name(reading.model, row), {})[row["part"]] = row
+    names = list(cells)
+    if len(names) > LISTED:
+        names = sorted(names, key=lambda name: -max(abs(row["change"]) for row in cells[name].values()))[:LISTED]
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column(reading.by, no_wrap=True)
     for change in changes:
         table.add_column(WHOLE.get(change, change), justify="right")  # wraps the interval in a narrow terminal
-    for unit in units:
-        shown = (_change(cells[unit][change]) if change in cells[unit] else Text("") for change in changes)
-        table.add_row(Text(_name(reading.model, *unit)), *shown)
+    for name in names:
+        table.add_row(
+            Text(name), *(_change(cells[name][change]) if change in cells[name] else "" for change in changes)
+        )
     loss = f"loss {reading.loss:.3f} over" if reading.loss else ""
     title = f"{reading.model['name']}: {loss} {reading.sequences} sequences; change in {reading.unit}"
     lines = [Text(title, style="bold"), *_agreement(reading), table, "", NOTE, *_counts(reading)]
-    if len(units) < len(cells):
+    if len(names) < len(cells):
         lines.append(f"The {LISTED} of {len(cells)} rows with the largest changes; --csv or --json for all.")
     return lines
 
@@ -50,17 +51,11 @@ def _agreement(reading: Ablation) -> list[Any]:
     """The check of estimates on this model; a warning above the table where it is poor."""
     if reading.check is None:
         return []
-    check = reading.check
-    facts = (
-        f"rank correlation {check['rank_correlation']:.2f}, slope {check['slope']:.2f}, {check['inside']:.0%} inside"
-    )
-    lines = [Text(f"estimates against measurements of {check['cells']} cells: {facts} the noise", style="dim")]
-    if check["poor"]:
-        poor = " and ".join(WORDS[name] for name in check["poor"])
-        lines.insert(
-            0, Text(f"Estimates are poor for this model and text ({poor}): use --measure all.", style="bold red")
-        )
-    return lines
+    check, poor = reading.check, " and ".join(WORDS[name] for name in reading.check["poor"])
+    warning = Text(f"Estimates are poor for this model and text ({poor}): use --measure all.", style="bold red")
+    fit = f"rank correlation {check['rank_correlation']:.2f}, slope {check['slope']:.2f}, {check['inside']:.0%} inside"
+    facts = Text(f"estimates against measurements of {check['cells']} cells: {fit} the noise", style="dim")
+    return [warning, facts] if poor else [facts]
 
 
 def _counts(reading: Ablation) -> list[str]:
@@ -73,13 +68,14 @@ def _counts(reading: Ablation) -> list[str]:
     return notes
 
 
-def _name(model: Mapping[str, Any], layer: int | None, head: int | None, key_head: int | None, name: str | None) -> str:
-    if layer is None:
-        return name or "all"
-    if key_head is not None:
-        return f"{name_of(model, layer)} key head {key_head}"
+def _name(model: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """The head, key head, layer or set of a row."""
+    if row["layer"] is None:
+        return str(row.get("set") or "all")
+    if row.get("key_head") is not None:
+        return f"{name_of(model, row['layer'])} key head {row['key_head']}"
     # The two kernels of an MLA head are changed together.
-    return name_of(model, layer, head).replace(" rope", " nope+rope")
+    return name_of(model, row["layer"], row["head"]).replace(" rope", " nope+rope")
 
 
 def _change(row: Mapping[str, Any]) -> Any:
@@ -123,8 +119,7 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
 
 def _column(row: Mapping[str, Any]) -> int:
     """Head, or key head, of a row; 0 if it is of several."""
-    numbers = (row["head"], row.get("key_head"))
-    return next((number for number in numbers if number is not None), 0)
+    return int(row.get("key_head") or 0) if row["head"] is None else int(row["head"])
 
 
 FIGURES = {"map": ablation_map}
@@ -135,28 +130,23 @@ def cost_measures(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     What else is known of a change can be added as one more measure here.
     """
-    parts = sorted(dict.fromkeys(part for row in rows for part in row), key=_order)
+    named = dict.fromkeys(part for row in rows for part in row)
+    parts = sorted(named, key=[*PARTS, *(part for part in named if part not in PARTS)].index)
     if not parts:
         return []
     facts: dict[str, Any] = {"group": "change of the loss", "unit": "nats per token", "form": "change", "digits": 3}
-    facts["hatch"] = True
-    facts["tones"] = ["var(--gain)", "var(--warm)"]
+    facts |= {"hatch": True, "tones": ["var(--gain)", "var(--warm)"]}
     none = [None, None, None]
     largest = [max(row.values(), key=lambda cost: cost[0]) if row else none for row in rows]
-    named = [("cost", "largest cost of a part", "cost", largest)]
+    shown = [("cost", "largest cost of a part", "cost", largest)]
     for part in parts:
         label = WHOLE.get(part, f"{part} ablated")
-        named.append((f"off.{part}", f"loss, {label}", part, [row.get(part, none) for row in rows]))
+        shown.append((f"off.{part}", f"loss, {label}", part, [row.get(part, none) for row in rows]))
     measures = []
-    for key, label, name, costs in named:
+    for key, label, name, costs in shown:
         values, low, high = zip(*costs, strict=True)
         measures.append(measure(key, label, values, low=low, high=high, short=name, **facts))
     return measures
-
-
-def _order(part: str) -> int:
-    """Parts in their order, whole heads last."""
-    return PARTS.index(part) if part in PARTS else len(PARTS)
 
 
 def page(reading: Ablation) -> str:
@@ -185,9 +175,9 @@ def _cost_map(reading: Ablation, summary: dict[str, Any]) -> dict[str, Any]:
         "type": "bars",
         "title": "Cost of each part",
         "note": "change of the loss in nats per token, 95 % interval",
-        "measures": [one["key"] for one in off],
-        "names": [one["short"] for one in off],
-        "tones": [f"var(--{one['short']})" if one["short"] in PARTS else "var(--muted)" for one in off],
+        "measures": [part["key"] for part in off],
+        "names": [part["short"] for part in off],
+        "tones": [f"var(--{part['short']})" if part["short"] in PARTS else "var(--muted)" for part in off],
         "dots": True,
         "hollow": "zero",
         "form": "change",
@@ -195,13 +185,12 @@ def _cost_map(reading: Ablation, summary: dict[str, Any]) -> dict[str, Any]:
     items = [{"blocks": [{"of": 0}]}] * len(heads)
     blocks = [
         summary,
-        {"type": "map", "place": "seven", "quick": [one["key"] for one in measures]},
+        {"type": "map", "place": "seven", "quick": [part["key"] for part in measures]},
         {"type": "detail", "place": "five", "items": items, "blocks": [chart]},
         {"type": "items"},
     ]
-    top = max(range(len(heads)), key=lambda index: measures[0]["values"][index])
-    row, column_of = frame["cells"][top]
-    at = f"{frame['rows'][row]}.{frame['columns'][column_of]}"
+    row, across = max(zip(measures[0]["values"], frame["cells"], strict=True))[1]
+    at = f"{frame['rows'][row]}.{frame['columns'][across]}"
     return {"frame": frame, "state": {"at": at, "map": "cost"}, "blocks": blocks}
 
 
@@ -209,19 +198,14 @@ def _sentence(reading: Ablation) -> str:
     """The costliest ablation, and how many have a change that is not noise."""
     top = max(reading.rows, key=lambda row: row["change"])
     sure = sum(row["low"] > 0 or row["high"] < 0 for row in reading.rows)
-    where = _row_name(reading.model, top)
-    what = WHOLE.get(top["part"], f"{top['part']} ablated")
+    where, what = _name(reading.model, top), WHOLE.get(top["part"], f"{top['part']} ablated")
     of = f"{sure} of {len(reading.rows)} changes have an interval that excludes 0"
     return f"Costliest: {where}, {what}, {top['change']:+.3g} {reading.unit}; {of}."
 
 
-def _row_name(model: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    return _name(model, row["layer"], row["head"], row.get("key_head"), row.get("set"))
-
-
 def _row_table(reading: Ablation) -> dict[str, Any]:
     rows = reading.rows
-    columns = [column("heads", [_row_name(reading.model, row) for row in rows])]
+    columns = [column("heads", [_name(reading.model, row) for row in rows])]
     columns += [column(name, [row.get(name, "measured") for row in rows]) for name in ("part", "evidence")]
     ends = {name: [row[name] for row in rows] for name in ("low", "high")}
     columns.append(column("change of the loss", [row["change"] for row in rows], form="change", interval=True, **ends))

@@ -168,7 +168,7 @@ def estimated_costs(
     model, batches = prepared.model, prepared.batches
     size = sum(weight.numel() for weight in model.parameters()) * (typical_length(batches) or LENGTH)
     some = _first(batches, min(max(int(COST_WORK / max(size, 1)), COST_SEQUENCES[0]), COST_SEQUENCES[1]))
-    _, loss = default_loss(model, prepared.tokenizer)
+    loss = default_loss(model, prepared.tokenizer)
     with evaluating(model):
         logits(model, _first(some, 1)[0])
     sites = {index: site for index, site in sites_of(model, some[0]).items() if index in layers}
