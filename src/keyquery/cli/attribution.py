@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from keyquery import models
-from keyquery.checkpoints import read
 from keyquery.cli.options import DATA, IDS, MODEL, RUNNING, TEXT, Output, command, option
+from keyquery.cli.surgery import running
 from keyquery.instruments.attribution.attribution import attribute as attribute_head
 from keyquery.instruments.attribution.wiring import wiring as measure_wiring
-from keyquery.listening.inputs.batches import TOKENS, id_batches, read_ids, with_decoder_ids
-from keyquery.listening.inputs.load import in_float32, load_model
+from keyquery.listening.inputs.batches import TOKENS
+from keyquery.listening.inputs.load import in_float32
 
 LENGTH = option(int, "Window length in tokens.", min=2, panel=DATA)
 
@@ -93,17 +93,9 @@ def wiring(
 
 
 def _running(
-    source: str | None, text: Path | None, ids: Path | None, device: str, dtype: str | None, tokens: int = TOKENS
+    model: str | None, text: Path | None, ids: Path | None, device: str, dtype: str | None, tokens: int = TOKENS
 ) -> dict[str, Any]:
     """A live model, by default in float32, with its tokenizer, and the text or batches of token ids."""
-    if text is not None and ids is not None:
-        raise ValueError("give --text or --ids, not both")
-    path = source or str(models.DECODER)
-    live, tokenizer = load_model(path, device=device, dtype=dtype)
-    live = live if dtype else in_float32(live)
-    shared = {"source": live, "tokenizer": tokenizer, "name": Path(path).name}
-    if ids is None:
-        return {**shared, "text": text or models.LONG_TEXT}
-    batches = id_batches(read_ids(ids, read(live)), tokens)
-    seq2seq = getattr(getattr(live, "config", None), "is_encoder_decoder", False)
-    return {**shared, "inputs": with_decoder_ids(batches) if seq2seq else batches}
+    name, live, tokenizer, batches = running(model, text, ids, tokens, device=device, dtype=dtype)
+    data = {"text": text or models.LONG_TEXT} if batches is None else {"inputs": batches}
+    return {"source": live if dtype else in_float32(live), "tokenizer": tokenizer, "name": name, **data}

@@ -18,9 +18,10 @@ from keyquery.instruments.ablation.ablate import ablate as ablate_heads
 from keyquery.instruments.ablation.dialled import dial_effect
 from keyquery.instruments.ablation.named import EXAMPLES
 from keyquery.intervene.dial.dial import dial as dial_parts
-from keyquery.listening import text_batches
-from keyquery.listening.inputs.batches import LENGTH, id_batches, read_ids, read_lines
+from keyquery.listening import Batch, text_batches
+from keyquery.listening.inputs.batches import LENGTH, TOKENS, id_batches, read_ids, read_lines, with_decoder_ids
 from keyquery.listening.inputs.load import load_model
+from keyquery.listening.tokens import has_two_sides
 from keyquery.reading import Reading
 from keyquery.support.checks import check_choice
 
@@ -81,7 +82,7 @@ def dial(output: Output, heads: str | None, directions: str | None, **options: A
     numbers = [] if directions is None else numbers_of("--directions", directions)
     gains = {part: options.pop(part) for part in PARTS}
     shown = {name: options.pop(name) for name in ("means", "samples")}
-    name, live, tokenizer, batches = _running(**options)
+    name, live, tokenizer, batches = _with_batches(**options)
     with output.watching() as progress:
         shown |= {"name": name, "progress": progress}
         effect = dial_effect(live, batches, tokenizer, gains, heads, directions=numbers, **chosen, **shown)
@@ -129,7 +130,7 @@ def ablate(
     if "html" in output.files and options["by"] != "head":
         raise ValueError(f"--html requires --by head, got --by {options['by']}")
     shared: dict[str, Any] = {"tokens": tokens, "length": length, "device": device, "dtype": dtype}
-    name, live, tokenizer, batches = _running(model, text, ids, **shared)
+    name, live, tokenizer, batches = _with_batches(model, text, ids, **shared)
     with output.watching() as progress:
         ablation = ablate_heads(live, batches, tokenizer=tokenizer, name=name, progress=progress, **options)
     shown: Reading | None = None
@@ -148,29 +149,31 @@ class Numbers:
         return " ".join(map(str, ids))
 
 
-def _running(
-    model: str | None,
-    text: Path | None,
-    ids: Path | None,
-    length: int,
-    tokens: int,
-    device: str,
-    dtype: str | None,
-) -> tuple[str, nn.Module, Any, list[Any]]:
-    """A model with an LM head, its tokenizer, and the text or the token ids as batches."""
-    path = model or str(models.DECODER)
+def running(
+    model: str | None, text: Path | None, ids: Path | None, tokens: int = TOKENS, **options: Any
+) -> tuple[str, nn.Module, Any, list[Batch] | None]:
+    """The name of a model, the model, its tokenizer, and the token ids of a file, if one is given, as batches."""
     if text is not None and ids is not None:
         raise ValueError("give --text or --ids, not both")
-    lines = read_lines(text or models.LONG_TEXT) if ids is None else []
-    live, tokenizer = load_model(path, lm_head=True, device=device, dtype=dtype)
-    if ids is not None:
-        batches, tokenizer = id_batches(read_ids(ids, read(live)), tokens), tokenizer or Numbers()
-    elif tokenizer is None:
-        raise ValueError(f"{path} has no tokenizer, which --text requires; use --ids")
-    else:
-        batches = list(text_batches(lines, tokenizer, length, tokens))
+    path = model or str(models.DECODER)
+    live, tokenizer = load_model(path, **options)
+    batches = None if ids is None else id_batches(read_ids(ids, read(live)), tokens)
+    if batches is not None and has_two_sides(live):
+        batches = with_decoder_ids(batches)
+    return Path(path).name, live, tokenizer, batches
+
+
+def _with_batches(
+    model: str | None, text: Path | None, ids: Path | None, length: int, tokens: int, **options: Any
+) -> tuple[str, nn.Module, Any, list[Batch]]:
+    """The same with an LM head, and a text as batches too."""
+    lines = read_lines(text or models.LONG_TEXT) if ids is None else []  # before the model is built
+    name, live, tokenizer, batches = running(model, text, ids, tokens, lm_head=True, **options)
+    if batches is None and tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer, which --text requires; use --ids")
+    batches = list(text_batches(lines, tokenizer, length, tokens)) if batches is None else batches
     if sum(len(batch["input_ids"]) for batch in batches) < 2:
         raise ValueError(
             "the data give one sequence, but an interval needs two: use more text, raise --tokens or lower --length"
         )
-    return Path(path).name, live, tokenizer, batches
+    return name, live, tokenizer or Numbers(), batches
