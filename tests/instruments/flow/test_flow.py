@@ -39,18 +39,6 @@ def pairs(attention, labels, out=(), live=None):
     return {pair: amount / sum(mass.values()) for pair, amount in mass.items()}
 
 
-@pytest.mark.parametrize("t", [0.0, 0.1, 1.0])
-def test_a_mixture_gives_the_share_that_crosses(t):
-    reading = kq.flow(within(t), LABELS)
-    assert reading.raw == pytest.approx(t, abs=1e-14)
-    assert reading.residual == pytest.approx(t / 2, abs=1e-14)
-    assert reading.rollout == pytest.approx(t / 2, abs=1e-14)
-    assert reading.directed["text", "image"] == pytest.approx(t * 12 / N, abs=1e-14)
-    assert reading.directed["image", "text"] == pytest.approx(t * 8 / N, abs=1e-14)
-    assert reading.corrected == pytest.approx(t - 0.48, abs=1e-14)
-    assert (reading.symmetry is None) == (t == 0)
-
-
 def test_uniform_attention_is_the_null_level():
     reading = kq.flow(torch.full((10, 10), 0.1, dtype=torch.float64), ["image"] * 5 + ["text"] * 3 + ["sound"] * 2)
     assert reading.raw == pytest.approx(1 - 0.25 - 0.09 - 0.04, abs=1e-14)
@@ -62,15 +50,7 @@ def test_uniform_attention_is_the_null_level():
         assert kq.flow(uniform(mask), ["a", *["b"] * (count - 1)], mask=mask).sink_mass == pytest.approx(0, abs=1e-6)
     assert reading.symmetry == pytest.approx(1)
     assert reading.reciprocity is None  # nothing varies
-
-
-def test_any_order_of_tokens_gives_the_same():
-    attention, order = softmax(2, 3, N, N), torch.randperm(N, generator=torch.Generator().manual_seed(1))
-    moved = kq.flow(attention[..., order, :][..., order], [LABELS[place] for place in order])
-    plain = kq.flow(attention, LABELS)
-    for name in ("raw", "residual", "net", "rollout", "symmetry", "reciprocity"):
-        assert np.allclose(getattr(moved, name), getattr(plain, name), atol=1e-14)
-    assert np.allclose(moved.directed["text", "image"], plain.directed["text", "image"], atol=1e-14)
+    assert kq.flow(within(0.0), LABELS).symmetry is None  # nothing crosses
 
 
 REAL = torch.tensor([position not in (3, 15) for position in range(N)])
@@ -205,11 +185,11 @@ def test_the_strongest_heads_are_kept():
     shares = [[0.1, 0.6, 0.3], [0.7, 0.2, 0.4]]
     attention = torch.stack([torch.stack([within(t) for t in row]) for row in shares])
     reading = kq.flow(attention, LABELS, keep=3)
+    assert np.allclose(reading.raw, shares)
     assert [(row["layer"], row["head"]) for row in reading.maps] == [(1, 0), (0, 1), (1, 2)]
     block = next(row for row in reading.maps[0]["blocks"] if (row["from"], row["to"]) == ("text", "image"))
     assert np.allclose(block["map"], attention[1, 0, :12, 12:], rtol=1e-3)
-    assert len(kq.flow(attention, LABELS, keep=50).maps) == 6
-    assert kq.flow(attention, LABELS).maps == []
+    assert [len(kq.flow(attention, LABELS, keep=count).maps) for count in (0, 50)] == [0, 6]
     assert kq.Reading.load(reading.to_json()) == reading
 
 

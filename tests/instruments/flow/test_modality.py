@@ -157,7 +157,13 @@ def bert():
     return tiny_model("bert", vocab_size=len(vision.WORDS))
 
 
-BOTH = {"text": "a cat", "image": vision.photograph()}
+def encoder():
+    return kq.Encoder(8, 1, 2)
+
+
+IMAGE = {"image": vision.photograph()}
+BOTH = {"text": "a cat", **IMAGE}
+VILT, BERT, IDS = (vision.vilt, vision.vilt_processor), (bert, vision.tokenizer), torch.ones(1, 4).long()
 
 
 @pytest.mark.parametrize(
@@ -166,39 +172,19 @@ BOTH = {"text": "a cat", "image": vision.photograph()}
         (vision.vilt, None, {}, "a model needs either inputs, or text and image"),
         (vision.vilt, None, {"inputs": {}, "mask": torch.ones(1)}, "mask is only for a tensor"),
         (vision.vilt, None, BOTH, "text and image need a processor"),
-        (vision.vilt, vision.vilt_processor, {**BOTH, "text": ["a cat", ""]}, "text must contain words"),
-        (
-            vision.vilt,
-            vision.vilt_processor,
-            {**BOTH, "text": "cat " * 60},
-            "62 tokens, and ViltModel takes at most 40",
-        ),
-        (vision.vilt, vision.vilt_processor, {**BOTH, "text": ["a", "cat"]}, "an image needs exactly one text, got 2"),
-        (vision.vilt, vision.vilt_processor, {**BOTH, "image": "none.png"}, "there is no image"),
-        (
-            vision.vilt,
-            vision.vilt_processor,
-            {**BOTH, "image": vision.photograph(size=(3, 64))},
-            "ViltProcessor rejects an image of 3 × 64: ",
-        ),
-        (
-            vision.vilt,
-            vision.vilt_processor,
-            {"image": vision.photograph()},
-            "ViltModel is no plain vision Transformer",
-        ),
-        (vision.vit, vision.tokenizer, {"image": vision.photograph()}, "an image needs an image processor"),
-        (siglip, vision.vit_processor, {"image": vision.photograph()}, "has patches only, without a class token"),
+        (*VILT, {**BOTH, "text": ["a cat", ""]}, "text must contain words"),
+        (*VILT, {**BOTH, "text": "cat " * 60}, "62 tokens, and ViltModel takes at most 40"),
+        (*VILT, {**BOTH, "text": ["a", "cat"]}, "an image needs exactly one text, got 2"),
+        (*VILT, {**BOTH, "image": "none.png"}, "there is no image"),
+        (*VILT, {**BOTH, "image": vision.photograph(size=(3, 64))}, "ViltProcessor rejects an image of 3 × 64: "),
+        (*VILT, IMAGE, "ViltModel is no plain vision Transformer"),
+        (vision.vit, vision.tokenizer, IMAGE, "an image needs an image processor"),
+        (siglip, vision.vit_processor, IMAGE, "has patches only, without a class token"),
         (vision.clip, vision.clip_processor, BOTH, "CLIPModel has separate text and image towers without attention"),
-        (bert, vision.tokenizer, BOTH, "BertModel takes no image: it has no image processor; pass two texts"),
-        (bert, vision.tokenizer, {"text": "a cat"}, "pass a text and an image, or two texts, got 1"),
-        (bert, None, {"inputs": {"input_ids": torch.ones(1, 4).long()}}, "BertModel: image tokens not found"),
-        (
-            lambda: kq.Encoder(8, 1, 2),
-            None,
-            {"inputs": {"x": torch.zeros(1, 4, 8)}},
-            "Encoder does not define the modality of its tokens: pass modality",
-        ),
+        (*BERT, BOTH, "BertModel takes no image: it has no image processor; pass two texts"),
+        (*BERT, {"text": "a cat"}, "pass a text and an image, or two texts, got 1"),
+        (bert, None, {"inputs": {"input_ids": IDS}}, "BertModel: image tokens not found"),
+        (encoder, None, {"inputs": {"x": torch.zeros(1, 4, 8)}}, "Encoder does not define the modality of its tokens"),
     ],
 )
 def test_what_a_model_cannot_be_given(model, processor, options, sentence):
