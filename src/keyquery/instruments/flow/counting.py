@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -58,26 +59,32 @@ class Crossing:
 
     def add(self, call: int, stack: str, texts: int, maps: Iterable[HeadMap]) -> None:
         """Add the heads of an attention call on some texts, and extend the rollout of its stack by this layer."""
-        rows: list[list[dict[str, Any]]] = [[] for _ in range(texts)]
-        self.sums[call] = rows
+        self.sums[call] = [[] for _ in range(texts)]
         through: dict[int, Tensor] = {}  # Σ A V over heads, by text
         for head in maps:
-            keys, queries = self._members(head)
-            uniform = head.visible / head.visible.sum(-1, keepdim=True).clamp(min=1).double()
-            both = torch.stack((head.attention.double(), uniform))
-            mass = self._masses(both, keys, queries, head.lengths)
-            values = self.values.setdefault((stack, head.text), keys)
-            moved = both @ values
-            mass["rollout"] = queries.mT @ (moved + values) / 2
+            moved = self._add_head(call, stack, head, kept=self.keep > 0 and texts == 1)
             through[head.text] = through.get(head.text, 0) + moved
-            if self.keep > 0 and texts == 1:
-                net = net_shares(mass["net"], mass["raw"], self.counted)
-                above = float(crossing(net[0]) - crossing(net[1]))
-                self._keep(above, call, len(rows[0]), both[0] * queries.any(-1, keepdim=True))
-            lists = {name: part.tolist() for name, part in mass.items()}  # many small live tensors fragment memory
-            rows[head.text].append(lists | _returned(both[0], head.visible, keys[:, self.counted]))
         for text, moved in through.items():
-            self.values[stack, text] = (moved / len(rows[text]) + self.values[stack, text]) / 2
+            self.values[stack, text] = (moved / len(self.sums[call][text]) + self.values[stack, text]) / 2
+
+    def _add_head(self, call: int, stack: str, head: HeadMap, kept: bool) -> Float64[Tensor, "2 n classes"]:
+        """Add a head, and return A V; a function of its own, so that no map outlives it."""
+        keys, queries = self._members(head)
+        uniform = head.visible / head.visible.sum(-1, keepdim=True).clamp(min=1).double()
+        both = torch.stack((head.attention.double(), uniform))
+        mass = self._masses(both, keys, queries, head.lengths)
+        values = self.values.setdefault((stack, head.text), keys)
+        moved: Tensor = both @ values
+        mass["rollout"] = queries.mT @ (moved + values) / 2
+        row = self.sums[call][head.text]
+        if kept:
+            net = net_shares(mass["net"], mass["raw"], self.counted)
+            above = float(crossing(net[0]) - crossing(net[1]))
+            self._keep(above, call, len(row), both[0] * queries.any(-1, keepdim=True))
+        groups = [keys[:, number].nonzero().squeeze(1) for number in self.counted]
+        lists = {name: part.tolist() for name, part in mass.items()}  # many small live tensors fragment memory
+        row.append(lists | _returned(both[0], head.visible, groups))
+        return moved
 
     def _members(self, head: HeadMap) -> tuple[Float64[Tensor, "n classes"], Float64[Tensor, "n classes"]]:
         """One-hot classes as keys and as queries; zero for padding and for queries that see nothing."""
@@ -198,28 +205,23 @@ def _popularity(attention: Float[Tensor, "n n"], groups: Sequence[Int[Tensor, " 
 
 
 def _returned(
-    attention: Float64[Tensor, "n n"], visible: Bool[Tensor, "n n"], groups: Float64[Tensor, "n m"]
+    attention: Float64[Tensor, "n n"], visible: Bool[Tensor, "n n"], groups: Sequence[Int[Tensor, " _"]]
 ) -> dict[str, float | None]:
     """Symmetry and reciprocity of C, attention across classes.
 
     tr(C²)/‖C‖², and the correlation of C_ij with C_ji over pairs visible both ways. The latter is within each pair of
     classes, averaged by their number: pooled over classes, it would reflect which classes attend to each other most.
     """
-
-    def sums(x: Tensor) -> Float64[Tensor, "m m"]:
-        return groups.mT @ x.double() @ groups
-
-    across = ~torch.eye(groups.shape[1], dtype=torch.bool, device=groups.device)
-    mutual, energy = (float(sums(x)[across].sum()) for x in (attention * attention.mT, attention.square()))
-    seen = visible & visible.mT
-    count = sums(seen)
-    mean = sums(attention * seen) / count.clamp(min=1)
-    away = (attention - groups @ mean @ groups.mT) * seen
-    covariance, deviation = sums(away * away.mT) / count, (sums(away.square()) / count).sqrt()
-    varies = across & (count > 1) & (deviation > FLAT * torch.maximum(mean, mean.mT))
-    varies = varies & varies.mT
-    pairs, correlations = count[varies], (covariance / (deviation * deviation.mT))[varies]
+    mutual = energy = total = pairs = 0.0
+    for first, second in combinations(groups, 2):
+        ways = torch.stack((attention[first][:, second], attention[second][:, first].mT)).flatten(1)
+        mutual += 2 * float(ways.prod(0).sum())
+        energy += float(ways.square().sum())
+        ways = ways[:, (visible[first][:, second] & visible[second][:, first].mT).flatten()]
+        if ways.shape[1] > 1 and bool((ways.std(1) > FLAT * ways.mean(1).amax()).all()):
+            total += ways.shape[1] * float(torch.corrcoef(ways)[0, 1])
+            pairs += ways.shape[1]
     return {
         "symmetry": mutual / energy if energy > 0 else None,
-        "reciprocity": float(pairs @ correlations / pairs.sum()) if len(pairs) else None,
+        "reciprocity": total / pairs if pairs else None,
     }
