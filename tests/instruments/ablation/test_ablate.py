@@ -6,6 +6,7 @@ from torch import nn
 
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
+from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.dialled import dial_effect
 from keyquery.instruments.ablation.losses import default_loss, next_token_loss
 from keyquery.layers import LanguageModel
@@ -25,6 +26,11 @@ def batches():
     return [{"input_ids": half} for half in ids.reshape(2, 16, 24)]
 
 
+def losses(model, batches):
+    with torch.no_grad():
+        return torch.cat([next_token_loss(model, batch) for batch in batches])
+
+
 def test_a_model_is_asked_for_what_it_was_made_for(decoder):
     encoder, tokenizer = LanguageModel.load(kq.models.ENCODER), Tokenizer.load(kq.models.ENCODER)
     assert default_loss(decoder, tokenizer).name == "next token"
@@ -36,19 +42,11 @@ def test_a_model_is_asked_for_what_it_was_made_for(decoder):
 def test_a_change_is_that_of_a_dialled_model(decoder, batches):
     state = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
     found = kq.ablate(decoder, batches, heads="2.*", measure="all")
-    assert [(row["layer"], row["head"], row["part"]) for row in found.rows][:6] == [
-        (2, 0, "symmetric"),
-        (2, 0, "skew"),
-        (2, 0, "popularity"),
-        (2, 0, "query_only"),
-        (2, 0, "position"),
-        (2, 1, "symmetric"),
-    ]
-    with torch.no_grad():
-        before = torch.cat([next_token_loss(decoder, batch) for batch in batches])
-        with kq.dial(decoder, popularity=0, heads=[(2, 3)], data=batches):
-            after = torch.cat([next_token_loss(decoder, batch) for batch in batches])
-    expected = paired(before, after)
+    rows = [(2, head, part) for head in range(4) for part in PARTS]
+    assert [(row["layer"], row["head"], row["part"]) for row in found.rows] == rows
+    before = losses(decoder, batches)
+    with kq.dial(decoder, popularity=0, heads=[(2, 3)], data=batches):
+        expected = paired(before, losses(decoder, batches))
     row = next(row for row in found.rows if (row["head"], row["part"]) == (3, "popularity"))
     assert [row[name] for name in ("change", "low", "high")] == pytest.approx(list(expected), abs=1e-6)
     assert found.loss == pytest.approx(float(before.mean()))
@@ -66,13 +64,14 @@ def test_layers_and_all_heads_at_once(decoder, batches):
 
 
 def test_position_is_turned_off_only_where_there_is_one():
-    model = tiny_model("llama", model="LlamaForCausalLM")
     data = [{"input_ids": torch.randint(3, 60, (3, 8))}]
-    found = kq.ablate(model, data, heads="0.0", means="global")
-    assert {row["part"] for row in found.rows} == {"symmetric", "skew", "popularity", "query_only", "position"}
-    model = tiny_model("gpt2", model="GPT2LMHeadModel")
-    found = kq.ablate(model, data, heads="0.0", means="global")
-    assert {row["part"] for row in found.rows} == {"symmetric", "skew", "popularity"}
+    for name, model, parts in (("llama", "LlamaForCausalLM", PARTS), ("gpt2", "GPT2LMHeadModel", PARTS[:3])):
+        found = kq.ablate(tiny_model(name, model=model), data, heads="0.0", means="global")
+        assert [row["part"] for row in found.rows] == list(parts)
+    model, data = tiny_model("gpt2", model="GPT2LMHeadModel"), [{"input_ids": torch.randint(3, 60, (32, 8))}]
+    assert dial_effect(model, data, None, {"position": 0.0}, means="position", samples=0).change != 0
+    with pytest.raises(ValueError, match="no positional term in its scores: gains on it have no effect"):
+        dial_effect(model, data, None, {"position": 0.0}, means="global", samples=0)
 
 
 @pytest.mark.slow
@@ -106,30 +105,12 @@ def test_a_turned_encoder_fills_in_other_words():
     assert found.samples[0]["says"] != found.samples[0]["turned"]
 
 
-@pytest.mark.parametrize("on", ["weights", "data"])
-def test_the_cost_of_a_direction_is_that_of_the_dial(decoder, batches, on):
-    """Each row is the paired change of the loss of a model dialled anew."""
-    changes = "symmetric directions 3" + " on data" * (on == "data")
-    ablation = kq.ablate(decoder, batches, heads="1.2", changes=changes, measure="all")
-    assert [row["direction"] for row in ablation.rows] == [0, 1, 2]
-    assert 0 < sum(row["share"] for row in ablation.rows) < 1
-    row = max(ablation.rows, key=lambda row: row["change"])
-    before = torch.cat([next_token_loss(decoder, batch).detach() for batch in batches])
-    data = {"data": batches} if on == "data" else {}
-    with kq.dial(decoder, directions={(1, 2): [row["direction"]]}, of="symmetric", on=on, **data):
-        after = torch.cat([next_token_loss(decoder, batch).detach() for batch in batches])
-    assert row["change"] == pytest.approx(paired(before, after).change, abs=1e-6)
-    assert row["low"] < row["change"] < row["high"]
-
-
 def test_the_effect_of_directions_is_that_of_the_dial(decoder, batches):
     tokenizer = Tokenizer.load(kq.models.DECODER)
     effect = dial_effect(decoder, batches, tokenizer, {}, "1.2", directions=[0, 1], of="skew", gain=-1, samples=1)
     assert effect.gains == {"skew direction 0": -1, "skew direction 1": -1}
-    before = torch.cat([next_token_loss(decoder, batch).detach() for batch in batches])
-    assert effect.before == pytest.approx(float(before.mean()), abs=1e-6)
+    assert effect.before == pytest.approx(float(losses(decoder, batches).mean()), abs=1e-6)
     with kq.dial(decoder, directions={(1, 2): [0, 1]}, of="skew", gain=-1):
-        after = torch.cat([next_token_loss(decoder, batch).detach() for batch in batches])
-    assert effect.after == pytest.approx(float(after.mean()), abs=1e-6)
+        assert effect.after == pytest.approx(float(losses(decoder, batches).mean()), abs=1e-6)
     with pytest.raises(ValueError, match=r"directions are those of single heads: name them, such as 18\.6"):
         dial_effect(decoder, batches, tokenizer, {}, directions=[0])

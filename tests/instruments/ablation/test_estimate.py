@@ -67,9 +67,8 @@ def test_the_first_term_is_the_derivative_along_the_change(name):
 
 
 def test_encoder_decoders_have_costs_too():
-    model = tiny_model("t5", model="T5ForConditionalGeneration").double()
-    ids = text(rows=2)["input_ids"]
-    batch = {"input_ids": ids, "decoder_input_ids": ids}
+    model, batch = tiny_model("t5", model="T5ForConditionalGeneration").double(), text(rows=2)
+    batch["decoder_input_ids"] = batch["input_ids"]
     cells = {index: [1] for index in sites_of(model)}
     terms = estimated(model, batch, ["symmetric", "zero"], cells, samples=1)
     for change in ("symmetric", "zero"):
@@ -79,14 +78,13 @@ def test_encoder_decoders_have_costs_too():
 
 
 def test_a_module_that_is_called_in_every_layer_has_the_sum_of_its_calls():
-    model = tiny_model("albert", model="AlbertForMaskedLM").double()
-    batch = text(rows=2)
+    model, batch = tiny_model("albert", model="AlbertForMaskedLM").double(), text(rows=2)
     terms = estimated(model, batch, ["skew", "zero"], {0: [2]}, samples=1)
     for change in ("skew", "zero"):
         moves = moves_of(model, batch, change, {0: [2]})
         assert len(moves[0]) == 2
-        first, _ = terms_of(terms, change, {0: [2]})
-        torch.testing.assert_close(first, slope(model, batch, moves), rtol=1e-6, atol=1e-9)
+        derivative = slope(model, batch, moves)
+        torch.testing.assert_close(terms_of(terms, change, {0: [2]})[0], derivative, rtol=1e-6, atol=1e-9)
 
 
 def repeated(batch):

@@ -62,12 +62,20 @@ def test_many_at_a_time_are_those_of_one_at_a_time(by, means, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("family", "name"), [("llama", "LlamaForCausalLM"), ("gpt2", "GPT2LMHeadModel"), ("gemma2", "Gemma2ForCausalLM")]
+    ("family", "name"),
+    [
+        ("llama", "LlamaForCausalLM"),
+        ("gpt2", "GPT2LMHeadModel"),
+        ("gemma2", "Gemma2ForCausalLM"),
+        ("bloom", "BloomForCausalLM"),
+        ("t5", "T5ForConditionalGeneration"),
+    ],
 )
 def test_models_of_transformers(family, name, monkeypatch):
     model = tiny_model(family, model=name)
     batch = {**PADDED, "input_ids": torch.randint(3, 60, (16, 10), generator=torch.Generator().manual_seed(0))}
-    alone, together, calls = rows_alone_and_together(model, [batch], monkeypatch, means="global")
+    batch |= {"decoder_input_ids": batch["input_ids"]} if family == "t5" else {}
+    alone, together, calls = rows_alone_and_together(model, [batch], monkeypatch, heads="0.*", means="global")
     assert_same(alone, together)
     assert calls < 1
 
@@ -79,17 +87,6 @@ def test_masked_tokens_are_the_same_for_every_ablation(monkeypatch):
     alone, together, calls = rows_alone_and_together(
         encoder, [{"input_ids": IDS + 300}], monkeypatch, loss, heads="1.*", means="global"
     )
-    assert_same(alone, together)
-    assert calls < 1
-
-
-@pytest.mark.parametrize("family", [("bloom", "BloomForCausalLM"), ("t5", "T5ForConditionalGeneration")])
-def test_models_with_position_biases(family, monkeypatch):
-    model = tiny_model(family[0], model=family[1])
-    batch = {"input_ids": torch.randint(3, 60, (16, 10))}
-    if family[0] == "t5":
-        batch["decoder_input_ids"] = batch["input_ids"]
-    alone, together, calls = rows_alone_and_together(model, [batch], monkeypatch, heads="0.*", means="global")
     assert_same(alone, together)
     assert calls < 1
 
