@@ -106,6 +106,8 @@ def llama():
         ({"head": "1.0", "query": 2, "depth": 3}, "depth must be between 1 and 2, got 3"),
         ({"head": "1.0", "sequence": 4}, "sequence must be between 0 and 0, got 4"),
         ({"head": "1.0", "features": {"a": (torch.ones(32), torch.ones(5))}}, r"activation must have shape \(n,\)"),
+        ({"head": "0.0", "features": {}}, "features must map names"),
+        ({"head": "1.0", "without": "1.0"}, r"without must name a source of this head, such as '0\.3', got '1\.0'"),
     ],
 )
 def test_arguments_are_refused_in_one_sentence(llama, options, message):
@@ -121,10 +123,6 @@ def test_data_is_required(llama):
         kq.wiring(llama)
     with pytest.raises(ValueError, match="needs at least two"):
         kq.wiring(llama, inputs=inputs(llama))
-    with pytest.raises(ValueError, match="features must map names"):
-        kq.attribute(llama, inputs=inputs(llama), head="0.0", features={})
-    with pytest.raises(ValueError, match=r"without must name a source of this head, such as '0\.3', got '1\.0'"):
-        kq.attribute(llama, inputs=inputs(llama), head="1.0", without="1.0")
 
 
 @pytest.mark.parametrize(

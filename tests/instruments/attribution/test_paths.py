@@ -49,23 +49,17 @@ def circuit():
     return model
 
 
-def test_the_one_path_of_an_induction_circuit_is_found():
-    model = circuit()
+def test_the_one_path_of_an_induction_circuit_is_found_and_followed_to_the_token_before():
     query = 8  # the second 4; what followed the first 4, at 2, is at 3
-    reading = kq.attribute(model, inputs={"input_ids": IDS}, head="1.0", query=query, depth=2)
+    reading = kq.attribute(circuit(), inputs={"input_ids": IDS}, head="1.0", query=query, depth=2)
     assert reading.key == 3
     assert reading.weight > 0.9
     table = np.array(reading.table["raw"])
-    path = reading.sources.index("token embedding"), reading.sources.index("0.0")
+    entry = reading.sources.index("token embedding"), reading.sources.index("0.0")
     assert reading.score > 1
-    assert table[path] == pytest.approx(reading.score, rel=1e-5)
-    table[path] = 0
+    assert table[entry] == pytest.approx(reading.score, rel=1e-5)
+    table[entry] = 0
     assert np.abs(table).max() < 1e-6 * reading.score
-
-
-def test_depth_two_follows_it_to_the_token_before():
-    model = circuit()
-    reading = kq.attribute(model, inputs={"input_ids": IDS}, head="1.0", query=8, key=3, depth=2)
     [path] = [path for path in reading.paths if path["side"] == "key"]
     assert (path["source"], path["contribution"]) == ("0.0", pytest.approx(reading.score, rel=1e-5))
     assert path["relative"] == pytest.approx(reading.by_source("key")["0.0"], rel=1e-6)
@@ -78,7 +72,7 @@ def test_depth_two_follows_it_to_the_token_before():
     assert total == pytest.approx(path["contribution"], rel=1e-6)
 
 
-def test_wiring_of_all_pairs_is_that_path():
+def test_all_pairs_have_that_path():
     reading = kq.attribute(circuit(), inputs={"input_ids": IDS}, head="1.0")
     assert reading.by_source("key")["0.0"] == pytest.approx(1, abs=1e-5)
     assert reading.by_source("query")["token embedding"] == pytest.approx(1, abs=1e-5)

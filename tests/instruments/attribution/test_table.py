@@ -41,22 +41,8 @@ def test_null_levels_are_those_of_shuffled_tokens():
 @pytest.mark.parametrize("side", ["query", "key"])
 def test_removal_is_that_of_the_running_model(side):
     """The write of head 0.1 through the frozen norm, subtracted from what enters one projection of layer 1."""
-    model, seen = build("llama"), {}
-    layer = model.layers[1]
-    hooks = [
-        model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda m, args: seen.update(z=args[0])),
-        layer.input_layernorm.register_forward_pre_hook(lambda m, args: seen.update(x=args[0])),
-    ]
-    with torch.no_grad():
-        model(**inputs(model))
-    for hook in hooks:
-        hook.remove()
-    heads = model.config.num_attention_heads
-    width = seen["z"].shape[-1] // heads
-    own = slice(width, 2 * width)
-    write = seen["z"][..., own] @ model.layers[0].self_attn.o_proj.weight[:, own].mT
-    root = (seen["x"].square().mean(-1, keepdim=True) + model.config.rms_norm_eps).sqrt()
-    write = (write / root * layer.input_layernorm.weight).detach()
+    model = build("llama")
+    layer, write = model.layers[1], _writes(model, "llama")["0.1"][None]
     reading = kq.attribute(model, inputs=inputs(model), head="1.2", query=5, key=2, without="0.1", side=side)
     projection = layer.self_attn.q_proj if side == "query" else layer.self_attn.k_proj
     hook = projection.register_forward_pre_hook(lambda m, args: (args[0] - write,))
@@ -96,9 +82,9 @@ def test_symmetric_entries_are_those_of_the_form_with_contents_exchanged(name):
 
 def _writes(model, name):
     """What each head of layer 0 adds to the input of layer 1's projections, without keyquery."""
-    blocks = model.layers if name == "qwen2" else model.h
-    output = {"gpt2": "attn.c_proj", "gptj": "attn.out_proj", "qwen2": "self_attn.o_proj"}[name]
-    norm = blocks[1].input_layernorm if name == "qwen2" else blocks[1].ln_1
+    blocks = model.h if name.startswith("gpt") else model.layers
+    output = {"gpt2": "attn.c_proj", "gptj": "attn.out_proj"}.get(name, "self_attn.o_proj")
+    norm = blocks[1].ln_1 if name.startswith("gpt") else blocks[1].input_layernorm
     seen = {}
     handles = [
         blocks[0].get_submodule(output).register_forward_pre_hook(lambda m, a: seen.update(context=a[0])),
@@ -114,7 +100,7 @@ def _writes(model, name):
     out = {}
     for head, (z, w) in enumerate(zip(context.chunk(4, -1), weight.chunk(4, 0), strict=True)):
         write = z @ w
-        if name == "qwen2":
+        if not name.startswith("gpt"):
             size = (residual.square().mean(-1, keepdim=True) + norm.variance_epsilon).sqrt()
         else:
             write = write - write.mean(-1, keepdim=True)
