@@ -7,7 +7,7 @@ from torch import nn
 import keyquery as kq
 from keyquery.instruments.ablation.changes import Change, Trial
 from keyquery.instruments.ablation.estimate import estimate
-from keyquery.instruments.ablation.losses import OUTPUT, class_loss, next_token_loss
+from keyquery.instruments.ablation.losses import OUTPUT, Objective, next_token_loss
 from keyquery.instruments.ablation.named import Made
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
@@ -217,7 +217,9 @@ def test_small_changes_cost_what_is_estimated():
 def test_classes_and_losses_of_ones_own():
     model = tiny_model("bert", model="BertForSequenceClassification", num_labels=3).double()
     batch = {**text(rows=4), "labels": torch.tensor([0, 2, 1, 1])}
-    classes = kq.ablate(model, [batch], class_loss(), changes="zero", measure="all", samples=2)
+    ids, labels = {"input_ids": batch["input_ids"]}, batch["labels"]
+    objective = Objective("classes", lambda model, batch: (ids, labels), "nats per label")
+    classes = kq.ablate(model, [batch], objective, changes="zero", measure="all", samples=2)
     assert (classes.objective, classes.unit) == ("classes", "nats per label")
 
     def own(model, batch):

@@ -148,17 +148,6 @@ def masked_loss(mask: int, special: set[int], seed: int = 0) -> Objective:
     return Objective("masked", task)
 
 
-def class_loss(labels: str = "labels") -> Objective:
-    """Cross-entropy of a classifier, whose batches hold a class per sequence, or per token, under `labels`."""
-
-    def task(model: nn.Module, batch: Batch) -> tuple[Batch, Tensor]:
-        if labels not in batch:
-            raise ValueError(f"batches must hold {labels!r}, one class per sequence or token: got {', '.join(batch)}")
-        return {name: value for name, value in batch.items() if name != labels}, batch[labels]
-
-    return Objective("classes", task, "nats per label")
-
-
 # For models without a loss, such as encoders of sentences.
 OUTPUT = Objective("output", lambda model, batch: (batch, None), "share of the output's squared norm")
 

@@ -117,10 +117,11 @@ class Measurement:
         return {"output": output}
 
     def _of_layer(self, trials: Iterable[Trial], tape: Tape | None) -> Iterator[Float[Tensor, " sequences"]]:
-        rest, single, proven = iter(trials), False, False
-        while some := list(islice(rest, 1 if single else self._most)):
-            together = None if single or len(some) < 2 else self._together(some, tape, proven)
-            single = single or (together is None and len(some) > 1)
+        rest, proven = iter(trials), False
+        while some := list(islice(rest, self._most)):
+            together = self._together(some, tape, proven) if len(some) > 1 else None
+            if len(some) > 1 and together is None:
+                self._most = 1
             proven = proven or together is not None
             yield from together or (self._alone(trial, tape) for trial in some)
 
