@@ -27,7 +27,6 @@ from keyquery.instruments.ablation.losses import (
     Loss,
     Objective,
     checked,
-    finite,
     labelled,
     output_of,
     predictions,
@@ -43,7 +42,6 @@ from keyquery.listening.hooks import evaluating
 from keyquery.support.printable import first_line
 
 TOKENS = {"cuda": 8192, "cpu": 1024}  # of a run, whose logits and gradients are all kept
-SEQUENCES = 1_000_003  # of one seed, whose draws differ
 MAP = {"cuda": 2**28, "cpu": 2**22}  # entries of the attention maps that are changed at once
 
 
@@ -53,22 +51,6 @@ class Seen(NamedTuple):
     site: Site
     call: Call
     output: Tensor
-
-
-class Draws:
-    """Random numbers that depend on the sequence alone, however sequences are batched and padded."""
-
-    def __init__(self, seed: int) -> None:
-        self._seeds = count(seed * SEQUENCES)
-
-    def uniform(self, counts: Sequence[int], *shape: int) -> Float64[Tensor, "sum *shape"]:
-        """So many rows for each of the next sequences, in [0, 1)."""
-        sources = (torch.Generator().manual_seed(next(self._seeds)) for _ in counts)
-        rows = [
-            torch.rand(size, *shape, generator=source, dtype=torch.float64)
-            for size, source in zip(counts, sources, strict=True)
-        ]
-        return torch.cat(rows)
 
 
 class Gradients(NamedTuple):
@@ -105,17 +87,16 @@ def estimate(
     sites: Mapping[int, Site],
     means: Mapping[int, SiteMeans],
     samples: int = 4,
-    seed: int = 0,
 ) -> Estimates:
     """Both terms of the cost of trials, with means by site where their changes need them."""
     if any(weight.is_inference() for weight in model.parameters()):
         raise NoGradient("the weights were made in inference mode, and an estimate needs gradients: measure all")
     terms = _Terms(trials, means)
-    draws = Draws(seed)
+    seeds = count()  # one per sequence, so that its draws do not depend on batches and padding
     for batch in batches:
         for inputs, labels in _parts(model, loss, batch):
             with _recorded(model, [sites[index] for index in terms.wanted]) as seen:
-                gradients = _gradients(model, loss, inputs, labels, seen, samples, draws)
+                gradients = _gradients(model, loss, inputs, labels, seen, samples, seeds)
             terms.add(seen, gradients)
     return terms.estimates()
 
@@ -174,24 +155,30 @@ def _gradients(
     labels: Tensor | None,
     seen: list[Seen],
     samples: int,
-    draws: Draws,
+    seeds: Iterator[int],
 ) -> Gradients:
     if not isinstance(loss, Objective):
         return _of_losses(loss(model, inputs), seen)
     if labels is None:
-        return _of_output(output_of(model, inputs), inputs, seen, samples, draws)
+        return _of_output(output_of(model, inputs), inputs, seen, samples, seeds)
     predicted, targets, rows = labelled(predictions(model, inputs, labels), labels)
     counts = torch.bincount(rows, minlength=len(labels)).double()
     with torch.no_grad():
         by_label = cross_entropy(predicted, targets, reduction="none").double()
         losses = torch.zeros_like(counts).index_add_(0, rows, by_label) / counts
         share = predicted.softmax(-1)
-    drawn = _drawn(share, draws.uniform(counts.long().tolist(), samples))
+    drawn = _drawn(share, _uniform(seeds, counts.long().tolist(), samples))
     gradients = [
         _backward(predicted, _residuals(share, labels), seen, last=number == samples)
         for number, labels in enumerate((targets, *drawn))
     ]
     return Gradients(gradients, counts, losses)
+
+
+def _uniform(seeds: Iterator[int], counts: Sequence[int], *shape: int) -> Float64[Tensor, "sum *shape"]:
+    """So many rows in [0, 1) for each of the next sequences."""
+    sources = ((size, torch.Generator().manual_seed(seed)) for size, seed in zip(counts, seeds, strict=False))
+    return torch.cat([torch.rand(size, *shape, generator=source, dtype=torch.float64) for size, source in sources])
 
 
 def _drawn(share: Float[Tensor, "t v"], draws: Float[Tensor, "t samples"]) -> Int[Tensor, "samples t"]:
@@ -215,10 +202,10 @@ def _of_losses(losses: Any, seen: list[Seen]) -> Gradients:
     return Gradients([_backward(losses, torch.ones_like(losses), seen, last=True)], torch.ones_like(values), values)
 
 
-def _of_output(output: Tensor, inputs: Batch, seen: list[Seen], samples: int, draws: Draws) -> Gradients:
+def _of_output(output: Tensor, inputs: Batch, seen: list[Seen], samples: int, seeds: Iterator[int]) -> Gradients:
     """Of random signs times the output: their mean square is the squared change, as a share of the squared norm."""
     real = real_outputs(output, inputs)
-    random = draws.uniform(real.reshape(len(real), -1).sum(1).tolist(), samples, *output.shape[real.ndim :])
+    random = _uniform(seeds, real.reshape(len(real), -1).sum(1).tolist(), samples, *output.shape[real.ndim :])
     signs = torch.zeros(samples, *output.shape, device=output.device)
     signs[:, real] = torch.where(random < 0.5, -1.0, 1.0).transpose(0, 1).to(signs)
     products = [_backward(output, sign, seen, last=number == samples - 1) for number, sign in enumerate(signs)]
@@ -258,23 +245,24 @@ class _Terms:
     @torch.no_grad()
     def add(self, seen: Sequence[Seen], gradients: Gradients) -> None:
         """Add a run; a module that is called several times has the sum of its calls."""
-        counts, losses = gradients.counts.cpu(), gradients.losses.cpu()
-        kept = counts != 0
-        self._counts.append(finite(counts[kept]))
-        self._losses.append(finite(losses[kept]))
+        kept = gradients.counts != 0
+        self._counts.append(checked(gradients.counts[kept]))
+        self._losses.append(checked(gradients.losses[kept]))
         totals: dict[tuple[str, Cell], Tensor] = {}
         for number, (site, call, _) in enumerate(seen):
             for key, total in self._of_call(site, call, torch.stack([grads[number] for grads in gradients.of])):
                 totals[key] = totals[key] + total if key in totals else total
         for key, total in totals.items():
-            self._terms.setdefault(key, []).append(total[:, kept])
+            self._terms.setdefault(key, []).append(total[:, kept.cpu()])
 
     def _of_call(
         self, site: Site, call: Call, grads: Float[Tensor, "grads batch heads n v"]
     ) -> Iterator[tuple[tuple[str, Cell], Float[Tensor, "grads batch"]]]:
         changes = self.wanted[site.index].values()
         wanted = sorted(set().union(*(heads for _, heads in changes)))
-        for heads in _ranges(wanted, _fitting(call)):
+        entries = len(call.query) * call.query.shape[-2] * call.key.shape[-2]  # of a head's map
+        size = max(MAP.get(call.query.device.type, MAP["cpu"]) // max(entries, 1), 1)
+        for heads in _ranges(wanted, size):
             view = HeadCall(call, site, heads, self._means.get(site.index))
             for change, chosen in changes:
                 if chosen.isdisjoint(heads):
@@ -291,12 +279,6 @@ class _Terms:
             raise ValueError("no sequence has a loss: one of at least two tokens is needed")
         terms = {key: torch.cat(parts, 1) for key, parts in self._terms.items()}
         return Estimates(terms, torch.cat(self._counts), torch.cat(self._losses))
-
-
-def _fitting(call: Call) -> int:
-    """How many heads are changed at once."""
-    entries = len(call.query) * call.query.shape[-2] * call.key.shape[-2]
-    return max(MAP.get(call.query.device.type, MAP["cpu"]) // max(entries, 1), 1)
 
 
 def _ranges(heads: Sequence[int], size: int) -> Iterator[range]:

@@ -56,19 +56,14 @@ def losses_of(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> Float[T
 
 
 def checked(losses: Any) -> Float[Tensor, " sequences"]:
-    """What a loss returned, in float64 on the CPU; raises if it is not one number per sequence."""
+    """What a loss returned, in float64 on the CPU; raises if it is not one finite number per sequence."""
     values = torch.as_tensor(losses).detach().double().cpu()
     if values.ndim != 1:
         raise ValueError(f"loss must return one value per sequence, (batch,), got {tuple(values.shape)}")
-    return finite(values)
-
-
-def finite(losses: Float[Tensor, " sequences"]) -> Float[Tensor, " sequences"]:
-    """Losses; raises if one of them is no number."""
-    wrong = losses[~losses.isfinite()]
+    wrong = values[~values.isfinite()]
     if len(wrong):
-        raise ValueError(f"the loss is not finite: it is {float(wrong[0])} for {len(wrong)} of {len(losses)} sequences")
-    return losses
+        raise ValueError(f"the loss is not finite: it is {float(wrong[0])} for {len(wrong)} of {len(values)} sequences")
+    return values
 
 
 def repeated(values: Any, copies: int, rows: int | None = None) -> Any:
