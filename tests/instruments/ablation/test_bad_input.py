@@ -1,6 +1,7 @@
 """What cannot be estimated is refused in one sentence, and a model is left bit for bit as it was."""
 
 import re
+from itertools import count
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.instruments.ablation.losses import next_token_loss
 from keyquery.layers import LanguageModel
 from tests.instruments.ablation.oracles import decoder, text
+from tests.intervene.tiny import assert_as_it_was, snapshot
 
 
 @pytest.fixture
@@ -19,26 +21,18 @@ def model():
 
 
 def state(model):
-    """Weights, flags, gradients and hooks of a model."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return {
-        "weights": {name: weight.clone() for name, weight in model.state_dict().items()},
-        "flags": {name: weight.requires_grad for name, weight in model.named_parameters()},
-        "grads": {name: weight.grad for name, weight in model.named_parameters()},
-        "hooks": {name: [len(getattr(part, hook)) for hook in hooks] for name, part in model.named_modules()},
-        "vars": {name: set(vars(part)) for name, part in model.named_modules()},
-        "training": {name: part.training for name, part in model.named_modules()},
-        "attention": model.config._attn_implementation,
-    }
+    """Modules, tensors, hooks, flags and gradients of a model."""
+    flags = {name: (weight.requires_grad, weight.grad) for name, weight in model.named_parameters()}
+    return snapshot(model), flags, model.config._attn_implementation
 
 
 def assert_as_before(model, before):
-    after = state(model)
-    weights = before.pop("weights")
-    assert all(torch.equal(weight, weights[name]) for name, weight in after.pop("weights").items())
-    grads = before.pop("grads")
-    assert all(grad is grads[name] for name, grad in after.pop("grads").items())
-    assert after == before
+    _, flags, attention = state(model)
+    assert_as_it_was(model, before[0])
+    for (flag, grad), (flag_before, grad_before) in zip(flags.values(), before[1].values(), strict=True):
+        assert flag == flag_before
+        assert grad is grad_before
+    assert attention == before[2]
 
 
 def prepared(model):
@@ -62,12 +56,11 @@ class Interrupting(nn.Module):
 
     def __init__(self, inner, error, call, backward=False):
         super().__init__()
-        self.inner, self.error, self.calls, self.backward = inner, error, call, backward
+        self.inner, self.error, self.calls, self.backward = inner, error, count(call - 1, -1), backward
 
     def forward(self, x):
-        self.calls -= 1
         out = self.inner(x)
-        if self.calls == 0 and not self.backward:
+        if next(self.calls) == 0 and not self.backward:
             raise self.error
         if self.backward and out.requires_grad:
 

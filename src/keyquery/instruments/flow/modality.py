@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,24 @@ def prepared(model: nn.Module, text: Any, image: Any, processor: Any) -> Tokens:
     if image is not None and not text and text != "":
         return _image_alone(model, image, processor)
     texts: list[Any] = [text] if isinstance(text, str) or text is None else list(text)
-    for text_part in texts:
-        if not isinstance(text_part, str) or not text_part.strip():
-            raise ValueError(f"text must contain words, got {text_part!r:.40}")
+    if without := [part for part in texts if not isinstance(part, str) or not part.strip()]:
+        raise ValueError(f"text must contain words, got {without[0]!r:.40}")
     if processor is None:
         raise ValueError("text and image need a processor (two texts a tokenizer), and none was passed or found")
+    if image is None and len(texts) != 2:
+        raise ValueError(f"flow needs two modalities: pass a text and an image, or two texts, got {len(texts)}")
     if image is None:
-        if len(texts) != 2:
-            raise ValueError(f"flow needs two modalities: pass a text and an image, or two texts, got {len(texts)}")
         return _pair(model, texts, getattr(processor, "tokenizer", processor))
     if len(texts) != 1:
         raise ValueError(f"an image needs exactly one text, got {len(texts)}")
     if getattr(processor, "image_processor", None) is None:
         raise ValueError(f"{type(model).__name__} takes no image: it has no image processor; pass two texts")
-    return _with_image(model, texts[0], image, processor)
+    holder = getattr(processor, "boi_token", None) or getattr(processor, "image_token", None)
+    missing = isinstance(holder, str) and holder not in texts[0]
+    batch = _processed(processor, images=_pillow(image), text=f"{holder} {texts[0]}" if missing else texts[0])
+    if isinstance(batch.get("input_ids"), Tensor):
+        check_length(model, batch["input_ids"].shape[1])
+    return tokens_of(model, batch, processor)
 
 
 def tokens_of(model: nn.Module, batch: Batch, processor: Any = None) -> Tokens:
@@ -82,10 +87,9 @@ def tokens_of(model: nn.Module, batch: Batch, processor: Any = None) -> Tokens:
     ]
     names = None
     if hasattr(tokenizer, "convert_ids_to_tokens") and len(ids) == 1:
-        names = token_texts(ids[0].tolist(), tokenizer) + ["[image]"] * len(behind)
-        patches = [place for place, label in enumerate(labels[0]) if label == IMAGE]
-        for number, place in enumerate(patches):
-            names[place] = f"patch {number + 1}"
+        texts, numbers = token_texts(ids[0].tolist(), tokenizer) + ["[image]"] * len(behind), count(1)
+        pairs = zip(texts, labels[0], strict=True)
+        names = [f"patch {next(numbers)}" if label == IMAGE else text for text, label in pairs]
     return Tokens(batch, labels, names)
 
 
@@ -108,17 +112,16 @@ def _pair(model: nn.Module, texts: Sequence[str], tokenizer: Any) -> Tokens:
     """Two texts concatenated by a tokenizer."""
     if getattr(tokenizer, "is_fast", False):
         encoded = tokenizer(*texts)
-        ids = list(encoded["input_ids"])
         batch = {name: torch.tensor([list(row)]) for name, row in encoded.items()}
         labels = [SPECIAL if segment is None else SEGMENTS[segment] for segment in encoded.sequence_ids(0)]
-        names = token_texts(ids, tokenizer)
+        names = token_texts(batch["input_ids"][0].tolist(), tokenizer)
     else:
         parts = [words_of(words, tokenizer, False) for words in (texts[0], f" {texts[1].lstrip()}")]
-        ids = [number for part in parts for number in part.ids]
-        batch = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+        ids = torch.tensor([[number for part in parts for number in part.ids]])
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         labels = [label if real else SPECIAL for part, label in zip(parts, SEGMENTS, strict=True) for real in part.real]
         names = [name for part in parts for name in part.texts]
-    check_length(model, len(ids))
+    check_length(model, len(names))
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         batch["decoder_input_ids"] = batch["input_ids"]
     return Tokens(batch, [labels], names)
@@ -160,16 +163,6 @@ def _processed(processor: Any, **inputs: Any) -> dict[str, Any]:
     except (ValueError, TypeError, RuntimeError, IndexError, ZeroDivisionError, KeyError) as error:
         size = " × ".join(map(str, inputs["images"].size))
         raise ValueError(f"{type(processor).__name__} rejects an image of {size}: {first_line(error)}") from None
-
-
-def _with_image(model: nn.Module, text: str, image: Any, processor: Any) -> Tokens:
-    holder = getattr(processor, "boi_token", None) or getattr(processor, "image_token", None)
-    if isinstance(holder, str) and holder not in text:
-        text = f"{holder} {text}"
-    batch = _processed(processor, images=_pillow(image), text=text)
-    if isinstance(batch.get("input_ids"), Tensor):
-        check_length(model, batch["input_ids"].shape[1])
-    return tokens_of(model, batch, processor)
 
 
 @contextmanager
