@@ -10,9 +10,10 @@ looked at once per source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from operator import methodcaller
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -25,6 +26,7 @@ from keyquery.listening.residual.recording import Recording
 from keyquery.listening.residual.terms import BIAS, HeadWrites, Write, pulled
 
 Writer = Write | HeadWrites
+PartsOf = Callable[[Writer], dict[str, Tensor]]
 WHOLE = 1e-3  # relative error up to which the shares of all sources sum to 1
 
 
@@ -54,9 +56,9 @@ class WiringSums:
 
     def add(self, record: Recording, heads: Heads, groups: Mapping[str, Sequence[Layer]]) -> None:
         """Add the sequences of one run."""
-        written: dict[int, tuple[Writer, dict[str, Tensor]]] = {}  # a write, which keeps its id, and its parts
+        parts_of: PartsOf = cache(methodcaller("parts"))  # computed once in a run
         for label, layers in groups.items():
-            names, x, y = self._layer(record, heads, layers, written)
+            names, x, y = self._layer(record, heads, layers, parts_of)
             moments = [x.sum(2), x.square().sum(2), (x * y).sum(2), y.sum(0), y.square().sum(0)]
             earlier = self.layers.setdefault(label, Sums(names, [torch.zeros_like(t) for t in moments], 0))
             if earlier.sources != names:
@@ -65,11 +67,7 @@ class WiringSums:
             self.layers[label] = Sums(names, sums, earlier.sequences + len(y))
 
     def _layer(
-        self,
-        record: Recording,
-        heads: Heads,
-        layers: Sequence[Layer],
-        written: dict[int, tuple[Writer, dict[str, Tensor]]],
+        self, record: Recording, heads: Heads, layers: Sequence[Layer], parts_of: PartsOf
     ) -> tuple[list[str], Float64[Tensor, "2 sources batch side_heads"], Float64[Tensor, "batch side_heads"]]:
         first = layers[0]
         entered, pairs = record.of(first), record.pairs[first.index]
@@ -86,7 +84,7 @@ class WiringSums:
             constants = constants + _constants(kernel, to_query, to_key)
         assert entered.term is not None
         leaves = pulled(entered.term, u.transpose(0, 1).contiguous())
-        products = self._products(list(leaves), pairs.real, written)
+        products = self._products(leaves, pairs.real, parts_of)
         products[BIAS] = products.get(BIAS, 0) + torch.stack((constants, constants))
         if bias is not None:
             by_bias = (scores * bias).sum((-2, -1)).double().repeat(1, 2)
@@ -97,7 +95,7 @@ class WiringSums:
         return list(products), x, y
 
     def _products(
-        self, leaves: Sequence[tuple[Writer, Tensor]], real: Bool[Tensor, "batch n"], written: dict[int, Any]
+        self, leaves: Iterable[tuple[Writer, Tensor]], real: Bool[Tensor, "batch n"], parts_of: PartsOf
     ) -> dict[str, Float64[Tensor, "2 batch side_heads"]]:
         """Products with each source, and with the real tokens of its writes in random order, by its name."""
         groups: dict[int, list[tuple[Writer, Tensor]]] = {}
@@ -109,21 +107,13 @@ class WiringSums:
             u = group[0][1].unflatten(1, real.shape) if group[0][1].ndim == 3 else group[0][1]
             shuffled = torch.stack([u[:, row].index_select(1, order) for row, order in enumerate(orders)], 1)
             both = torch.cat((u, shuffled)).flatten(2)
-            parts = [part for write, _ in group for part in _parts(write, written).items()]
+            parts = [part for write, _ in group for part in parts_of(write).items()]
             values = torch.stack([_as(value, u.shape[1:]).flatten(1) for _, value in parts])
             sums = [values[:, row] @ both[:, row].mT for row in range(len(real))]  # Σ_j u_j·w(j), per sequence
             by_source = torch.stack(sums, 1).double().unflatten(-1, (2, -1)).movedim(2, 1)
             for (name, _), value in zip(parts, by_source, strict=True):
                 products[name] = products[name] + value if name in products else value
         return products
-
-
-def _parts(write: Writer, written: dict[int, Any]) -> dict[str, Tensor]:
-    """The values of a write by source, computed once in a run."""
-    if id(write) not in written:
-        written[id(write)] = (write, write.parts())
-    parts: dict[str, Tensor] = written[id(write)][1]
-    return parts
 
 
 def _as(value: Tensor, shape: torch.Size) -> Tensor:
