@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from keyquery.kinds import show_of
+from keyquery.pages.colours import LIGHT
 from keyquery.reading import Reading
 from keyquery.support.checks import check_choice
 from keyquery.support.extras import optional
@@ -25,6 +28,7 @@ PAPER: dict[str, Any] = {
     "text.parse_math": False,  # a dollar sign in a name is not math
 }
 PAPER |= {"svg.hashsalt": "keyquery"}  # reproducible files
+SIGNED = LIGHT["skew"], LIGHT["symmetric"]  # colours of what is below and above 0
 
 
 def plot(reading: Reading, what: str | None = None, **options: Any) -> Any:
@@ -55,6 +59,17 @@ def _paper(pyplot: Any) -> Iterator[None]:
         finally:
             interactive = pyplot.isinteractive()
     optional("matplotlib", "plot").interactive(interactive)
+
+
+def signed_map(
+    axis: Any, values: Any, most: float | None = None, below: str = SIGNED[0], above: str = SIGNED[1], **bar: Any
+) -> None:
+    """Draw values on a scale of two colours about 0, up to the largest magnitude, and a bar beside it."""
+    colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list("", [below, "#f2f4f6", above])
+    most = most or float(np.nanmax(np.abs(values))) or 1.0
+    image = axis.imshow(values, vmin=-most, vmax=most, cmap=colours, aspect="auto", interpolation="nearest")
+    drawn = axis.figure.colorbar(image, ax=axis, **bar)
+    drawn.set_ticks([-most, 0, most], labels=[f"−{most:.2g}", "0", f"+{most:.2g}"])
 
 
 def check_picture(path: Path) -> None:

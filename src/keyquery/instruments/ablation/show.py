@@ -11,8 +11,8 @@ from keyquery.instruments.ablation.ablate import Ablation
 from keyquery.pages.colours import LIGHT, WHOLE
 from keyquery.pages.components import column, heads_frame, measure, versioned
 from keyquery.pages.document import document
+from keyquery.pages.figures import signed_map
 from keyquery.pages.tables import Table, Text
-from keyquery.support.extras import optional
 from keyquery.support.printable import counted
 
 LISTED = 48  # rows of a table; if there are more, those with the largest changes
@@ -91,7 +91,7 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
     parts = list(dict.fromkeys(row["part"] for row in reading.rows))
     layers = 1 + max(row["layer"] or 0 for row in reading.rows)
     heads = 1 + max(map(_column, reading.rows))
-    most = max(abs(row["change"]) for row in reading.rows) or 1.0
+    most = max(abs(row["change"]) for row in reading.rows)
     size = (len(parts) * max(0.7 + 0.25 * heads, 1.5) + 0.9, 1.4 + 0.25 * layers)
     figure, axes = pyplot.subplots(1, len(parts), figsize=size, layout="constrained", squeeze=False, sharey=True)
     for axis, part in zip(axes[0], parts, strict=True):
@@ -100,16 +100,12 @@ def ablation_map(reading: Ablation, pyplot: Any) -> Any:
             if row["part"] == part:
                 grid[row["layer"] or 0][_column(row)] = row["change"]
         colour = LIGHT.get(part, "#8250df")
-        steps = ["#c8a600", "#f2f4f6", colour]
-        colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list(part, steps)
-        image = axis.imshow(grid, vmin=-most, vmax=most, cmap=colours, aspect="auto")
+        signed_map(axis, grid, most, below="#c8a600", above=colour, location="bottom", shrink=0.9)
         axis.set_facecolor("#c4cbd2")  # distinguishes unmeasured cells from zero
         axis.set_title(WHOLE.get(part, f"{part} ablated"), color=colour)
         axis.set_xticks(range(heads) if reading.by == "head" else [])
         axis.set_xlabel("head" if reading.by == "head" else "all heads")
         axis.yaxis.get_major_locator().set_params(integer=True)
-        bar = figure.colorbar(image, ax=axis, location="bottom", shrink=0.9, ticks=[-most, 0, most])
-        bar.ax.set_xticklabels([f"−{most:.2g}", "0", f"+{most:.2g}"])
     if reading.by == "all":
         axes[0][0].set_yticks([])
     axes[0][0].set_ylabel("all layers" if reading.by == "all" else "layer")

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from keyquery.instruments.attribution.attribution import SIDES, Attribution
-from keyquery.pages.colours import LIGHT
 from keyquery.pages.components import DIGITS, column, measure, versioned
 from keyquery.pages.document import document
+from keyquery.pages.figures import signed_map
 from keyquery.pages.tables import Text, columns_table
 from keyquery.reading import short
-from keyquery.support.extras import optional
 
 ROWS, PATHS = 8, 3  # of a table, and of depth 2 in the terminal
 SHOWN = 12  # sources on each side of a figure, and of the page
@@ -130,23 +129,14 @@ def attribution_map(reading: Attribution, pyplot: Any, view: str | None = None) 
     chosen = ([reading.sources.index(source) for source in side] for side in (rows, columns))
     values = np.asarray(reading.table[view])[np.ix_(*chosen)]
     figure, axis = pyplot.subplots(figsize=(1.6 + 0.3 * len(columns), 1.5 + 0.24 * len(rows)), layout="constrained")
-    source_map(figure, axis, values, f"{view} score" if reading.query is not None else "share of the score variance")
+    label = f"{view} score" if reading.query is not None else "share of the score variance"
+    signed_map(axis, values, shrink=0.8, label=label)
     axis.set_xticks(range(len(columns)), columns, rotation=60, ha="right")
     axis.set_yticks(range(len(rows)), rows)
     axis.set(xlabel="key side", ylabel="query side")
     where = "all pairs" if reading.query is None else f"{reading.query} → {reading.key}"
     figure.suptitle(f"{reading.model['name']}, head {reading.head}: {where}", weight="bold")
     return figure
-
-
-def source_map(figure: Any, axis: Any, values: np.ndarray, label: str) -> None:
-    """Draw values on a scale of two colours around 0."""
-    steps = [LIGHT["skew"], "#f6f8fa", LIGHT["symmetric"]]
-    colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list("shares", steps)
-    most = float(np.abs(values).max()) or 1.0
-    image = axis.imshow(values, vmin=-most, vmax=most, cmap=colours, aspect="auto", interpolation="nearest")
-    bar = figure.colorbar(image, ax=axis, shrink=0.8, ticks=[-most, 0, most], label=label)
-    bar.ax.set_yticklabels([f"−{most:.2g}", "0", f"+{most:.2g}"])
 
 
 FIGURES = {"map": attribution_map}

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.instruments.attribution.show import source_map
 from keyquery.instruments.attribution.wiring import SIDES, Wiring
 from keyquery.pages.components import DIGITS, versioned
 from keyquery.pages.document import document
+from keyquery.pages.figures import signed_map
 from keyquery.pages.packing import pack
 from keyquery.pages.tables import Text, columns_table
 from keyquery.reading import short
@@ -73,7 +73,8 @@ def wiring_map(reading: Wiring, pyplot: Any, side: str = "key") -> Any:
     sources = all_sources(reading)
     size = (4 + 0.024 * share.shape[1], 3 + 0.02 * len(sources))
     figure, axis = pyplot.subplots(figsize=size, layout="constrained")
-    source_map(figure, axis, np.where(low > null, share, 0.0), f"share of the score variance, {side} side")
+    label = f"share of the score variance, {side} side"
+    signed_map(axis, np.where(low > null, share, 0.0), shrink=0.8, label=label)
     starts = [i for i, head in enumerate(reading.heads) if i == 0 or head["layer"] != reading.heads[i - 1]["layer"]]
     every = max(1, len(starts) // 10)
     axis.set_xticks(starts[::every], [reading.heads[i]["layer"] for i in starts[::every]])

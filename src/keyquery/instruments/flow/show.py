@@ -12,11 +12,11 @@ from keyquery.instruments.flow.flow import Flow
 from keyquery.pages.colours import LIGHT
 from keyquery.pages.components import DIGITS, column, measure, versioned
 from keyquery.pages.document import document
+from keyquery.pages.figures import signed_map
 from keyquery.pages.packing import pack
 from keyquery.pages.tables import Text, columns_table
 from keyquery.reading import short
 from keyquery.support.checks import check_choice
-from keyquery.support.extras import optional
 from keyquery.support.printable import counted
 
 HEADS = 24  # heads whose maps are kept for a page
@@ -100,15 +100,10 @@ def flow_map(reading: Flow, pyplot: Any, view: str = "flow") -> Any:
     rows, columns = values.shape
     size = (1.6 + max(0.22 * columns, 1.2) + 2.2, max(1.2 + 0.2 * rows, 2.2))
     figure, axes = pyplot.subplots(1, 2, figsize=size, layout="constrained", sharey=True, width_ratios=[1.3, 1])
-    steps = [LIGHT["skew"], "#f2f4f6", LIGHT["symmetric"]]
-    colours = optional("matplotlib.colors", "plot").LinearSegmentedColormap.from_list("flow", steps)
-    scale = 1.0 if view == "reciprocity" else 100.0
-    most = float(np.nanmax(np.abs(values))) * scale or 1.0
-    image = axes[0].imshow(scale * values, vmin=-most, vmax=most, cmap=colours, aspect="auto")
+    signed_map(axes[0], values if view == "reciprocity" else 100 * values, location="left", shrink=0.8)
     title = "reciprocity" if view == "reciprocity" else f"{view}, points above chance"
     axes[0].set(xlabel="head", ylabel="layer", title=title)
     axes[0].locator_params(integer=True, nbins=12)
-    figure.colorbar(image, ax=axes[0], location="left", shrink=0.8, ticks=[-most, 0, most], format="%.2g")
     for index, label, colour in ((0, "mean over heads", "#59636e"), (2, "rollout", LIGHT["popularity"])):
         curve, level = 100 * by_layer[:, index], 100 * by_layer[:, index + 1]
         axes[1].plot(curve, range(rows), color=colour, marker="o", markersize=2.5, label=label)
