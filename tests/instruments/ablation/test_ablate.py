@@ -55,14 +55,6 @@ def test_a_change_is_that_of_a_dialled_model(decoder, batches):
     assert all(torch.equal(tensor, state[name]) for name, tensor in decoder.state_dict().items())
 
 
-def test_layers_and_all_heads_at_once(decoder, batches):
-    found = kq.ablate(decoder, batches, by="layer", changes="position")
-    assert [(row["layer"], row["head"]) for row in found.rows] == [(layer, None) for layer in range(4)]
-    whole = kq.ablate(decoder, batches, by="all", changes=["position"])
-    assert [row["layer"] for row in whole.rows] == [None]
-    assert whole.rows[0]["change"] > max(row["change"] for row in found.rows) > 0
-
-
 def test_position_is_turned_off_only_where_there_is_one():
     data = [{"input_ids": torch.randint(3, 60, (3, 8))}]
     for name, model, parts in (("llama", "LlamaForCausalLM", PARTS), ("gpt2", "GPT2LMHeadModel", PARTS[:3])):
