@@ -18,6 +18,7 @@ from keyquery.listening.inputs.data import Data, Prepared
 from keyquery.listening.inputs.encoding import token_text
 from keyquery.listening.inputs.load import in_float32
 from keyquery.listening.residual.tracing import stem_of
+from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress, silent
 
 
@@ -82,14 +83,12 @@ def texts_of(batch: Batch, n: int, tokenizer: Any) -> list[list[str]]:
 
 def sequence_of(batches: Sequence[Batch], number: int) -> Batch:
     """One sequence of the data without its padding, as a batch."""
-    before = 0
-    for batch in batches:
-        if (row := number - before) < len(tokens_in(batch)):
-            mask = batch.get("attention_mask")
-            real = mask[row].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
-            return {name: _row(value, row, real) for name, value in batch.items()}
-        before += len(tokens_in(batch))
-    raise ValueError(f"sequence must be between 0 and {before - 1}, got {number}")
+    rows = [(batch, row) for batch in batches for row in range(len(tokens_in(batch)))]
+    check_count("sequence", number, 0, len(rows) - 1)
+    batch, row = rows[number]
+    mask = batch.get("attention_mask")
+    real = mask[row].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    return {name: _row(value, row, real) for name, value in batch.items()}
 
 
 def _row(value: Any, row: int, real: Tensor | None) -> Any:
