@@ -8,6 +8,7 @@ from rich.console import Console
 
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.ablation.ablate import Ablation
+from keyquery.instruments.ablation.show import cost_measures
 from keyquery.pages import terminal
 
 KINDS = (*PARTS, "zero", "mean")
@@ -80,6 +81,12 @@ def test_key_heads_and_sets_are_named():
     assert "0 key head 1" in text
     sets = [{**row, "layer": None, "head": None, "set": "induction"} for row in reading.rows[:1]]
     assert "induction" in lines_of(dataclasses.replace(reading, rows=sets, by="set"))
+
+
+def test_measures_of_a_page_are_in_the_order_of_parts():
+    costs = {part: (0.1, 0.0, 0.2) for part in ("zero", "skew", "symmetric")}
+    assert [measure["short"] for measure in cost_measures([costs])] == ["cost", "symmetric", "skew", "zero"]
+    assert cost_measures([{}]) == []
 
 
 def test_a_map_of_key_heads_and_layers():

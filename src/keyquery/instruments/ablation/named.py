@@ -91,9 +91,8 @@ def _group(name: str, placed: bool) -> list[str]:
     if name == "only":
         return [f"only {part}" for part in parts]
     if name == "needs":
-        kept = {unit for unit in UNITS if placed or unit not in PLACED}
-        sets = [only(units) for units in NEEDS if units < kept]
-        return ["zero", *sets]
+        units = {unit for unit in UNITS if placed or unit not in PLACED}
+        return ["zero", *(only(some) for some in NEEDS if some < units)]
     if match := SEVERAL.fullmatch(name):
         return [f"{match[1]} direction {number}{match[3] or ''}" for number in range(int(match[2] or COUNT))]
     return []
