@@ -41,25 +41,25 @@ def test_a_model_is_asked_for_what_it_was_made_for(decoder):
 
 def test_a_change_is_that_of_a_dialled_model(decoder, batches):
     state = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
-    found = kq.ablate(decoder, batches, heads="2.*", measure="all")
+    reading = kq.ablate(decoder, batches, heads="2.*", measure="all")
     rows = [(2, head, part) for head in range(4) for part in PARTS]
-    assert [(row["layer"], row["head"], row["part"]) for row in found.rows] == rows
+    assert [(row["layer"], row["head"], row["part"]) for row in reading.rows] == rows
     before = losses(decoder, batches)
     with kq.dial(decoder, popularity=0, heads=[(2, 3)], data=batches):
         expected = paired(before, losses(decoder, batches))
-    row = next(row for row in found.rows if (row["head"], row["part"]) == (3, "popularity"))
+    row = next(row for row in reading.rows if (row["head"], row["part"]) == (3, "popularity"))
     assert [row[name] for name in ("change", "low", "high")] == pytest.approx(list(expected), abs=1e-6)
-    assert found.loss == pytest.approx(float(before.mean()))
-    assert found.sequences == 32
-    assert kq.Reading.load(found.to_json()) == found
+    assert reading.loss == pytest.approx(float(before.mean()))
+    assert reading.sequences == 32
+    assert kq.Reading.load(reading.to_json()) == reading
     assert all(torch.equal(tensor, state[name]) for name, tensor in decoder.state_dict().items())
 
 
 def test_position_is_turned_off_only_where_there_is_one():
     data = [{"input_ids": torch.randint(3, 60, (3, 8))}]
     for name, model, parts in (("llama", "LlamaForCausalLM", PARTS), ("gpt2", "GPT2LMHeadModel", PARTS[:3])):
-        found = kq.ablate(tiny_model(name, model=model), data, heads="0.0", means="global")
-        assert [row["part"] for row in found.rows] == list(parts)
+        reading = kq.ablate(tiny_model(name, model=model), data, heads="0.0", means="global")
+        assert [row["part"] for row in reading.rows] == list(parts)
     model, data = tiny_model("gpt2", model="GPT2LMHeadModel"), [{"input_ids": torch.randint(3, 60, (32, 8))}]
     assert dial_effect(model, data, None, {"position": 0.0}, means="position", samples=0).change != 0
     with pytest.raises(ValueError, match="no positional term in its scores: gains on it have no effect"):
@@ -89,12 +89,12 @@ def test_a_look_shows_what_is_lost_beside_its_verdicts(decoder, batches):
 def test_a_turned_encoder_fills_in_other_words():
     encoder, tokenizer = LanguageModel.load(kq.models.ENCODER), Tokenizer.load(kq.models.ENCODER)
     ids = torch.tensor(tokenizer.encode(kq.models.LONG_TEXT.read_text()[:6000])[:1024]).reshape(32, 32)
-    found = dial_effect(encoder, [{"input_ids": ids}], tokenizer, {"symmetric": 0.0}, samples=2)
-    assert found.objective == "masked"
-    assert found.change > 0
-    assert len(found.samples) == 2
-    assert " ___" in found.samples[0]["text"]
-    assert found.samples[0]["says"] != found.samples[0]["turned"]
+    reading = dial_effect(encoder, [{"input_ids": ids}], tokenizer, {"symmetric": 0.0}, samples=2)
+    assert reading.objective == "masked"
+    assert reading.change > 0
+    assert len(reading.samples) == 2
+    assert " ___" in reading.samples[0]["text"]
+    assert reading.samples[0]["says"] != reading.samples[0]["turned"]
 
 
 def test_the_effect_of_directions_is_that_of_the_dial(decoder, batches):

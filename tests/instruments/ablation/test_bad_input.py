@@ -172,9 +172,9 @@ def test_a_loss_of_some_sequences_can_be_measured(model):
 def test_bad_arguments_are_refused_before_anything_runs(model, options, words):
     calls = []
     handle = model.register_forward_pre_hook(lambda module, args: calls.append(1))
-    with pytest.raises((ValueError, TypeError), match=words) as told:
+    with pytest.raises((ValueError, TypeError), match=words) as error:
         kq.ablate(model, [text(rows=3)], **options)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     handle.remove()
     assert not calls
 

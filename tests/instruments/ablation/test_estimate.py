@@ -222,10 +222,10 @@ def test_classes_and_losses_of_ones_own():
     classes = kq.ablate(model, [batch], objective, changes="zero", measure="all", samples=2)
     assert (classes.objective, classes.unit) == ("classes", "nats per label")
 
-    def own(model, batch):
+    def losses(model, batch):
         return nn.functional.cross_entropy(model(batch["input_ids"]).logits, batch["labels"], reduction="none")
 
-    mine = kq.ablate(model, [batch], own, changes="zero", measure="all")
+    mine = kq.ablate(model, [batch], losses, changes="zero", measure="all")
     for row, expected in zip(mine.rows, classes.rows, strict=True):
         assert row["change"] == pytest.approx(expected["change"], rel=1e-9)
         assert row["first"] == pytest.approx(expected["first"], rel=1e-9)

@@ -37,9 +37,9 @@ def assert_same(alone, together):
     assert [(row["layer"], row["head"], row["part"]) for row in alone] == [
         (row["layer"], row["head"], row["part"]) for row in together
     ]
-    for one, other in zip(alone, together, strict=True):
+    for single, other in zip(alone, together, strict=True):
         assert [other[name] for name in ("change", "low", "high")] == pytest.approx(
-            [one[name] for name in ("change", "low", "high")], abs=2e-6
+            [single[name] for name in ("change", "low", "high")], abs=2e-6
         )
 
 
@@ -57,7 +57,7 @@ def test_many_at_a_time_are_those_of_one_at_a_time(by, means, monkeypatch):
     assert len({round(row["change"], 9) for row in together}) > len(together) / 2
     assert calls < 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(torch.equal(next_token_loss(model, batch), own) for batch, own in zip(batches, untouched, strict=True))
+    assert all(torch.equal(next_token_loss(model, batch), old) for batch, old in zip(batches, untouched, strict=True))
     assert "_call_impl" not in vars(model)
 
 

@@ -28,7 +28,7 @@ def test_the_budget_is_kept_and_urgent_costs_come_first(count, budget):
         assert (sorted(check), further) == (list(range(count)), [])
         return
     assert len(check) == min(CHECK, budget)
-    urgent = {n for n, each in enumerate(rows) if each["flags"] or abs(each["estimate"] - THRESHOLD) <= 0.0005}
+    urgent = {n for n, cost in enumerate(rows) if cost["flags"] or abs(cost["estimate"] - THRESHOLD) <= 0.0005}
     assert set(further) <= urgent - set(check)
     left = urgent - {*check, *further}
     if budget - len(check) > len(further):
@@ -104,10 +104,10 @@ def test_a_reading_says_what_was_measured_and_how_estimates_agree():
     none = kq.ablate(model, [batch], **options, measure="none")
     assert none.check is None
     assert {row["evidence"] for row in none.rows} == {"estimated"}
-    for one, whole, estimate in zip(auto.rows, every.rows, none.rows, strict=True):
-        assert one["estimate"] == whole["estimate"] == estimate["estimate"] == estimate["change"]
-        expected = whole if one["evidence"] == "measured" else estimate
-        assert [one[key] for key in ("change", "low", "high")] == pytest.approx(
+    for part, whole, estimate in zip(auto.rows, every.rows, none.rows, strict=True):
+        assert part["estimate"] == whole["estimate"] == estimate["estimate"] == estimate["change"]
+        expected = whole if part["evidence"] == "measured" else estimate
+        assert [part[key] for key in ("change", "low", "high")] == pytest.approx(
             [expected[key] for key in ("change", "low", "high")], abs=1e-12
         )
     assert kq.Reading.load(auto.to_json()) == auto

@@ -84,7 +84,7 @@ def test_key_heads_and_sets_are_named():
 
 
 def test_measures_of_a_page_are_in_the_order_of_parts():
-    costs = {part: (0.1, 0.0, 0.2) for part in ("zero", "skew", "symmetric")}
+    costs = dict.fromkeys(("zero", "skew", "symmetric"), (0.1, 0.0, 0.2))
     assert [measure["short"] for measure in cost_measures([costs])] == ["cost", "symmetric", "skew", "zero"]
     assert cost_measures([{}]) == []
 

@@ -26,10 +26,10 @@ EACH = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for
 @pytest.mark.few(3)
 def test_the_entries_sum_to_the_score_of_the_model(name):
     model = build(name)
-    own = softmax_inputs(model)
+    captured = softmax_inputs(model)
     heads = kq.read(model)
     layer = [layer for layer in heads if layer.kind == "self"][-1]
-    scores = own[module_of(layer)]
+    scores = captured[module_of(layer)]
     if name == "bloom":  # its ALiBi is slope·key, that of the paper slope·(key − query): the same to softmax
         scores = scores - (2.0 ** -torch.arange(2, 10, 2))[:, None, None] * torch.arange(LAST + 1)[:, None]
     for head, query, key in ((0, LAST, 1), (3, 2, 0)):

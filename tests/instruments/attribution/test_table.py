@@ -74,10 +74,10 @@ def test_symmetric_entries_are_those_of_the_form_with_contents_exchanged(name):
         x, y = writes[a], writes[b]
         straight = np.array([entry(x[query], y[k], k) for k in range(query + 1)])
         exchanged = np.array([entry(y[k], x[query], k) for k in range(query + 1)])
-        place = reading.sources.index(a), reading.sources.index(b)
-        assert reading.table["raw"][place[0]][place[1]] == pytest.approx(straight[key], rel=1e-4, abs=1e-6)
+        cell = reading.sources.index(a), reading.sources.index(b)
+        assert reading.table["raw"][cell[0]][cell[1]] == pytest.approx(straight[key], rel=1e-4, abs=1e-6)
         expected = (straight[key] - straight.mean() + exchanged[key] - exchanged.mean()) / 2
-        assert reading.table["symmetric"][place[0]][place[1]] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert reading.table["symmetric"][cell[0]][cell[1]] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def _writes(model, name):

@@ -76,7 +76,7 @@ def test_padding_and_the_size_of_batches_change_nothing(monkeypatch):
     model = build("llama")
     batch = {"input_ids": TWO, "attention_mask": torch.ones_like(TWO)}
     longer = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in batch.items()}
-    plain, padded = (kq.wiring(model, inputs=each) for each in (batch, longer))
+    plain, padded = (kq.wiring(model, inputs=data) for data in (batch, longer))
     monkeypatch.setattr(module, "MEMORY", 1)  # one sequence at a time
     single = kq.wiring(model, inputs=batch)
     for other in (padded, single):

@@ -118,7 +118,7 @@ def test_reciprocity_is_that_within_pairs_of_modalities():
     scores[4:8, :4] += 3
     attention = scores.softmax(-1)
     spans = {"a": slice(0, 4), "b": slice(4, 8), "c": slice(8, 12)}
-    ways = [(spans[one], spans[other]) for one, other in (("a", "b"), ("a", "c"), ("b", "c"))]
+    ways = [(spans[a], spans[b]) for a, b in (("a", "b"), ("a", "c"), ("b", "c"))]
     expected = np.mean([np.corrcoef(attention[i, j].flatten(), attention[j, i].mT.flatten())[0, 1] for i, j in ways])
     assert kq.flow(attention, labels).reciprocity == pytest.approx(expected, abs=1e-12)
     cross = torch.tensor([[a != b for b in labels] for a in labels])

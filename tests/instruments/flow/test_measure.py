@@ -92,10 +92,10 @@ def test_one_text_or_several():
     for text, words in ((0, 4), (1, 3)):
         alone = {"input_ids": batch["input_ids"][text : text + 1, :words]}
         alone |= {"visual_embeds": batch["visual_embeds"][text : text + 1]}
-        one = kq.flow(model, inputs=alone)
-        assert one.labels == ["text"] * words + ["image"] * 5
+        single = kq.flow(model, inputs=alone)
+        assert single.labels == ["text"] * words + ["image"] * 5
         for name in ("raw", "residual", "weighted", "corrected", "symmetry", "rollout"):
-            assert np.allclose(np.array(getattr(reading, name))[:, text], getattr(one, name), atol=1e-5), name
+            assert np.allclose(np.array(getattr(reading, name))[:, text], getattr(single, name), atol=1e-5), name
 
 
 def test_a_tower_of_as_many_tokens_is_not_mistaken_for_the_joint_one():

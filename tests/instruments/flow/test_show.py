@@ -177,8 +177,8 @@ def test_patches_are_lit_by_the_words_that_attend_to_them(visit, seen):
     assert readout(tab).startswith(f"“cat” attends to “{seen.tokens[9 + looks[1].argmax()]}”")
     tab.locator(".seen").focus()
     tab.keyboard.press("ArrowDown")  # from the first patch
-    place = seen.picture["places"].index([1, 0])
-    assert np.allclose(lights(tab, "token"), looks[:, place] / looks[:, place].max(), atol=6e-3)
+    patch = seen.picture["places"].index([1, 0])
+    assert np.allclose(lights(tab, "token"), looks[:, patch] / looks[:, patch].max(), atol=6e-3)
     assert readout(tab).startswith("“patch 2,1” is attended to by")
     whole = tab.locator(".seen").bounding_box()
     for number in (0, 7, 19):
@@ -208,11 +208,11 @@ def test_words_are_lit_by_the_patches_that_attend_to_them(visit, seen):
 
 @browser
 def test_flow_without_an_image_shows_both_sides_as_words(visit):
-    _, reading = made(keep=6, tokens=["x" * 400, *(f"w{place}" for place in range(1, 10))])
+    _, reading = made(keep=6, tokens=["x" * 400, *(f"w{number}" for number in range(1, 10))])
     tab = visit(reading)
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert tab.locator("svg.seen").count() == 0
-    assert [part.inner_text() for part in tab.locator(".lit").all()][1:] == [f"w{place}" for place in range(1, 10)]
+    assert [part.inner_text() for part in tab.locator(".lit").all()][1:] == [f"w{number}" for number in range(1, 10)]
     tab.locator('[data-token="7"]').click()
     looks = block(reading, "image", "text")
     assert np.allclose(lights(tab, "token")[:6], looks[1] / looks[1].max(), atol=6e-3)

@@ -71,8 +71,8 @@ def _steps(
     values: Mapping[str, Tensor], read: Float[Tensor, " r"], pattern: Float[Tensor, " n"], head: int, heads: int
 ) -> list[dict[str, Any]]:
     """The tokens that a head moved most from, with the sources that its values there consist of."""
-    own = [_of_head(value, head, heads, len(pattern))[:, : len(read)] for value in values.values()]
-    table = pattern * (torch.stack(own) @ read)  # sources by tokens
+    moved = [_of_head(value, head, heads, len(pattern))[:, : len(read)] for value in values.values()]
+    table = pattern * (torch.stack(moved) @ read)  # sources by tokens
     names, steps = list(values), []
     for position in table.sum(0).abs().argsort(descending=True)[:POSITIONS].tolist():
         column = table[:, position]

@@ -95,9 +95,9 @@ def all_sources(reading: Wiring) -> list[str]:
 
 def grid(reading: Wiring, side: str) -> dict[str, np.ndarray]:
     """Shares on one side, intervals and null levels, (sources, heads); NaN where a source comes later."""
-    place = {source: index for index, source in enumerate(all_sources(reading))}
-    rows = {layer["layer"]: [place[source] for source in layer["sources"]] for layer in reading.layers}
-    values = {name: np.full((len(place), len(reading.heads)), np.nan) for name in ("share", "low", "high", "null")}
+    row_of = {source: index for index, source in enumerate(all_sources(reading))}
+    rows = {layer["layer"]: [row_of[source] for source in layer["sources"]] for layer in reading.layers}
+    values = {name: np.full((len(row_of), len(reading.heads)), np.nan) for name in ("share", "low", "high", "null")}
     for index, head in enumerate(reading.heads):
         for name, table in values.items():
             table[rows[head["layer"]], index] = head[side][name]

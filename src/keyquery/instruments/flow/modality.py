@@ -185,7 +185,7 @@ def patch_order(model: nn.Module) -> Iterator[list[Tensor]]:
 
 def located(tokens: Tokens, order: Sequence[Tensor], processor: Any, shown: bool) -> Tokens:
     """Name patches by row and column, where known; `shown`: add the image as the model sees it."""
-    patches = [place for place, label in enumerate(tokens.labels[0]) if label == IMAGE]
+    patches = [token for token, label in enumerate(tokens.labels[0]) if label == IMAGE]
     pixels = tokens.batch.get("pixel_values")
     if len(tokens.labels) != 1 or not isinstance(pixels, Tensor) or pixels.ndim != 4 or len(pixels) != 1:
         return tokens
@@ -199,7 +199,7 @@ def located(tokens: Tokens, order: Sequence[Tensor], processor: Any, shown: bool
     if not shown:
         return replace(tokens, texts=texts)
     data = _encoded(pixels[0], getattr(processor, "image_processor", processor))
-    grid = [1 + max(place[axis] for place in places) for axis in (0, 1)]
+    grid = [1 + max(corner[axis] for corner in places) for axis in (0, 1)]
     return replace(tokens, texts=texts, picture={"data": data, "size": [tall, wide], "grid": grid, "places": places})
 
 
@@ -208,7 +208,7 @@ def _by_rows(count: int, tall: int, wide: int) -> list[list[int]]:
     about = math.isqrt(count * tall // wide)
     for rows in (about, about + 1):
         if rows and count % rows == 0 and rows * wide == count // rows * tall:
-            return [list(divmod(place, count // rows)) for place in range(count)]
+            return [list(divmod(patch, count // rows)) for patch in range(count)]
     return []
 
 
