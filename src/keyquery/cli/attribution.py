@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from keyquery import models
@@ -36,16 +35,7 @@ LENGTH = option(int, "Window length in tokens.", min=2, panel=DATA)
     length=LENGTH,
     **RUNNING,
 )
-def attribute(
-    model: str | None,
-    text: Path | None,
-    ids: Path | None,
-    head: str | None,
-    device: str,
-    dtype: str | None,
-    output: Output,
-    **options: Any,
-) -> None:
+def attribute(output: Output, head: str | None, **options: Any) -> None:
     """Show why a head attends from one token to another: its score by source.
 
     Sources, on the query and on the key side, are what the model wrote into the residual stream before the head:
@@ -55,8 +45,8 @@ def attribute(
     if head is None:
         raise ValueError("give --head LAYER.HEAD, such as --head 18.6")
     with output.watching() as progress:
-        running = _running(model, text, ids, device, dtype)
-        reading = attribute_head(**running, head=head, **options, progress=progress)
+        loaded = _loaded(options)
+        reading = attribute_head(**loaded, head=head, **options, progress=progress)
     output.deliver(reading)
 
 
@@ -71,31 +61,24 @@ def attribute(
     seed=option(int, "Seed of the shuffled null.", min=0),
     **RUNNING,
 )
-def wiring(
-    model: str | None,
-    text: Path | None,
-    ids: Path | None,
-    tokens: int,
-    device: str,
-    dtype: str | None,
-    output: Output,
-    **options: Any,
-) -> None:
+def wiring(output: Output, **options: Any) -> None:
     """Show which earlier heads and MLPs feed the queries and keys of every head.
 
     Shares of score variance have 95 % intervals over sequences; a source is listed where its interval is above that of
     the same source with its tokens in random order. The HTML page has a map of sources by heads, with examples.
     """
     with output.watching() as progress:
-        running = _running(model, text, ids, device, dtype, tokens)
-        reading = measure_wiring(**running, tokens=tokens, **options, progress=progress)
+        loaded = _loaded(options)
+        reading = measure_wiring(**loaded, **options, progress=progress)
     output.deliver(reading)
 
 
-def _running(
-    model: str | None, text: Path | None, ids: Path | None, device: str, dtype: str | None, tokens: int = TOKENS
-) -> dict[str, Any]:
-    """A live model, by default in float32, with its tokenizer, and the text or batches of token ids."""
-    name, live, tokenizer, batches = running(model, text, ids, tokens, device=device, dtype=dtype)
+def _loaded(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the model and its data out of the options: loaded, by default in float32."""
+    names = ("model", "text", "ids", "device", "dtype")
+    model, text, ids, device, dtype = (options.pop(name) for name in names)
+    name, live, tokenizer, batches = running(
+        model, text, ids, options.get("tokens", TOKENS), device=device, dtype=dtype
+    )
     data = {"text": text or models.LONG_TEXT} if batches is None else {"inputs": batches}
     return {"source": live if dtype else in_float32(live), "tokenizer": tokenizer, "name": name, **data}

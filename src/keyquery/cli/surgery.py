@@ -109,17 +109,7 @@ def dial(output: Output, heads: str | None, directions: str | None, **options: A
     means=MEANS,
     **RUN,
 )
-def ablate(
-    output: Output,
-    model: str | None,
-    text: Path | None,
-    ids: Path | None,
-    tokens: int,
-    length: int,
-    device: str,
-    dtype: str | None,
-    **options: Any,
-) -> None:
+def ablate(output: Output, **options: Any) -> None:
     """What would it cost? The loss without parts of heads, or with other changes, for all heads.
 
     Costs are estimated from a few backward passes, checked on this model, and measured where it matters. The HTML page
@@ -129,7 +119,8 @@ def ablate(
     check_choice("--measure", options["measure"], MEASURE)
     if "html" in output.files and options["by"] != "head":
         raise ValueError(f"--html requires --by head, got --by {options['by']}")
-    shared: dict[str, Any] = {"tokens": tokens, "length": length, "device": device, "dtype": dtype}
+    shared: dict[str, Any] = {name: options.pop(name) for name in ("tokens", "length", "device", "dtype")}
+    model, text, ids = (options.pop(name) for name in ("model", "text", "ids"))
     name, live, tokenizer, batches = _with_batches(model, text, ids, **shared)
     with output.watching() as progress:
         ablation = ablate_heads(live, batches, tokenizer=tokenizer, name=name, progress=progress, **options)
