@@ -49,8 +49,7 @@ def lines(reading: Wiring) -> list[Any]:
 
 def _fed_by_heads(reading: Wiring) -> list[dict[str, Any]]:
     """All clear shares of one head in another, largest first."""
-    rows = [row for row in reading.records() if row["clear"] and "." in row["source"]]
-    rows = [row for row in rows if row["source"].rpartition(".")[2].isdecimal()]
+    rows = [row for row in reading.records() if row["clear"] and row["source"].rpartition(".")[2].isdecimal()]
     return sorted(rows, key=lambda row: -row["share"])
 
 

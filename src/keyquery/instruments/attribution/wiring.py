@@ -64,10 +64,10 @@ class Wiring(Reading, kind="wiring"):
         """One row per head, side and source."""
         sources = {layer["layer"]: layer["sources"] for layer in self.layers}
         return [
-            {"head": head["name"], "side": side, "source": source, **_cell(head[side], index)}
+            {"head": head["name"], "side": side, **row}
             for head in self.heads
             for side in SIDES
-            for index, source in enumerate(sources[head["layer"]])
+            for row in _rows(head[side], sources[head["layer"]])
         ]
 
     def of(self, head: str, side: str = "key") -> list[dict[str, Any]]:
@@ -82,13 +82,14 @@ class Wiring(Reading, kind="wiring"):
         check_choice("head", head, [row["name"] for row in self.heads])
         chosen = next(row for row in self.heads if row["name"] == head)
         sources = next(layer["sources"] for layer in self.layers if layer["layer"] == chosen["layer"])
-        rows = [{"source": source, **_cell(chosen[side], index)} for index, source in enumerate(sources)]
-        return sorted(rows, key=lambda row: -row["share"])
+        return sorted(_rows(chosen[side], sources), key=lambda row: -row["share"])
 
 
-def _cell(side: Mapping[str, Any], index: int) -> dict[str, Any]:
-    values = {name: side[name][index] for name in ("share", "low", "high", "null")}
-    return {**values, "clear": values["low"] > values["null"]}
+def _rows(side: Mapping[str, Any], sources: Sequence[str]) -> list[dict[str, Any]]:
+    """The sources of one side of a head."""
+    columns = zip(sources, *(side[name] for name in ("share", "low", "high", "null")), strict=True)
+    rows = [dict(zip(("source", "share", "low", "high", "null"), row, strict=True)) for row in columns]
+    return [{**row, "clear": row["low"] > row["null"]} for row in rows]
 
 
 def wiring(
@@ -220,7 +221,8 @@ def _examples(
     for head, row in enumerate(rows):
         kernels = [Kernel.of(layer, tokens, record.pairs[layer.index], head) for layer in layers]
         for side in SIDES:
-            for source in _clearest(row[side], known):
+            clear = sorted((cell for cell in _rows(row[side], known) if cell["clear"]), key=lambda cell: -cell["share"])
+            for source in (cell["source"] for cell in clear[:SHOWN]):
                 if source in sources:
                     added = _added(kernels, sources[source], tokens, side)
                     seen = visible[:, head if visible.shape[1] > 1 else 0].expand_as(added)
@@ -240,8 +242,3 @@ def _added(
         key = kernel.keys(of_key[None], torch.tensor([float(side == "query")]))[0, :, 0]
         total = total + query @ key.mT
     return total
-
-
-def _clearest(side: Mapping[str, Any], sources: Sequence[str]) -> list[str]:
-    clear = [index for index in range(len(sources)) if _cell(side, index)["clear"]]
-    return [sources[index] for index in sorted(clear, key=lambda index: -side["share"][index])[:SHOWN]]
