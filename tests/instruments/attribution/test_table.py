@@ -56,6 +56,24 @@ def test_removal_is_that_of_the_running_model(side):
     assert abs(pair["without"] - pair["weight"]) > 1e-4 * pair["weight"]
 
 
+def test_scores_that_the_weights_do_not_give_are_refused():
+    model = build("llama")
+    model.layers[1].self_attn.q_proj.register_forward_hook(lambda module, args, out: 2 * out)
+    with pytest.raises(ValueError, match="the scores read from its weights are not those of the model"):
+        kq.attribute(model, inputs=inputs(model), head="1.2", query=5)
+
+
+def test_attention_and_its_largest_pairs_are_those_of_a_capped_model():
+    model = build("gemma2")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        attention = model(**inputs(model), output_attentions=True).attentions[1][0, 2]
+    reading = kq.attribute(model, inputs=inputs(model), head="1.2", without="bias")
+    for pair in reading.pairs:
+        assert pair["weight"] == pytest.approx(float(attention[pair["query"], pair["key"]]), abs=1e-5)
+    assert [row["weight"] for row in reading.ablated["pairs"]] == [pair["weight"] for pair in reading.pairs]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "qwen2"])
 def test_symmetric_entries_are_those_of_the_form_with_contents_exchanged(name):
     """Entry and exchanged entry from the dense form M(Δ) on the writes, which are taken off the model by hand."""
