@@ -33,11 +33,9 @@ def grid(reading: Flow, values: Any) -> np.ndarray:
 def views(reading: Flow) -> dict[str, np.ndarray]:
     """Metrics of each head as layers by heads: flow above chance in several views, and reciprocity."""
     maps = {"flow": reading.corrected, "net of sinks": reading.of("net", corrected=True)}
-    for (source, target), share in reading.directed_of("raw", corrected=True).items():
-        if source != target:
-            maps[f"{source} → {target}"] = share
-    if reading.weighted is not None:
-        maps["norm-weighted"] = reading.of("weighted", corrected=True)
+    directed = reading.directed_of("raw", corrected=True)
+    maps |= {f"{source} → {target}": share for (source, target), share in directed.items() if source != target}
+    maps["norm-weighted"] = reading.of("weighted", corrected=True)
     grids = {name: grid(reading, values) for name, values in maps.items() if values is not None}
     back = grid(reading, reading.reciprocity)
     return grids if np.isnan(back).all() else grids | {"reciprocity": back}
