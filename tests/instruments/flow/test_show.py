@@ -43,6 +43,7 @@ def test_the_page_holds_the_numbers_of_the_reading():
     attention, reading = made()
     data = data_of(text := pages.page(reading))
     assert "img-src" not in text  # there is no picture in it
+    assert "patches are shown by number" in text
     ways = ["image → text", "text → image"]
     assert [row["key"] for row in data["tabs"][0]["frame"]["measures"]] == [
         "flow",
@@ -95,6 +96,9 @@ def test_the_terminal_tells_layers_and_heads():
     assert f"{best['layer']}.{best['head']} {100 * best['net_above_chance']:+.1f}" in text
     assert "Heads furthest above chance (net of sinks)" in text
     assert f"{np.mean(reading.raw):.1%} of attention is cross-modal" in text
+    above = reading.of("rollout", corrected=True)
+    cells = [f"{share:.1%} {100 * more:+.1f}" for share, more in zip(reading.rollout, above, strict=True)]
+    assert all(cell in " ".join(text.split()) for cell in cells)
     assert "1 special tokens, excluded" in shown(kq.flow(torch.full((3, 3), 1 / 3), ["a", "special", "b"]))
 
 
@@ -124,6 +128,7 @@ def test_the_command_on_an_image(folders, tmp_path, name):
     assert names["csv"].read_text().startswith("layer,head,raw,residual,weighted,net,raw_above_chance")
     text = names["html"].read_text()
     assert "; img-src data:; " in text
+    assert "patches are shown by number" not in text
     assert data_of(text)["tabs"][0]["text"]["picture"]["grid"] == ([4, 5] if name == "vilt" else [4, 4])
 
 
