@@ -1,15 +1,16 @@
 """Models to listen to: classes of one's own in plain PyTorch, and whether a model is as it was."""
 
 from functools import wraps
+from inspect import unwrap
 
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import keyquery as kq
-from keyquery.listening import attachment
 from keyquery.listening.exclusive import _SHARED
-from keyquery.listening.transformers_attention import TABLE, unwrapped, uses_interface
+from keyquery.listening.interface import TABLE, uses_interface
+from keyquery.listening.listen import _ATTACHED, _SEEN_BY
 from tests.instruments.plain import SelfAttention
 
 
@@ -199,12 +200,12 @@ def state(model):
         for name, module in model.named_modules()
     }
     tables = {
-        name: id(unwrapped(module).__globals__.get(TABLE))
+        name: id(unwrap(type(module).forward).__globals__.get(TABLE))
         for name, module in model.named_modules()
         if uses_interface(module)
     }
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    kept = (len(attachment._ATTACHED), len(attachment._SEEN_BY), len(_SHARED))
+    kept = (len(_ATTACHED), len(_SEEN_BY), len(_SHARED))
     return modules, tables, kept, torch._C._len_torch_function_stack(), tensors
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from keyquery.listening import attention_maps
-from keyquery.listening.maps import last_queries, layers_of, maps_by_head, run_with
-from keyquery.listening.transformers_attention import configs_of
+from keyquery.listening.exclusive import configs_of
+from keyquery.listening.maps import layers_of, maps_by_head, run_with
 from keyquery.proof.families import tiny_model
 from tests import vision
 from tests.intervene.tiny import assert_as_it_was, snapshot
@@ -46,7 +46,7 @@ def test_heads_one_by_one_and_last_queries_are_parts_of_the_whole(name):
         heads = [maps for _, maps in maps_by_head(call)]
         assert [maps.shape[1] for maps in heads] == [1] * call.heads
         torch.testing.assert_close(torch.cat(heads, 1), whole)
-        last = last_queries(call, 3)
+        last = call.part(queries=slice(-3, None))
         torch.testing.assert_close(last.weights(), whole[..., -3:, :])
         assert last.positions.equal(call.positions[:, -3:])
 

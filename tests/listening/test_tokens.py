@@ -9,7 +9,7 @@ from torch import nn
 from transformers import StaticCache
 
 import keyquery as kq
-from keyquery.listening.tokens import Bound
+from keyquery.listening.hooks import Bound
 from keyquery.proof.families import tiny_model
 from tests.instruments.plain import GPT
 from tests.listening.models import randomised

@@ -12,11 +12,10 @@ from keyquery.intervene.rewrites import sites_of
 from keyquery.intervene.selection import Selection, select
 from keyquery.intervene.sites import Site, labels_of
 from keyquery.listening import Batch, batches_of
-from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import Changes
 from keyquery.listening.hooks import running
-from keyquery.listening.listen import listen
+from keyquery.listening.listen import add_listener, listen
 from keyquery.support.checks import check_choice
 
 KINDS = ("zero", "mean")

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.intervene.sites import Rewrite, Site, find_sites
-from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import alone
 from keyquery.listening.hooks import Batch, on_output
+from keyquery.listening.listen import add_listener
 
 
 class Rewriting:

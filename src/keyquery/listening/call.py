@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import contains
@@ -18,7 +18,7 @@ from keyquery.layers.fused import as_wide
 EVERY = slice(None)
 ROUNDING = 1e-5  # of scores: what differs by less is no bias
 REPLACEABLE = ("query", "key", "value", "bias", "scores", "output")
-FIELDS = ("query", "key", "value", "attn_mask", "position_bias", "sinks", "given_scores", "given_output")  # tensors
+TENSORS = ("query", "key", "value", "attn_mask", "position_bias", "sinks", "given_scores", "given_output")
 HIDDEN = -9000.0  # added to the score of a hidden key, at most: models use −10,000, −1e9, the smallest number or −∞
 
 
@@ -34,11 +34,6 @@ class Tokens:
     real_queries: Bool[Tensor, "batch n"] | None = None
     real: Bool[Tensor, "batch m"] | None = None
     shift: Int[Tensor, "batch 1"] | None = None
-
-    def rows(self, rows: slice, batch: int) -> Tokens:
-        """The tokens of some of `batch` sequences."""
-        fields = {name: x if x is None or len(x) != batch else x[rows] for name, x in vars(self).items()}
-        return Tokens(**fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +128,7 @@ class Call:
         n, m = self.query.shape[-2], self.key.shape[-2]
         seen = None
         if self.attn_mask is not None:
-            seen = visible(self.attn_mask).reshape((1,) * (4 - self.attn_mask.ndim) + tuple(self.attn_mask.shape))
+            seen = _four_dims(visible(self.attn_mask))
         elif self.given_scores is not None:
             seen = visible(self.given_scores)
         if self.causal is not None:
@@ -229,18 +224,23 @@ class Call:
             change = change + (fields["bias"] if self.bias is None else fields["bias"] - self.bias)
         return self.given_scores + change.to(self.given_scores)
 
-    def rows(self, rows: slice) -> Call:
-        """The call of some sequences of its batch."""
-        batch = len(self.query)
-        cut = self._with(lambda x: x[rows] if x.ndim == 4 and len(x) == batch else x)
-        return replace(cut, tokens=self.tokens.rows(rows, batch))
+    def part(self, sequences: slice = EVERY, queries: slice = EVERY) -> Call:
+        """The call of some sequences of its batch, and some of their queries."""
+        fields: dict[str, Any] = {}
+        for name in set(TENSORS) - {"sinks"}:
+            rows = EVERY if name in ("key", "value") else queries
+            fields[name] = _cut(_four_dims(getattr(self, name)), sequences, EVERY, rows)
+        tokens = {
+            name: _cut(x, sequences, queries if name in ("positions", "real_queries") else EVERY)
+            for name, x in vars(self.tokens).items()
+        }
+        first = queries.indices(self.query.shape[-2])[0]
+        causal = None if self.causal is None else self.causal + first
+        return replace(self, tokens=Tokens(**tokens), causal=causal, **fields)
 
     def detached(self) -> Call:
         """The call without gradients."""
-        return self._with(Tensor.detach)
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> Call:
-        fields: dict[str, Any] = {name: change(x) for name in FIELDS if (x := getattr(self, name)) is not None}
+        fields: dict[str, Any] = {name: x.detach() for name in TENSORS if (x := getattr(self, name)) is not None}
         return replace(self, **fields)
 
     def attend(self, new: Mapping[str, Tensor], dropout: float = 0.0) -> Float[Tensor, "batch heads n v"]:
@@ -339,3 +339,15 @@ def _for_heads(x: Tensor, heads: int, chosen: slice) -> Tensor:
 
 def _some(x: Tensor, heads: slice) -> Tensor:
     return x if x.shape[1] == 1 else x[:, heads]
+
+
+def _four_dims(x: Any) -> Any:
+    """A tensor that is broadcast over (batch, heads, n, m) with these dimensions; None as it is."""
+    return x if x is None or x.ndim == 4 else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
+
+
+def _cut(x: Any, *parts: slice) -> Any:
+    """A part of a tensor along its first dimensions, but where it is broadcast; None as it is."""
+    if x is None:
+        return None
+    return x[tuple(EVERY if size == 1 else part for size, part in zip(x.shape, parts, strict=False))]

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.listening.transformers_attention import configs_of
-
 Change = Callable[[ExitStack], Any]  # makes a change, and pushes its undo on the stack
 
 BUSY = "the model is in use by another thread: run one after the other"
@@ -120,3 +118,15 @@ def _let_go(key: Hashable, holder: object) -> None:
         if back is not None and not holders:
             back()
             del _SHARED[key]
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """Every config in a model that names an attention implementation, each once; submodels have their own."""
+    queue = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
+    configs: dict[int, Any] = {}
+    while queue:
+        config = queue.pop(0)
+        if id(config) not in configs and hasattr(config, "_attn_implementation_internal"):
+            configs[id(config)] = config
+            queue += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
+    return list(configs.values())

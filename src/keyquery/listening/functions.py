@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from keyquery.listening.attachment import Attachment, Facts
 from keyquery.listening.call import Call
 from keyquery.listening.hooks import around_calls
+from keyquery.listening.listen import Attachment, Facts
 from keyquery.listening.products import (
     Contraction,
     Products,
@@ -105,9 +105,9 @@ class Functions(Products):
         if looks_like_attention(module):
             self.attachment.ran.add(name)
 
-    def leave(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
+    def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """A module returns: softmaxes of which no product with values was seen are shown without them."""
-        super().leave(name, module, args, out)
+        super().leave(name, module, args, kwargs, out)
         for event in [event for event in self.pending if event.owner == name]:
             self.pending.remove(event)
             if event.used and not event.seen and self._show(name, partial(self._facts, event, None))[1]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,11 +15,11 @@ from torch import Tensor, nn
 from keyquery.checkpoints import Layer
 from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import hold, temporarily
-from keyquery.listening.tokens import Bound, context_of
-from keyquery.listening.tokens import has_two_sides as has_two_sides
 from keyquery.support.printable import first_line
 
 Batch = Mapping[str, Tensor]
+CALL = "_compiled_call_impl"  # what torch calls in place of a module's `_call_impl`; model.compile() sets it, too
+POSITION_EMBEDDING = re.compile(r"wpe|places|pos\w*|emb\w*_pos\w*")
 
 
 @contextmanager
@@ -31,14 +33,11 @@ def running(model: nn.Module) -> Iterator[Callable[[Batch], Any]]:
         try:
             return model(**batch)
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            shapes = ", ".join(
-                f"{name} {tuple(value.shape)}" for name, value in batch.items() if torch.is_tensor(value)
-            )
+            tensors = {name: value for name, value in batch.items() if torch.is_tensor(value)}
+            shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in tensors.items())
+            ids = [x.shape[1] for x in tensors.values() if x.ndim == 2 and not x.is_floating_point()]
             context = context_of(model)
-            ids = (
-                x.shape[1] for x in batch.values() if torch.is_tensor(x) and x.ndim == 2 and not x.is_floating_point()
-            )
-            long = context is not None and next(ids, 0) > context
+            long = context is not None and bool(ids) and ids[0] > context
             hint = f"; its context is {context} tokens: use a smaller length" if long else ""
             raise ValueError(f"{type(model).__name__} does not run on {shapes}: {first_line(error)}{hint}") from error
 
@@ -127,14 +126,65 @@ def batches_of(data: Iterable[Batch], name: str = "data") -> Iterator[Batch]:
         yield batch
 
 
-def on_input(module: nn.Module, note: Callable[..., None], changes: ExitStack) -> None:
-    """Call a function with a module, and its arguments, before each of its calls."""
-    changes.callback(module.register_forward_pre_hook(Bound(note), with_kwargs=True).remove)
+def config_of(model: nn.Module) -> Any:
+    """The config of a model; of a multimodal one, that of its text model."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def on_output(module: nn.Module, note: Callable[..., None], changes: ExitStack) -> None:
-    """Call a function with a module, its arguments and its output, after each of its calls."""
-    changes.callback(module.register_forward_hook(Bound(note), with_kwargs=True).remove)
+def context_of(model: nn.Module) -> int | None:
+    """The longest sequence that a model takes, by its config or its learned positions; None if neither says so."""
+    for name in ("max_position_embeddings", "n_positions", "length"):
+        configured = getattr(config_of(model), name, None)
+        if isinstance(configured, int) and configured > 0:
+            return configured
+    tables = [
+        module.num_embeddings
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and POSITION_EMBEDDING.fullmatch(name.rpartition(".")[2])
+    ]
+    return min(tables, default=None)
+
+
+def has_two_sides(model: nn.Module) -> bool:
+    """Whether a model is an encoder-decoder."""
+    configured = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
+    return isinstance(model, nn.Transformer) if configured is None else bool(configured)
+
+
+class Bound:
+    """A function bound to one model that must not be copied: a copy would act on the original.
+
+    Where torch's compiler is in use it is left out of graphs: the state that it reads changes from call to call.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
+        self.__wrapped__ = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self._function(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("a changed model cannot be copied: undo the change first")
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("a changed model cannot be pickled: undo the change first, or save its state_dict()")
+
+
+def on_input(module: nn.Module, note: Callable[..., Any], changes: ExitStack, first: bool = False) -> None:
+    """Call a function with a module and its arguments before each of its calls; `first`: before all other hooks."""
+    changes.callback(module.register_forward_pre_hook(Bound(note), with_kwargs=True, prepend=first).remove)
+
+
+def on_output(module: nn.Module, note: Callable[..., Any], changes: ExitStack, always: bool = False) -> None:
+    """Call a function with a module, its arguments and its output after each of its calls.
+
+    `always`: also after an error, and before all other hooks.
+    """
+    hook = module.register_forward_hook(Bound(note), with_kwargs=True, always_call=always, prepend=always)
+    changes.callback(hook.remove)
 
 
 def replace_method(module: nn.Module, name: str, function: Callable[..., Any], changes: ExitStack) -> None:
@@ -177,9 +227,6 @@ def is_compiled(model: nn.Module) -> bool:
             return True
         modules += [child for child in children.values() if child is not None]
     return False
-
-
-CALL = "_compiled_call_impl"  # what torch calls in place of a module's `_call_impl`; model.compile() sets it, too
 
 
 class Surrounded:

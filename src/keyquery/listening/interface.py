@@ -10,22 +10,26 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from keyquery.layers import Attention
-from keyquery.listening.attachment import Facts, emit
 from keyquery.listening.exclusive import hold
-from keyquery.listening.tokens import Bound
-from keyquery.listening.transformers_attention import TABLE, unwrapped, uses_interface
+from keyquery.listening.hooks import Bound
+from keyquery.listening.listen import Facts, emit
 from keyquery.support.extras import optional
 
+TABLE = "ALL_ATTENTION_FUNCTIONS"  # name of transformers' interface in modeling files
 
-def asks(module: nn.Module) -> bool:
-    """Whether a module asks for the function that attends."""
-    return isinstance(module, Attention) or uses_interface(module)
+
+def uses_interface(module: nn.Module) -> bool:
+    """Whether a module uses transformers' attention interface; some architectures do not."""
+    names = getattr(getattr(unwrap(type(module).forward), "__code__", None), "co_names", ())
+    asks = "get_interface" in names or "getattr" not in names  # getattr(TABLE, name, eager) is always eager
+    return TABLE in names and asks
 
 
 def attach(module: nn.Module, changes: ExitStack) -> None:
@@ -33,7 +37,7 @@ def attach(module: nn.Module, changes: ExitStack) -> None:
     if isinstance(module, Attention):
         hold(("layer", id(module)), partial(_set, module), changes)
         return
-    names = unwrapped(module).__globals__
+    names = unwrap(type(module).forward).__globals__
     names = names if TABLE in names else vars(optional("transformers.modeling_utils", "its attention"))
     hold(("interface", id(names)), partial(_replace, names), changes)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +12,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
-from keyquery.listening.attachment import add_listener, no_attention, warn_unseen
 from keyquery.listening.call import Call
-from keyquery.listening.hooks import Batch, running
-from keyquery.listening.tokens import context_of, has_two_sides
+from keyquery.listening.hooks import Batch, context_of, has_two_sides, running
+from keyquery.listening.listen import listen
 
 ROW_SUM_TOLERANCE = 1e-4  # the machine epsilon in half precision
 TOWERS = "has separate text and image towers without attention between them"
@@ -52,22 +50,16 @@ def attention_maps(model: nn.Module, batch: Batch) -> tuple[Float[Tensor, "batch
 def run_with(model: nn.Module, batch: Batch, on_call: Callable[[Call, int], None]) -> tuple[list[SelfAttention], Any]:
     """Run a batch, with a function that gets each attention call and its number; returns self-attention, and output."""
     calls: list[SelfAttention] = []
-    count = 0
+    numbers = count()
 
     def note(call: Call) -> None:
-        nonlocal count
+        number = next(numbers)
         if is_square(call):
-            calls.append(SelfAttention(count, call.name, call.key.shape[-2]))
-        on_call(call, count)
-        count += 1
+            calls.append(SelfAttention(number, call.name, call.key.shape[-2]))
+        on_call(call, number)
 
-    model = bare(model)
-    with running(model) as run, ExitStack() as changes:
-        attachment = add_listener(model, note, changes)
+    with running(model) as run, listen(model, note):
         out = run(batch)
-    if not count:
-        raise no_attention(model)
-    warn_unseen(attachment)
     return calls, out
 
 
@@ -75,25 +67,6 @@ def maps_by_head(call: Call) -> Iterator[tuple[int, Float[Tensor, "batch 1 n m"]
     """The number and the maps of one head after the other: none is kept here."""
     for head in range(call.heads):
         yield head, call.weights(slice(head, head + 1))
-
-
-def last_queries(call: Call, count: int) -> Call:
-    """A call with its last queries alone."""
-    n = call.query.shape[-2]
-
-    def cut(x: Tensor | None) -> Tensor | None:
-        return x if x is None or x.shape[-2] == 1 else x[..., n - count :, :]
-
-    real = None if call.real_queries is None else call.real_queries[:, n - count :]
-    return replace(
-        call,
-        query=call.query[..., n - count :, :],
-        attn_mask=cut(call.attn_mask),
-        position_bias=cut(call.position_bias),
-        given_scores=cut(call.given_scores),
-        causal=None if call.causal is None else call.causal + n - count,
-        tokens=replace(call.tokens, positions=call.positions[:, n - count :], real_queries=real),
-    )
 
 
 def is_square(call: Call) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from keyquery.listening.tokens import Bound
+from keyquery.listening.hooks import on_input, on_output
 
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum", "mm"}
 FUSED = {"scaled_dot_product_attention", "multi_head_attention_forward"}
@@ -92,9 +92,8 @@ class ModuleMode(TorchFunctionMode):
     def follow(self, modules: Iterable[tuple[str, nn.Module]], changes: ExitStack) -> None:
         """Add the hooks."""
         for name, module in modules:
-            enter, leave = Bound(partial(self.enter, name)), Bound(partial(self.leave, name))
-            changes.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
-            changes.callback(module.register_forward_hook(leave, always_call=True, prepend=True).remove)
+            on_input(module, partial(self.enter, name), changes, first=True)
+            on_output(module, partial(self.leave, name), changes, always=True)
 
     def owner(self) -> str:
         """The innermost module that runs."""
@@ -104,7 +103,7 @@ class ModuleMode(TorchFunctionMode):
         """A module is called."""
         self.stack.append(name)
 
-    def leave(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
+    def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """A module returns."""
         while self.stack and self.stack.pop() != name:
             pass

@@ -63,9 +63,9 @@ class Capture(Products):
             self.time += 1
             self.calls.setdefault(name, []).append(ModuleCall(self.time, inputs, named))
 
-    def leave(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
+    def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """A module returns."""
-        super().leave(name, module, args, out)
+        super().leave(name, module, args, kwargs, out)
         first = next(tensors([out]), None)
         if _has_weights(module) and first is not None:
             self.calls[name][-1].out = first.detach().clone()

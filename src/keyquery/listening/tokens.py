@@ -8,8 +8,6 @@ first real token of a sequence is at 0, whatever padding stands before it.
 from __future__ import annotations
 
 import inspect
-import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,18 +16,21 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from keyquery.layers import Attention, Cache
 from keyquery.listening.call import Tokens
 from keyquery.listening.exclusive import in_use
-from keyquery.listening.inputs.positions import cross_tokens, fitting, self_tokens, so_far
+from keyquery.listening.hooks import POSITION_EMBEDDING, has_two_sides, on_input, on_output
 
 # Names of token masks: 1 (or True) for non-padding in REAL; True (or −∞) for padding in HIDDEN, as in torch.
 REAL = ("attention_mask", "decoder_attention_mask", "padding_mask")
 HIDDEN = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
-POSITION_EMBEDDING = re.compile(r"wpe|places|pos\w*|emb\w*_pos\w*")
+Mask = Bool[Tensor, "batch tokens"] | None
+
+signature_of = lru_cache(maxsize=64)(inspect.signature)  # of a class's forward: slow
 
 
 def in_backward() -> bool:
@@ -49,44 +50,15 @@ def masks_of(arguments: Mapping[str, Any]) -> dict[str, Bool[Tensor, "batch n"]]
 
 
 def mask_for(
-    masks: Mapping[str, Tensor], shape: tuple[int, ...], module: str, paired: bool
+    masks: Mapping[str, Tensor], shape: tuple[int, ...], module: str, paired: bool, exact: bool = True
 ) -> Bool[Tensor, "batch n"] | None:
-    """The mask of a module's tokens: the first of matching shape; None if there is none.
+    """The first mask of a module's tokens, of any length if not `exact`; None if there is none.
 
     In an encoder-decoder model (`paired`), each side has its own masks.
     """
-    other = ("decoder_", "tgt_")
     inside = "decoder" in module.split(".")
-    for name, mask in masks.items():
-        if tuple(mask.shape) == tuple(shape) and (not paired or name.startswith(other) == inside):
-            return mask
-    return None
-
-
-def config_of(model: nn.Module) -> Any:
-    """The config of a model; of a multimodal one, that of its text model."""
-    config: Any = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-
-def context_of(model: nn.Module) -> int | None:
-    """The longest sequence that a model takes, by its config or its learned positions; None if neither says so."""
-    for name in ("max_position_embeddings", "n_positions", "length"):
-        configured = getattr(config_of(model), name, None)
-        if isinstance(configured, int) and configured > 0:
-            return configured
-    tables = (
-        module.num_embeddings
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and POSITION_EMBEDDING.fullmatch(name.rpartition(".")[2])
-    )
-    return min(tables, default=None)
-
-
-def has_two_sides(model: nn.Module) -> bool:
-    """Whether a model is an encoder-decoder."""
-    configured = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
-    return isinstance(model, nn.Transformer) if configured is None else bool(configured)
+    on_side = (mask for name, mask in masks.items() if not paired or name.startswith(("decoder_", "tgt_")) == inside)
+    return next((mask for mask in on_side if mask.shape == shape or (not exact and len(mask) == shape[0])), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,21 +93,12 @@ class Run:
             if module is self.model or hasattr(type(module), "main_input_name"):
                 signature = signature_of(type(module).forward)
                 decodes = self.paired and "decoder" in name.split(".")
-                self._hook(module, partial(self._begin, signature, decodes), changes)
-                after = Bound(partial(self._end, module))
-                changes.callback(module.register_forward_hook(after, always_call=True).remove)
+                on_input(module, partial(self._begin, signature, decodes), changes, first=True)
+                on_output(module, self._end, changes, always=True)
             elif "RotaryEmbedding" in type(module).__name__:
-                self._hook(module, self._rotate, changes)
+                on_input(module, self._rotate, changes, first=True)
             elif type(module).forward is nn.Embedding.forward and POSITION_EMBEDDING.fullmatch(name.rpartition(".")[2]):
-                self._hook(module, self._embed, changes)
-
-    def watch(self, module: nn.Module, changes: ExitStack) -> None:
-        """Keep what an attention module is called with."""
-        self._hook(module, self.note, changes)
-
-    def _hook(self, module: nn.Module, note: Any, changes: ExitStack) -> None:
-        hook = module.register_forward_pre_hook(Bound(note), with_kwargs=True, prepend=True)
-        changes.callback(hook.remove)
+                on_input(module, self._embed, changes, first=True)
 
     def _begin(self, signature: inspect.Signature, decodes: bool, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._paused and module is self.model and self.thread == get_ident():
@@ -248,32 +211,101 @@ class Run:
         known = (given.masks, *(frame.masks for _, frame in reversed(self.frames)))
         for exact in (True, False) if cached else (True,):
             for masks in known:
-                for length in [shape[1]] if exact else [mask.shape[1] for mask in masks.values()]:
-                    mask = mask_for(masks, (shape[0], length), name, self.paired and masks is not given.masks)
-                    if mask is not None:
-                        return mask
+                mask = mask_for(masks, shape, name, self.paired and masks is not given.masks, exact)
+                if mask is not None:
+                    return mask
         return None
 
 
-signature_of = lru_cache(maxsize=64)(inspect.signature)  # of a class's forward: slow
+def cross_tokens(queries: Mask, keys: Mask, n: int, m: int, device: torch.device) -> Tokens:
+    """The tokens of two sequences with their padding, which positions count without."""
+    queries, keys = (None if mask is None else mask.to(device) for mask in (queries, keys))
+    return Tokens(_counted(queries, n, n, device), _counted(keys, m, m, device), queries, keys)
 
 
-class Bound:
-    """A function bound to one model that must not be copied: a copy would act on the original.
+def self_tokens(ids: Tensor | None, absolute: bool, real: Mask, n: int, m: int, total: int, like: Tensor) -> Tokens:
+    """The last n of `total` tokens, which see m keys: a cache may have dropped old ones, or have room.
 
-    Where torch's compiler is in use it is left out of graphs: the state that it reads changes from call to call.
+    `ids` are what the model uses as positions, if that was seen; not `absolute` are those that enter scores as offsets.
     """
+    batch, device, shift = len(like), like.device, None
+    real = None if real is None or bool(real[:, :total].all()) else real[:, :total].to(device)
+    positions = _counted(real, n, total, device) if ids is None else ids.to(device)
+    if ids is not None and real is not None and not absolute:
+        positions, shift = _from_first(positions, real, n, total)
+    keys = positions if n == total else _with_cached(positions, n, total, real)
+    queries = None if real is None or n > total else real[:, total - n :]
+    if n == total and shift is None:
+        positions = keys = _in_one_row(positions, queries)
+    if total == m:  # the same tensor at every call, so that what is computed from it can be reused
+        return Tokens(positions, keys, queries, real, shift)
+    if total < m:
+        real = keys.new_ones(batch, total, dtype=torch.bool) if real is None else real
+        keys = torch.cat((keys, torch.arange(1, m - total + 1, device=device) + keys[:, -1:]), 1)
+    keep = slice(max(total - m, 0), None)
+    real = None if real is None else real[:, keep]
+    real = None if real is None else pad(real, (0, m - real.shape[1]), value=False)  # free slots hold no token
+    return Tokens(positions, keys[:, keep], queries, real, shift)
 
-    def __init__(self, function: Any) -> None:
-        self._function = torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function
-        self.__wrapped__ = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        return self._function(*args, **kwargs)
+def so_far(cache: Any, n: int, m: int, real: Mask) -> int:
+    """Tokens of a sequence so far, as its cache counts them, or else its mask; m without a cache."""
+    if cache is None or not hasattr(cache, "get_seq_length"):
+        return m
+    total = int(cache.get_seq_length())
+    known = total >= n and (real is None or real.shape[1] >= total)
+    return total if known else m if real is None else real.shape[1]
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise RuntimeError("a changed model cannot be copied: undo the change first")
 
-    def __reduce__(self) -> Any:
-        raise RuntimeError("a changed model cannot be pickled: undo the change first, or save its state_dict()")
+def fitting(ids: Tensor | None, batch: int, n: int) -> Shaped[Tensor, "#batch n"] | None:
+    """Ids as positions of a call, if they have its shape."""
+    if not isinstance(ids, Tensor) or tuple(ids.shape) not in ((n,), (1, n), (batch, n)):
+        return None
+    return ids.reshape(-1, n) if ids.is_floating_point() else ids.reshape(-1, n).long()
+
+
+def _in_one_row(positions: Tensor, real: Mask) -> Shaped[Tensor, "#batch n"]:
+    """One row for all sequences where they stand alike, which padding does not change: what it gives is reused."""
+    alike = _consecutive(0, positions.shape[1], positions.device)
+    if positions is alike:  # a comparison would wait for a GPU
+        return alike
+    same = positions == alike if real is None else (positions == alike) | ~real
+    return alike if bool(same.all()) else positions
+
+
+def _with_cached(positions: Tensor, n: int, total: int, real: Mask) -> Shaped[Tensor, "#batch m"]:
+    """Positions of cached keys and of new ones: slots, or real tokens alone, as the first new token counts them."""
+    if n > total:
+        return positions[:, :total]
+    old = total - n
+    if real is None:
+        return torch.cat((torch.arange(-old, 0, device=positions.device) + positions[:, :1], positions), 1)
+    positions, counts = positions.expand(len(real), -1), real.cumsum(1)
+    newest = old + real[:, old:].to(torch.uint8).argmax(-1, keepdim=True)
+    first = positions.gather(1, newest - old)
+    skipped = real.to(torch.uint8).argmax(-1, keepdim=True).where(first != newest, 0)  # padding before the first token
+    slots = torch.arange(total, device=real.device) - skipped
+    offset = (first - counts.gather(1, newest)).where(real.gather(1, newest), -1)  # a row may have ended
+    before = torch.where(first == slots.gather(1, newest), slots, (counts + offset).clamp(min=0))
+    return torch.cat((before[:, :old], positions), 1)
+
+
+def _from_first(ids: Tensor, real: Tensor, n: int, m: int) -> tuple[Shaped[Tensor, "batch n"], Tensor | None]:
+    """Ids that are mere slots of left-padded rows, counted from the first real token instead; and what that took."""
+    first = real.to(torch.uint8).argmax(-1, keepdim=True)
+    slots = (ids == torch.arange(m - n, m, device=ids.device)).all(-1, keepdim=True)
+    shift = torch.where(slots, first, 0)
+    return (ids - shift, shift) if bool(shift.any()) else (ids, None)
+
+
+def _counted(real: Mask, n: int, m: int, device: torch.device) -> Int[Tensor, "#batch n"]:
+    """Real tokens before each of the last n of m."""
+    if real is None:
+        return _consecutive(m - n, m, device)
+    return (real.to(device).long().cumsum(1) - 1).clamp(min=0)[:, m - n :]
+
+
+@lru_cache(maxsize=8)
+def _consecutive(start: int, end: int, device: torch.device) -> Int[Tensor, "1 n"]:
+    """Consecutive positions; cached, so that means rotated to them can be reused."""
+    return torch.arange(start, end, device=device)[None]

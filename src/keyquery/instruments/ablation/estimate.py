@@ -35,10 +35,10 @@ from keyquery.instruments.ablation.losses import (
 from keyquery.intervene.dial.means import SiteMeans
 from keyquery.intervene.sites import Site
 from keyquery.listening import Batch
-from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import evaluating
+from keyquery.listening.listen import add_listener
 from keyquery.support.printable import first_line
 
 TOKENS = {"cuda": 8192, "cpu": 1024}  # of a run, whose logits and gradients are all kept

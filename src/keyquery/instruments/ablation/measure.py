@@ -31,10 +31,10 @@ from keyquery.intervene.dial.means import SiteMeans
 from keyquery.intervene.rewrites import check_unchanged
 from keyquery.intervene.sites import Site
 from keyquery.listening import Batch
-from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import evaluating, is_compiled, on_output, replace_method
+from keyquery.listening.listen import add_listener
 from keyquery.support.progress import Progress, Runs, silent
 
 TOKENS = {"cuda": 32768, "cpu": 2048}  # of a run that leaves a device little idle time
@@ -111,7 +111,7 @@ class Measurement:
             if heads:
                 part = slice(number * rows, (number + 1) * rows)
                 span = range(min(heads), max(heads) + 1)
-                rows_of_trial = call if len(self._trials) == 1 else call.rows(part)
+                rows_of_trial = call if len(self._trials) == 1 else call.part(part)
                 out = trial.change.output(HeadCall(rows_of_trial, site, span, self._means.get(site.index)))
                 output[part, heads] = out[:, [head - span.start for head in heads]].to(output)
         return {"output": output}

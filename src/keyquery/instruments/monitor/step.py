@@ -17,8 +17,8 @@ from keyquery.instruments.monitor.layers import Layers
 from keyquery.instruments.monitor.reading import METRICS
 from keyquery.instruments.monitor.statistics import EVERY, STATISTICS, call_statistics, merge_statistics, part_of
 from keyquery.instruments.monitor.structure import SHARES, Shares, effective_ranks
-from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call, Tokens
+from keyquery.listening.listen import add_listener
 from keyquery.listening.parts.on_data import SEQUENCES
 from keyquery.listening.tokens import Arguments, Run
 

@@ -20,7 +20,7 @@ from keyquery.listening.call import Call
 from keyquery.listening.hooks import Batch, has_two_sides
 from keyquery.listening.inputs.batches import LENGTH, SIZE
 from keyquery.listening.inputs.data import as_arguments, token_argument
-from keyquery.listening.maps import is_square, last_queries, maps_by_head, run_with
+from keyquery.listening.maps import is_square, maps_by_head, run_with
 from keyquery.support.progress import Progress
 
 ANSWERED = 0.5  # share of a needle's tokens that the model must predict
@@ -192,7 +192,7 @@ def retrieval(
 
         def add(call: Call, _: int, tops: dict[tuple[int, int], Tensor] = tops) -> None:
             called = matching(layers, call.name)
-            for head, maps in maps_by_head(last_queries(call, VALUE)) if called else ():
+            for head, maps in maps_by_head(call.part(queries=slice(-VALUE, None))) if called else ():
                 tops.update({(layer.index, head): maps[:, 0].argmax(-1).cpu() for layer in called})
 
         ids = needles.ids[rows]

@@ -21,10 +21,9 @@ from keyquery.instruments.roles.measure import (
 )
 from keyquery.instruments.roles.naming import ERROR, MIN_SEQUENCES, named
 from keyquery.instruments.roles.sequences import Vocabulary, needles, repeated
-from keyquery.listening.hooks import Batch, has_two_sides
+from keyquery.listening.hooks import Batch, context_of, has_two_sides
 from keyquery.listening.inputs.batches import LENGTH, with_decoder_ids
 from keyquery.listening.inputs.data import as_arguments, embedded_tokens, token_argument
-from keyquery.listening.tokens import context_of
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.progress import Progress
 

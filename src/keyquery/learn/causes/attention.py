@@ -14,11 +14,11 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from keyquery.listening import attention_maps
+from keyquery.listening.hooks import config_of, has_two_sides
 from keyquery.listening.inputs.data import as_arguments
 from keyquery.listening.inputs.load import load_model
 from keyquery.listening.inputs.word_pieces import Words, words_of
 from keyquery.listening.maps import check_length, check_rows
-from keyquery.listening.tokens import config_of, has_two_sides
 from keyquery.support.checks import check_count, check_float, checked_integers
 
 WIDTHS = ("hidden_size", "width", "n_embd", "d_model", "dim")  # names of the hidden size in configs

@@ -16,7 +16,7 @@ from keyquery.listening.call import Call
 from keyquery.listening.inputs.data import token_argument
 from keyquery.listening.inputs.encoding import encoded, special_tokens
 from keyquery.listening.inputs.load import in_float32, load_model
-from keyquery.listening.maps import is_square, last_queries, layers_of, maps_by_head, run_with
+from keyquery.listening.maps import is_square, layers_of, maps_by_head, run_with
 from keyquery.support.checks import check_count
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
@@ -173,7 +173,7 @@ class HeadReranker(Estimator):
         def add(call: Call, number: int) -> None:
             if not is_square(call):
                 return
-            for _, maps in maps_by_head(last_queries(call, spans[-1][1] - spans[-1][0])):
+            for _, maps in maps_by_head(call.part(queries=slice(*spans[-1]))):
                 row = maps[0, 0].double().mean(0)
                 sums = torch.stack([row[slice(*span)].sum() for span in spans[: len(passages)]])
                 scores.setdefault(number, []).append(sums.cpu().numpy())

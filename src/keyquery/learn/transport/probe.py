@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import temporarily
-from keyquery.listening.hooks import device_of, on_output, untouched
-from keyquery.listening.tokens import has_two_sides, mask_for, masks_of
+from keyquery.listening.hooks import device_of, has_two_sides, on_output, untouched
+from keyquery.listening.tokens import mask_for, masks_of
 from keyquery.support.checks import check_choice
 from keyquery.support.printable import first_line
 

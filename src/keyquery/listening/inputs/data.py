@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import temporarily
-from keyquery.listening.hooks import Batch, batches_of, running
+from keyquery.listening.hooks import Batch, batches_of, has_two_sides, running
 from keyquery.listening.inputs.batches import LENGTH, TOKENS, read_lines, text_batches, with_decoder_ids
 from keyquery.listening.inputs.load import has_lm_head, load_model
-from keyquery.listening.tokens import has_two_sides
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress
 

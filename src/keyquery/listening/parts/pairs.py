@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.sources import bare
-from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import Batch, entry, module_of, on_input, on_output, running
+from keyquery.listening.listen import add_listener
 from keyquery.listening.parts.means import Moments
 from keyquery.listening.tokens import nested
 

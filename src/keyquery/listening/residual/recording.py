@@ -12,12 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer
-from keyquery.listening.exclusive import temporarily
+from keyquery.listening.exclusive import configs_of, temporarily
 from keyquery.listening.hooks import Batch, entry
 from keyquery.listening.parts.pairs import ScoredPairs, watch_pairs
 from keyquery.listening.residual.terms import BIAS, carried, parts
 from keyquery.listening.residual.tracing import Attended, Entered, Trace, stem_of, traced
-from keyquery.listening.transformers_attention import configs_of
 
 EXACT = 1e-4  # relative error up to which the writes add up to the residual stream, in float32
 ROUNDED = 0.05  # the same in half precision

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints import Layer
 from keyquery.checkpoints.heads import EMBEDDINGS
-from keyquery.listening.attachment import add_listener
 from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import entry, module_of
+from keyquery.listening.listen import add_listener
 from keyquery.listening.products import DIVIDE, MULTIPLY, VIEWS, ModuleMode
 from keyquery.listening.residual.terms import BIAS, HeadWrites, Mapped, Sum, Term, Write, added
 
@@ -209,11 +209,11 @@ class Trace(ModuleMode):
             block = self._inputs.get(block_of(name, self._depth) or "")
             self.entered[name] = Entered(x.detach(), term_of(x), block, calls)
 
-    def leave(self, name: str, module: nn.Module, args: Any, out: Any) -> None:
+    def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """A module returns."""
         if get_ident() != self._thread:
             return
-        super().leave(name, module, args, out)
+        super().leave(name, module, args, kwargs, out)
         for value in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(value, Tensor):
                 setattr(value, MODULE, name)
