@@ -19,7 +19,7 @@ from harness import RESULTS, publish, row, seconds
 import keyquery as kq
 from keyquery.forms.parts import PARTS, score_parts
 from keyquery.intervene.dial.means import Means
-from keyquery.intervene.dial.widen import widen
+from keyquery.intervene.dial.widen import reference
 from keyquery.intervene.rewrites import sites_of
 
 HEADS, RANK, SEED = 16, 64, 0
@@ -72,10 +72,12 @@ def check(device):
     print(f"dialled attention is off by {error:.2g} of float64")
     assert error < limit, "dialled attention is wrong"
     if device == "cuda":
+        from keyquery.intervene.dial import widen_triton
+
         given = torch.randn(4, 2, HEADS, 300, RANK, device=device)
         gains = torch.rand(len(PARTS), HEADS, dtype=torch.float64)
         given, gains = (*given[:2], *given[2:, :1]), gains.cuda()
-        ways = [widen(*given, gains, 123, True, True, None, impl) for impl in ("reference", "triton")]
+        ways = [way(*given, gains, 123, True, True) for way in (reference, widen_triton.widen)]
         error = max(float((one - other).abs().max()) for one, other in zip(*ways, strict=True))
         print(f"the kernel is off by {error:.2g} of the reference, float32")
         assert error < 1e-5, "the kernel is wrong"

@@ -18,7 +18,8 @@ if __name__ == "__main__":  # not where tests are collected
 
 import keyquery as kq
 from keyquery.forms.eigenvalues_gpu import eigenvalues
-from keyquery.intervene.dial.widen import HalfTurn, widen
+from keyquery.intervene.dial.widen import HalfTurn
+from keyquery.intervene.dial.widen_triton import widen
 
 TYPES = {
     **{torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"},
@@ -63,7 +64,7 @@ def dialled(dtype):
     parts = torch.randn(4, 2, 2, 45, 24, dtype=dtype)
     angles = kq.Rope(24).angles(torch.arange(45.0)[None])
     turn = HalfTurn(angles.cos().float(), angles.sin().float(), 0, False)
-    widen(*parts, torch.rand(5, 2, dtype=torch.float64), 45, True, True, turn, impl="triton")
+    widen(*parts, torch.rand(5, 2, dtype=torch.float64), 45, True, True, turn)
 
 
 def main():

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.intervene.dial.widen import HalfTurn, widen
+from keyquery.intervene.dial import widen_triton
+from keyquery.intervene.dial.widen import HalfTurn, reference, widen
 
 GAINS = {
     "all": torch.tensor([[1.0, 0.5], [0.0, 2.0], [0.7, 1.0], [0.3, 1.2], [1.5, 0.0]], dtype=torch.float64),
@@ -42,8 +43,8 @@ def test_the_kernel_gives_what_the_reference_gives_in_float64(gains, placed, sha
     gains, turn = GAINS[gains], half_turn(rotated, rank=rank)
     given = inputs(torch.float32, shared=shared, rank=rank)
     options = (gains, new, not torch.equal(gains[0], gains[1]), placed, turn)
-    expected = widen(*(t.double() for t in given), *options, "reference")
-    for ours, theirs in zip(widen(*given, *options, "triton"), expected, strict=True):
+    expected = reference(*(t.double() for t in given), *options)
+    for ours, theirs in zip(widen_triton.widen(*given, *options), expected, strict=True):
         assert (ours.double() - theirs).norm() < 5e-7 * theirs.norm()
 
 
@@ -59,40 +60,23 @@ def test_a_half_turn_takes_vectors_rotated_forward_to_those_rotated_back():
 def test_short_floats_are_rounded_once():
     """No further from float64 than twice the rounding of the result itself."""
     given = inputs(torch.bfloat16, rank=16)
-    exact = widen(*(t.double() for t in given), GAINS["all"], 45, True, True, None, "reference")
-    for one, truth in zip(widen(*given, GAINS["all"], 45, True, True, None, "triton"), exact, strict=True):
+    exact = reference(*(t.double() for t in given), GAINS["all"], 45, True, True)
+    for one, truth in zip(widen_triton.widen(*given, GAINS["all"], 45, True, True), exact, strict=True):
         allowed = 2 * (truth.bfloat16().double() - truth).abs().max()
         assert (one.double() - truth).abs().max() <= allowed
 
 
-@pytest.mark.parametrize("impl", ["reference", "triton"])
-def test_scores_are_the_parts_with_their_gains(impl):
-    queries, keys, at_query, at_key = inputs(torch.float64 if impl == "reference" else torch.float32, m=6, rank=8)
-    query, key = widen(queries, keys, at_query, at_key, GAINS["all"], 6, True, True, None, impl)
+def test_scores_are_the_parts_with_their_gains():
+    queries, keys, at_query, at_key = inputs(torch.float64, m=6, rank=8)
+    query, key = widen(queries, keys, at_query, at_key, GAINS["all"], 6, True, True)
     q, k = queries - at_query, keys - at_key
     pairs = q @ k.mT
     symmetric, skew, popularity, query_only, position = GAINS["all"].to(q)[:, :, None, None]
     expected = symmetric * (pairs + pairs.mT) / 2 + skew * (pairs - pairs.mT) / 2
     expected = expected + popularity * at_query @ k.mT + query_only * q @ at_key.mT + position * at_query @ at_key.mT
-    assert (query @ key.mT - expected).abs().max() < (1e-12 if impl == "reference" else 1e-4)
+    assert (query @ key.mT - expected).abs().max() < 1e-12
 
 
-def test_gradients_pass_through_the_reference_alone():
+def test_gradients_pass_through():
     given = [t.requires_grad_() for t in inputs(torch.float64, m=4, rank=4)]
     assert torch.autograd.gradcheck(lambda *t: widen(*t, GAINS["all"], 3, True, True), given)
-    with pytest.raises(RuntimeError, match="has no gradients"):
-        widen(*given, GAINS["all"], 3, True, True, None, "triton")
-
-
-def test_bad_input_is_told(monkeypatch):
-    given = inputs(torch.float32)
-    with pytest.raises(ValueError, match="impl"):
-        widen(*given, GAINS["all"], 45, True, True, None, "fast")
-    with pytest.raises(RuntimeError, match="is not for float64"):
-        widen(*(t.double() for t in given), GAINS["all"], 45, True, True, None, "triton")
-    for turn in (half_turn("shared")._replace(interleaved=True), half_turn("shared", rank=16)):
-        with pytest.raises(RuntimeError, match="RoPE of all dimensions in halves"):
-            widen(*given, GAINS["all"], 45, True, True, turn, "triton")
-    monkeypatch.delenv("TRITON_INTERPRET")
-    with pytest.raises(RuntimeError, match="needs a CUDA GPU, or TRITON_INTERPRET=1"):
-        widen(*given, GAINS["all"], 45, True, True, None, "triton")

@@ -5,17 +5,13 @@ The reference and the Triton kernel have the same signature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.layers.triton_support import no_kernels
-from keyquery.support.checks import check_choice
-
-IMPLEMENTATIONS = ("auto", "reference", "triton")
+from keyquery.layers.triton_support import TRITON
 
 
 class HalfTurn(NamedTuple):
@@ -51,39 +47,24 @@ def widen(
     across: bool,
     placed: bool,
     turn: HalfTurn | None = None,
-    impl: str = "auto",
 ) -> tuple[Float[Tensor, "batch heads n w"], Float[Tensor, "batch heads m w"]]:
     """q̃ of the last `new` tokens and k̃ of all m; `at_query` and `at_key` are the means, rotated to every position.
 
     The block of swapped contents is present if `across`, not needed if the gains on symmetric and skew are equal; that
-    of position if `placed`. `turn` rotates swapped contents by the negative angle; None without RoPE. "auto" uses the
-    kernel on a GPU where it can.
+    of position if `placed`. `turn` rotates swapped contents by the negative angle; None without RoPE. The kernel is
+    used on a GPU, for what it is made for: no gradients, float32 sums, RoPE of all dimensions in halves.
     """
-    check_choice("impl", impl, IMPLEMENTATIONS)
-    inputs = (queries, keys, at_query, at_key)
-    why = no_kernels(queries) or _no_kernel(inputs, turn)
-    if impl == "triton" and why is not None:
-        raise RuntimeError(f'impl="triton" {why}; impl="auto" uses the reference there')
-    if why is None and (impl == "triton" or (impl == "auto" and queries.is_cuda)):
-        from keyquery.intervene.dial.widen_triton import widen as fast  # imports triton, an optional dependency
+    given = (queries, keys, at_query, at_key, gains, new, across, placed, turn)
+    rank, tracked = queries.shape[-1], torch.is_grad_enabled() and any(t.requires_grad for t in given[:4])
+    in_halves = turn is None or (not turn.interleaved and 2 * turn.cos.shape[-1] == rank)
+    if queries.is_cuda and TRITON and not tracked and queries.dtype != torch.float64 and rank % 2 == 0 and in_halves:
+        from keyquery.intervene.dial import widen_triton  # imports triton, an optional dependency
 
-        return fast(*inputs, gains, new, across, placed, turn)
-    return _reference(*inputs, gains, new, across, placed, turn)
+        return widen_triton.widen(*given)
+    return reference(*given)
 
 
-def _no_kernel(inputs: Sequence[Tensor], turn: HalfTurn | None) -> str | None:
-    """Why the kernel does not apply."""
-    rank = inputs[0].shape[-1]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-        return "has no gradients"
-    if inputs[0].dtype == torch.float64:
-        return "is not for float64, since it sums in float32"
-    if rank % 2 or (turn is not None and (turn.interleaved or 2 * turn.cos.shape[-1] != rank)):
-        return "is for even widths, and RoPE of all dimensions in halves"
-    return None
-
-
-def _reference(
+def reference(
     queries: Tensor,
     keys: Tensor,
     at_query: Tensor,
@@ -92,26 +73,26 @@ def _reference(
     new: int,
     across: bool,
     placed: bool,
-    turn: HalfTurn | None,
+    turn: HalfTurn | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Each block as gain·x + shift in one pass."""
     symmetric, skew, popularity, query_only, position = gains.to(keys)[:, :, None, None]
     both = (symmetric + skew) / 2
     apart = (symmetric - skew) / 2
     ones = torch.ones_like(symmetric)
-    own_query, n = queries[..., -new:, :], slice(-new, None)
+    new_query, n = queries[..., -new:, :], slice(-new, None)
     mean = at_query[..., n, :]
-    wide_query = [(both, own_query, (popularity - both) * mean)]
+    wide_query = [(both, new_query, (popularity - both) * mean)]
     wide_key = [(ones, keys, -at_key)]
     if across and turn is None:
         wide_query.append((apart, keys[..., n, :], -apart * at_key[..., n, :]))
         wide_key.append((ones, queries, -at_query))
     elif across and turn is not None:
-        nothing = torch.zeros_like(own_query[:1, ..., :1])
+        nothing = torch.zeros_like(new_query[:1, ..., :1])
         wide_query.append((apart, turn(keys - at_key)[..., n, :], nothing))
         wide_key.append((ones, turn(queries - at_query), torch.zeros_like(keys[:1, ..., :1])))
     if placed:
-        wide_query.append((query_only, own_query, (position - query_only) * mean))
+        wide_query.append((query_only, new_query, (position - query_only) * mean))
         wide_key.append((torch.zeros_like(ones), keys, at_key))
     return _side_by_side(wide_query), _side_by_side(wide_key)
 
