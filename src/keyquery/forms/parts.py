@@ -64,6 +64,18 @@ class Rotated(NamedTuple):
         forward = rope.rotate(torch.stack((*contents, *means)), positions)
         return cls(*forward.unbind(), *rope.back(torch.stack(contents), positions).unbind())
 
+    def parts(self, bias: Float[Tensor, "*#batch n n"] | None = None) -> Parts:
+        """The parts of the scores, with the bias of positions."""
+        pairs, swapped = self.query @ self.key.mT, self.swapped()
+        position = self.query_mean @ self.key_mean.mT
+        return Parts(
+            symmetric=(pairs + swapped) / 2,
+            skew=(pairs - swapped) / 2,
+            popularity=self.query_mean @ self.key.mT,
+            query_only=self.query @ self.key_mean.mT,
+            position=position if bias is None else position + bias,
+        )
+
     def swapped(self) -> Float[Tensor, "*batch n n"]:
         """q′ⱼ R(j−i) k′ᵢ, which is k′ᵢ R(i−j) q′ⱼ: the roles swapped, and rotated the other way."""
         return self.back_key @ self.back_query.mT
@@ -78,18 +90,6 @@ def score_parts(
     rope: Rope | None = None,
     bias: Float[Tensor, "*#batch n n"] | None = None,
 ) -> Parts:
-    """The parts of the scores q·k, from unrotated queries (scaled already) and keys, and their means at each
-    position.
-    """
+    """The parts of the scores q·k, from unrotated queries, scaled already, and keys, and their means per position."""
     positions = torch.arange(query.shape[-2], device=query.device) if positions is None else positions
-    rotated = Rotated.of(query, key, query_mean, key_mean, positions, rope)
-    pairs = rotated.query @ rotated.key.mT
-    swapped = rotated.swapped()
-    position = rotated.query_mean @ rotated.key_mean.mT
-    return Parts(
-        symmetric=(pairs + swapped) / 2,
-        skew=(pairs - swapped) / 2,
-        popularity=rotated.query_mean @ rotated.key.mT,
-        query_only=rotated.query @ rotated.key_mean.mT,
-        position=position if bias is None else position + bias,
-    )
+    return Rotated.of(query, key, query_mean, key_mean, positions, rope).parts(bias)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -82,7 +83,7 @@ def ablate_heads(
             return None
         numbers, mean = outputs[call.module]
         out = call.attend({}).clone()
-        out[:, numbers] = 0.0 if mean is None else mean[numbers].to(out)[:, None]
+        out[:, numbers] = replaced(out[:, numbers], None if mean is None else mean[numbers])
         return {"output": out}
 
     def change(changes: Changes) -> Handle:
@@ -90,6 +91,11 @@ def ablate_heads(
         return Handle(changes, "ablation of heads")
 
     return lasting(model, change)
+
+
+def replaced(output: Float[Tensor, "batch heads n v"], mean: Float[Tensor, "heads v"] | None) -> Tensor:
+    """What the output of heads is replaced by: zero, or their mean at every token."""
+    return torch.zeros_like(output) if mean is None else mean.to(output)[None, :, None].expand_as(output)
 
 
 def mean_outputs(
@@ -102,12 +108,10 @@ def mean_outputs(
 
     def add(call: Call) -> None:
         if call.module in layers and not call.is_cross:
-            index, out = layers[call.module], call.attend({}).double()
-            if call.real_queries is not None:
-                out = out * call.real_queries[:, None, :, None]
-            sums[index] = sums.get(index, 0) + out.sum((0, 2))
-            count = out.shape[0] * out.shape[2] if call.real_queries is None else int(call.real_queries.sum())
-            counts[index] = counts.get(index, 0) + count
+            index, out = layers[call.module], call.attend({}).double().transpose(1, 2)
+            rows = out.flatten(0, 1) if call.real_queries is None else out[call.real_queries]
+            sums[index] = sums.get(index, 0) + rows.sum(0)
+            counts[index] = counts.get(index, 0) + len(rows)
 
     with running(model) as run, listen(model, add):
         for batch in batches_of(data):

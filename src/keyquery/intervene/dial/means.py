@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from keyquery.forms.parts import Rotated
 from keyquery.intervene.rewrites import check_unchanged, sites_of
 from keyquery.intervene.sites import Context, Site
 from keyquery.listening import Batch, batches_of, joint_moments
@@ -71,13 +72,11 @@ class Means:
                 stacklevel=3,
             )
             kind = "global"
-        kind = kind or "position"
-        self.kind = kind
+        self.kind = kind or "position"
         self._model, self._batches = model, batches
         self._covariances: dict[int, Tensor] = {}
-        self._layers = layers = next(iter(sites_of(model).values())).found
-        self._scales = {layer.index: layer.scale for layer in layers}
-        self._of = position_means(model, batches, layers)
+        self._layers = next(iter(sites_of(model).values())).found
+        self._of = position_means(model, batches, self._layers)
 
     def of(self, site: Site) -> SiteMeans:
         """Mean query and key of a site before RoPE."""
@@ -94,24 +93,40 @@ class Means:
         """Covariance of [q; k] of each head about these means, before RoPE; the model runs once for all layers."""
         if not self._covariances:
             moments = joint_moments(self._model, self._batches, self._layers)
-            self._covariances = {index: own.covariance.cpu() for index, own in moments.items()}
-        if self.kind == "global":
-            return self._covariances[site.index]
-        means = torch.cat(self._read(site.index), -1).cpu()  # (places, heads, 2r)
-        weights = self._of[site.index].counts.sum(0).cpu() / self._of[site.index].counts.sum().cpu()
-        away = means - (weights[:, None, None] * means).sum(0)
+            self._covariances = {index: of_layer.covariance.cpu() for index, of_layer in moments.items()}
         whole = self._covariances[site.index]
+        if self.kind == "global":
+            return whole
+        means, counts = torch.cat(self._read(site.index), -1).cpu(), self._of[site.index].counts.sum(0).cpu()
+        weights = counts / counts.sum()
+        away = means - (weights[:, None, None] * means).sum(0)  # (positions, heads, 2r)
         within = whole - torch.einsum("p,phm,phn->hmn", weights, away, away)
-        sizes = (t.diagonal(dim1=-2, dim2=-1).amax(-1) for t in (within, whole))
-        if any(bool(size <= 1e-6 * most) for size, most in zip(*sizes, strict=True)):
+        largest, total = (t.diagonal(dim1=-2, dim2=-1).amax(-1) for t in (within, whole))
+        if bool((largest <= 1e-6 * total).any()):
             raise ValueError("data has no variance about its means by position: pass more, and different, sequences")
         return (within + within.mT) / 2
 
-    def _read(self, index: int) -> tuple[Float[Tensor, "places heads r"], Float[Tensor, "places heads r"]]:
-        own: PositionMeans = self._of[index]
+    def _read(self, index: int) -> tuple[Float[Tensor, "positions heads r"], Float[Tensor, "positions heads r"]]:
+        of_layer: PositionMeans = self._of[index]
         if self.kind == "global":
-            query, key = (mean[None] for mean in own.everywhere())
+            query, key = (mean[None] for mean in of_layer.everywhere())
         else:
-            places = torch.arange(own.counts.shape[1])
-            query, key = (mean[0].transpose(0, 1) for mean in own.at(places[None]))
-        return query / self._scales[index], key
+            positions = torch.arange(of_layer.counts.shape[1])
+            query, key = (mean[0].transpose(0, 1) for mean in of_layer.at(positions[None]))
+        return query / self._layers[index].scale, key
+
+
+def parts_of(
+    context: Context, means: SiteMeans | None, heads: slice, dtype: torch.dtype
+) -> Float[Tensor, "5 batch some n m"]:
+    """The parts of query·key of some heads, in the order of `forms.parts.PARTS`, without biases.
+
+    `means` are of data, or (None) of this batch.
+    """
+    queries, keys = (x[:, heads].to(dtype) for x in (context.queries, context.keys))
+    measured = SiteMeans(*(mean[None] for mean in context.means())) if means is None else means
+    query_mean, key_mean = (mean[:, heads].to(dtype).expand_as(queries) for mean in measured.at(context))
+    contents = queries - query_mean, keys - key_mean
+    positions = context.turned.unsqueeze(1)
+    back = [context.turn.rotate(context.turn.back(x, positions), -positions) for x in contents]
+    return torch.stack(Rotated(*contents, query_mean, key_mean, *back).parts())[..., -context.new :, :]
