@@ -12,6 +12,8 @@ from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import Changes, alone, close, left_open
 
 H = TypeVar("H", bound="Handle")
+# Names of the attention dropout of architectures: a number, or an nn.Dropout.
+DROPOUTS = ("attn_dropout", "attention_dropout", "dropout")
 
 
 class Handle:
@@ -101,20 +103,21 @@ def put(owner: Any, name: str, value: Any, changes: ExitStack) -> None:
         table[name] = value
 
 
+def rate_of(module: nn.Module, names: tuple[str, ...] = DROPOUTS) -> float:
+    """The dropout rate of a module, or of its attribute of one of these names; 0 if there is none."""
+    kept: Any = module
+    if not isinstance(module, nn.Dropout):
+        kept = next((getattr(module, name) for name in names if hasattr(module, name)), 0.0)
+    rate = getattr(kept, "p", kept)
+    return float(rate) if isinstance(rate, (int, float)) else 0.0
+
+
 def check_model(model: nn.Module) -> nn.Module:
     """The bare model; raises for meta weights, active dropout, or anything that is not a module."""
     model = bare(model)
     if any(weight.is_meta for weight in model.parameters()):
         raise ValueError("the model is on the meta device: load its weights first")
-    dropping = [name for name, module in model.named_modules() if module.training and _rate(module) > 0]
+    dropping = [name for name, module in model.named_modules() if module.training and rate_of(module) > 0]
     if dropping:
         raise ValueError(f"{dropping[0] or 'the model'} is in training mode with dropout: call model.eval() first")
     return model
-
-
-def _rate(module: nn.Module) -> float:
-    """The dropout rate of a module; many attention modules store it as a number."""
-    if isinstance(module, nn.Dropout):
-        return module.p
-    rate = getattr(module, "attention_dropout", getattr(module, "dropout", 0.0))
-    return rate if isinstance(rate, (int, float)) else 0.0

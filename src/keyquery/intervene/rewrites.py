@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -70,8 +70,10 @@ def sites_of(model: nn.Module, batch: Batch | None = None) -> dict[int, Site]:
     return find_sites(bare(model), batch) if changed is None else changed.sites
 
 
-def rewrite(model: nn.Module, sites: dict[int, Site], rewrites: Mapping[int, Rewrite], changes: ExitStack) -> None:
-    """Install rewrites per layer; everything is validated before any change."""
+def rewrite(
+    model: nn.Module, sites: dict[int, Site], rewrites: Sequence[tuple[int, Rewrite]], changes: ExitStack
+) -> None:
+    """Install rewrites of layers; everything is validated before any change."""
     model = bare(model)
     with alone(model):
         changed = _CHANGED.get(model)
@@ -79,13 +81,13 @@ def rewrite(model: nn.Module, sites: dict[int, Site], rewrites: Mapping[int, Rew
         _check(model, sites, rewrites)
         if changed is None:
             _CHANGED[model] = Rewriting(model, sites)
-        for index, new in rewrites.items():
+        for index, new in rewrites:
             changes.callback(_remove, model, sites[index], new)  # first: an interrupt may come between the two
             sites[index].rewrites.append(new)
 
 
-def _check(model: nn.Module, sites: Mapping[int, Site], rewrites: Mapping[int, Rewrite]) -> None:
-    for index, new in rewrites.items():
+def _check(model: nn.Module, sites: Mapping[int, Site], rewrites: Sequence[tuple[int, Rewrite]]) -> None:
+    for index, new in rewrites:
         changed_heads = {head for old in sites[index].rewrites for head in old.heads}
         if both := sorted(changed_heads & set(new.heads)):
             raise ValueError(f"head {index}.{both[0]} is already changed: undo that first")

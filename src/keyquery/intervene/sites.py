@@ -7,8 +7,8 @@ their inner product at any width, so that fused attention stays fused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -88,19 +88,18 @@ class Context:
         return self.turn.back(x, self.turned.unsqueeze(1)).sum((0, 2), dtype=wide) / count
 
 
-@runtime_checkable
-class Rewrite(Protocol):
+class Rewrite:
     """New queries and keys for some heads of a module."""
 
     heads: list[int]
 
     def __call__(self, context: Context) -> tuple[Tensor, Tensor]:
         """Queries (batch, its heads, n, w) and keys (batch, its heads, m, w)."""
-        ...
+        raise NotImplementedError
 
     def bias_gain(self) -> Float[Tensor, " heads"] | None:
         """Gain on an additive position bias, such as ALiBi; None: it stays."""
-        ...
+        return None
 
 
 class Site:
@@ -145,13 +144,29 @@ class Site:
         """What rewrites of a call's queries and keys start from; their product times `scale` is the score."""
         if call.scale is None:
             raise ValueError(f"{self.name} does not scale q·k by a number: its scores cannot be changed")
-        if self.longest is not None and call.key.shape[-2] > self.longest:
+        new, m = call.query.shape[-2], call.key.shape[-2]
+        if self.longest is not None and m > self.longest:
             raise ValueError(
-                f"{self.name} changes its RoPE frequencies beyond {self.longest} tokens, got {call.key.shape[-2]}: "
-                "not supported"
+                f"{self.name} changes its RoPE frequencies beyond {self.longest} tokens, got {m}: not supported"
             )
-        factor = call.scale / self.scale  # some modules scale their queries themselves
-        return self._context(call, call.query if factor == 1 else call.query * factor, call.keys())
+        factor, key = call.scale / self.scale, call.keys()  # some modules scale their queries themselves
+        queries, positions, past = call.query if factor == 1 else call.query * factor, call.key_positions, None
+        if old := m - new:
+            past = None if call.cache is None else self._pasts.get(call.cache)
+            known = past is not None and past.keys.shape[-2] >= old
+            if past is None or not (known and torch.equal(past.keys[..., -old:, :], key[..., :old, :])):
+                raise ValueError(
+                    f"{self.name}: the cache has keys whose queries are unknown; it must be filled under this change, "
+                    "without beam search, static caches or cropping; otherwise use use_cache=False"
+                )
+            queries = torch.cat((past.queries[..., -old:, :], queries), -2)
+            positions = torch.cat((past.positions[:, -old:].expand(len(call.positions), -1), call.positions), -1)
+        past = Past(queries, key, positions, None if past is None else past.means)
+        if call.cache is not None:
+            self._pasts[call.cache] = past
+        constants = call.softcap is not None or call.sinks is not None
+        turned = positions if call.tokens.shift is None else positions + call.tokens.shift
+        return Context(queries, key, new, positions, turned, call.real, self.turn, constants, past)
 
     def rewritten(self, call: Call) -> dict[str, Tensor]:
         """What replaces the queries, keys and bias of a call; nothing where they stay the same."""
@@ -193,31 +208,11 @@ class Site:
 
     def _bias_gains(self) -> Float[Tensor, " heads"] | None:
         """Gain on each head's position bias; None if all stay."""
-        parts = [(rewrite.heads, gain) for rewrite in self.rewrites if (gain := rewrite.bias_gain()) is not None]
         gains = torch.ones(self.count, dtype=torch.float64)
-        for heads, gain in parts:
-            gains[heads] = gain
-        return gains if parts else None
-
-    def _context(self, call: Call, query: Tensor, key: Tensor) -> Context:
-        new, old = query.shape[-2], key.shape[-2] - query.shape[-2]
-        past = self._pasts.get(call.cache) if old and call.cache is not None else None
-        queries, positions = query, call.key_positions
-        if old:
-            known = past is not None and past.keys.shape[-2] >= old
-            if past is None or not (known and torch.equal(past.keys[..., -old:, :], key[..., :old, :])):
-                raise ValueError(
-                    f"{self.name}: the cache has keys whose queries are unknown; it must be filled under this change, "
-                    "without beam search, static caches or cropping; otherwise use use_cache=False"
-                )
-            queries = torch.cat((past.queries[..., -old:, :], query), -2)
-            positions = torch.cat((past.positions[:, -old:].expand(len(call.positions), -1), call.positions), -1)
-        past = Past(queries, key, positions, None if past is None else past.means)
-        if call.cache is not None:
-            self._pasts[call.cache] = past
-        constants = call.softcap is not None or call.sinks is not None
-        turned = positions if call.tokens.shift is None else positions + call.tokens.shift
-        return Context(queries, key, new, positions, turned, call.real, self.turn, constants, past)
+        for rewrite in self.rewrites:
+            if (gain := rewrite.bias_gain()) is not None:
+                gains[rewrite.heads] = gain
+        return gains if bool((gains != 1).any()) else None
 
 
 def labels_of(sites: Mapping[int, Site]) -> list[str]:
@@ -241,29 +236,26 @@ def find_sites(model: nn.Module, batch: Batch | None = None) -> dict[int, Site]:
         sorted_ = False
         if name.endswith(" (rope)"):
             sorted_ = layer.rope is not None and layer.rope.interleaved
-            name, turn = name.removesuffix(" (rope)"), Turn(_halved(layer.rope), unrotated)
+            # MLA permutes interleaved pairs into halves before RoPE
+            halves = None if layer.rope is None else replace(layer.rope, interleaved=False)
+            name, turn = name.removesuffix(" (rope)"), Turn(halves, unrotated)
         module = modules.get("" if name == "attention" and name not in modules else name)
         if module is None:
             raise ValueError(f"{type(model).__name__} has no attention module {name}")
         if isinstance(module, nn.MultiheadAttention) and (module.bias_k is not None or module.add_zero_attn):
             raise ValueError(f"{name} has extra keys (add_zero_attn or add_bias_kv): it cannot be changed")
         sites[layer.index] = Site(model, heads, layer, module, turn)
-        sites[layer.index].sorted, sites[layer.index].longest = sorted_, _longest(heads.config, layer)
+        sites[layer.index].sorted, sites[layer.index].longest = sorted_, changing_rope(heads.config, layer)[1]
     if not sites:
         raise ValueError(f"{type(model).__name__} has no self-attention that can be changed")
     return sites
 
 
-def _longest(config: Mapping[str, Any], layer: Layer) -> int | None:
-    """Sequence length up to which RoPE frequencies are fixed; some models change them for longer texts."""
+def changing_rope(config: Mapping[str, Any], layer: Layer) -> tuple[str, int | None]:
+    """How RoPE frequencies change with the length of a sequence ("": they do not), and up to which they are fixed."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if layer.rope is None or scaling.get("rope_type", scaling.get("type")) not in ("dynamic", "longrope", "su"):
-        return None
-    original = scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
-    longest = original or config.get("max_position_embeddings")
-    return int(longest) if longest else None
-
-
-def _halved(rope: Rope | None) -> Rope | None:
-    """MLA permutes interleaved pairs into halves before RoPE."""
-    return rope and Rope(rope.dims, rope.base, False, rope.frequencies, rope.factor)
+    kind, name = scaling.get("rope_type", scaling.get("type")), "original_max_position_embeddings"
+    if layer.rope is None or kind not in ("dynamic", "longrope", "su"):
+        return "", None
+    longest = scaling.get(name) or config.get(name) or config.get("max_position_embeddings")
+    return kind, int(longest) if longest else None

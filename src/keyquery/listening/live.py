@@ -28,6 +28,7 @@ from keyquery.forms.rope import fitted_ropes
 from keyquery.listening.call import Call
 from keyquery.listening.hooks import Batch
 from keyquery.listening.maps import run_with
+from keyquery.listening.products import linear_map
 from keyquery.reading import digests
 from keyquery.support.printable import first_line
 
@@ -107,24 +108,17 @@ class LinearMaps(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         out = func(*args, **kwargs)
-        if name == "linear":
-            self._add(args[1], args[2] if len(args) > 2 else kwargs.get("bias"), args[0], out)
-        elif name == "addmm" and args[2].ndim == 2:
-            self._add(args[2].mT, args[0], args[1], out)
-        elif name in ("matmul", "__matmul__") and args[1].ndim == 2:
-            self._add(args[1].mT, None, args[0], out)
+        if (applied := linear_map(name, args, kwargs)) is not None:
+            x, weight, bias = applied
+            weights, biases = ParameterView.of(weight), None if bias is None else ParameterView.of(bias)
+            if weights is not None and (bias is None or biases is not None):
+                self.applied.append(Application(LinearMap(weights, biases), x.detach(), out.detach()))
+                self._last = out
         elif name in ("add", "__add__") and args[0] is self._last and isinstance(args[1], nn.Parameter):
             before = self.applied[-1]
-            self.applied.append(
-                Application(replace(before.map, biases=ParameterView.of(args[1])), before.x, out.detach())
-            )
+            with_bias = replace(before.map, biases=ParameterView.of(args[1]))
+            self.applied.append(Application(with_bias, before.x, out.detach()))
         return out
-
-    def _add(self, weight: Tensor, bias: Tensor | None, x: Tensor, out: Tensor) -> None:
-        weights, biases = ParameterView.of(weight), None if bias is None else ParameterView.of(bias)
-        if weights is not None and (bias is None or biases is not None):
-            self.applied.append(Application(LinearMap(weights, biases), x.detach(), out.detach()))
-            self._last = out
 
 
 _OBSERVED: WeakKeyDictionary[nn.Module, tuple[dict[str, int], list[Observed]]] = WeakKeyDictionary()

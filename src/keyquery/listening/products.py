@@ -296,6 +296,15 @@ def equation_of(args: Sequence[Any]) -> str | None:
     return next((part for part in args if isinstance(part, str)), None)
 
 
+def linear_map(name: str, args: Sequence[Any], kwargs: Any) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """The input, the weight (out, in) and the bias of a linear map; None if a function is none."""
+    if name == "linear":
+        return args[0], args[1], args[2] if len(args) > 2 else kwargs.get("bias")
+    if name == "addmm" and args[2].ndim == 2:
+        return args[1], args[2].mT, args[0]
+    return (args[0], args[1].mT, None) if name in ("matmul", "__matmul__") and args[1].ndim == 2 else None
+
+
 def bound(names: Sequence[str], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a torch function by name."""
     return {**dict(zip(names, args, strict=False)), **kwargs}

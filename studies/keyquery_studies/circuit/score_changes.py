@@ -24,7 +24,7 @@ from keyquery.forms.parts import PARTS
 from keyquery.intervene.dial.dial import Gains
 from keyquery.intervene.dial.means import Means, SiteMeans
 from keyquery.intervene.rewrites import rewrite, sites_of
-from keyquery.intervene.sites import Context
+from keyquery.intervene.sites import Context, Rewrite
 
 KINDS = ("mean", "resample", "random")
 SEED = 7  # of the shuffles
@@ -41,7 +41,7 @@ class Change:
     means: str = "position"
 
 
-class ScoreChange:
+class ScoreChange(Rewrite):
     """A rewrite of a layer that changes at most one part of one head; without a change it alters nothing."""
 
     def __init__(self, heads: int, means: Mapping[str, SiteMeans]) -> None:
@@ -76,10 +76,6 @@ class ScoreChange:
         gains = torch.tensor([[float(part == change.part)] for part in PARTS], dtype=torch.float64)
         query, key = Gains([change.head], gains, self._means[change.means])(context)
         return (query @ key.mT)[:, 0]
-
-    def bias_gain(self) -> Float[Tensor, " heads"]:
-        """Position biases stay."""
-        return torch.ones(len(self.heads), dtype=torch.float64)
 
 
 def shuffled(part: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n n"]:
@@ -128,5 +124,5 @@ def changeable(model: nn.Module, means: Mapping[str, Means]) -> Iterator[Changes
         for index, site in sites.items()
     }
     with ExitStack() as stack:
-        rewrite(model, sites, of_layers, stack)
+        rewrite(model, sites, list(of_layers.items()), stack)
         yield Changes(model, of_layers)

@@ -13,7 +13,7 @@ from keyquery.forms.parts import PARTS
 from keyquery.intervene.dial.dial import Gains
 from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import rewrite, sites_of
-from keyquery.intervene.sites import Context, Past, Turn
+from keyquery.intervene.sites import Context, Past, Rewrite, Turn
 from keyquery.proof.families import tiny_inputs, tiny_model
 
 TINY = sorted(name for name, family in families().items() if family.tiny)
@@ -79,7 +79,7 @@ def test_masks_reach_the_attention(name, attention):
     assert not torch.allclose(unmasked[real], before[real], atol=1e-3)  # so that dropping it would show
 
 
-class Recorder:
+class Recorder(Rewrite):
     """A rewrite that changes nothing and keeps the means."""
 
     def __init__(self, heads):
@@ -88,9 +88,6 @@ class Recorder:
     def __call__(self, call):
         self.means = call.means()
         return call.queries[..., -call.new :, :], call.keys
-
-    def bias_gain(self):
-        return torch.ones(len(self.heads), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name not in ("albert", "deepseek")])
@@ -101,7 +98,7 @@ def test_means_of_a_batch_are_those_of_data(name):
     sites = sites_of(model)
     recorders = {index: Recorder(site.count) for index, site in sites.items()}
     with ExitStack() as changes:
-        rewrite(model, sites, recorders, changes)
+        rewrite(model, sites, list(recorders.items()), changes)
         hidden(model, **inputs)
     for index, recorder in recorders.items():
         means = data.of(sites[index])

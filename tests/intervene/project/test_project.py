@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.intervene.project.components import components
+from keyquery.intervene.project.project import components
 from keyquery.proof.families import tiny_model
 
 ROPES = {
@@ -136,5 +136,5 @@ def test_bad_input_is_told():
         kq.project(layer_of(kq.Rope(8)), head=(0, 0), rank=3)
     with pytest.raises(ValueError, match=r"head must select one head, got '0\.\*', which selects 2"):
         kq.project(layer, "0.*")
-    with pytest.raises(ValueError, match="is an MLA head"):
-        kq.project(model, head=(1, 0), kernel="psd")
+    with pytest.raises(ValueError, match="is an MLA layer, whose heads have two QK forms: they cannot be projected"):
+        kq.project(model, head=(1, 0), kernel="skew")

@@ -13,7 +13,6 @@ it is still one product, q̃·k̃, of vectors up to three times as wide (x̂ is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,13 +21,13 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints.positions.relative import GIVEN, TABLES, VECTORS
 from keyquery.forms.parts import PARTS
-from keyquery.intervene.dial.directions import DirectionGains, Directions, check_gain, direction_gains
+from keyquery.intervene.dial.directions import Directions, check_gain, direction_gains
 from keyquery.intervene.dial.means import MEANS, Means, SiteMeans
 from keyquery.intervene.dial.widen import HalfTurn, widen
 from keyquery.intervene.handle import Handle, check_model, lasting
 from keyquery.intervene.rewrites import rewrite, sites_of
 from keyquery.intervene.selection import Selection, select
-from keyquery.intervene.sites import Context, Site, labels_of
+from keyquery.intervene.sites import Context, Rewrite, Site, labels_of
 from keyquery.listening import Batch, batches_of
 from keyquery.listening.exclusive import Changes
 from keyquery.support.checks import check_choice
@@ -36,7 +35,7 @@ from keyquery.support.checks import check_choice
 POSITION = PARTS.index("position")
 
 
-class Gains:
+class Gains(Rewrite):
     """A rewrite of some heads of a layer by gains on the five parts, (5, heads)."""
 
     def __init__(self, heads: Sequence[int], gains: Tensor, means: SiteMeans | None) -> None:
@@ -210,35 +209,34 @@ def dial(
     data = data if data is None or isinstance(data, Means) else list(batches_of(data))
     sites = sites_of(model, next(iter(data), None) if isinstance(data, list) else None)
     chosen = select(heads, {index: range(site.count) for index, site in sites.items()}, labels_of(sites))
+    gains: dict[int, Gains] = {}
+    rewrites: list[tuple[int, Rewrite]] = []
     if directions is not None:
         if bool((values != 1).any()) or heads is not None:
             raise ValueError("directions are scaled by `gain` and name their heads: omit heads and gains on parts")
         scaled = direction_gains(model, sites, directions, of, gain, on, data, means)
-        return lasting(model, partial(_change_directions, model, sites, scaled))
-    moved = values[POSITION] != 1 or values[PARTS.index("query_only")] != 1
-    if moved and (odd := next((sites[i] for i in chosen if sites[i].position in (*VECTORS, *TABLES, *GIVEN)), None)):
-        raise ValueError(f"{odd.name} has {odd.position} position terms, which the dial cannot scale")
-    measured = data if data is None or isinstance(data, Means) else Means(model, data, means)
-    gains = {
-        index: Gains(
-            numbers, values[:, None].expand(-1, len(numbers)), None if measured is None else measured.of(sites[index])
-        )
-        for index, numbers in chosen.items()
-    }
+        rewrites = [(index, new) for (index, _), new in scaled.items()]
+    else:
+        _check_terms([sites[index] for index in chosen], values)
+        measured = data if data is None or isinstance(data, Means) else Means(model, data, means)
+        for index, numbers in chosen.items():
+            of_site = None if measured is None else measured.of(sites[index])
+            gains[index] = Gains(numbers, values[:, None].expand(-1, len(numbers)), of_site)
+        rewrites = list(gains.items())
 
     def change(changes: Changes) -> Dial:
-        rewrite(model, sites, gains, changes)
+        rewrite(model, sites, rewrites, changes)
         return Dial(changes, gains)
 
     return lasting(model, change)
 
 
-def _change_directions(
-    model: nn.Module, sites: dict[int, Site], scaled: dict[tuple[int, int], DirectionGains], changes: Changes
-) -> Dial:
-    for (index, _), new in scaled.items():
-        rewrite(model, sites, {index: new}, changes)
-    return Dial(changes, {})
+def _check_terms(sites: Sequence[Site], gains: Tensor) -> None:
+    """Raise if gains scale what enters terms of positions that are not read as a product."""
+    if gains[POSITION] != 1 or gains[PARTS.index("query_only")] != 1:
+        for site in sites:
+            if site.position in (*VECTORS, *TABLES, *GIVEN):
+                raise ValueError(f"{site.name} has {site.position} position terms, which the dial cannot scale")
 
 
 def _checked(*gains: Any) -> Float[Tensor, "5"]:

@@ -24,7 +24,7 @@ from keyquery.forms import Form, Rope
 from keyquery.intervene.dial.means import Means, SiteMeans
 from keyquery.intervene.project.rotary_planes import inverse, pairs
 from keyquery.intervene.selection import select
-from keyquery.intervene.sites import Context, Site, labels_of
+from keyquery.intervene.sites import Context, Rewrite, Site, labels_of
 from keyquery.listening import Batch
 from keyquery.support.checks import check_choice, check_count, check_number
 
@@ -86,8 +86,8 @@ def _curve(query: Float[Tensor, "r count"], key: Float[Tensor, "r count"], rope:
     return out
 
 
-class DirectionGains:
-    """A rewrite of one head by gains on some of its directions.
+class DirectionGains(Rewrite):
+    """A rewrite of one head by gains on some of its directions; a position bias is none, and stays.
 
     `centre` are the parts of q and k that do not count: the biases, or the means on data.
     """
@@ -131,9 +131,6 @@ class DirectionGains:
         places = context.turned.unsqueeze(1)
         contents = (x.to(wide) - mean.to(wide) for x, mean in zip((query, key), centre, strict=True))
         return torch.cat([context.turn.back(x, places) for x in contents], -1)
-
-    def bias_gain(self) -> None:
-        """A position bias is no direction, and stays."""
 
 
 def _check_site(site: Site, basis: str) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from keyquery.forms import Form, Rope
 from keyquery.intervene.handle import Handle, check_model, lasting
-from keyquery.intervene.project.components import Component, components
+from keyquery.intervene.project.rotary_planes import fill, inverse, pairs, plane_rows
 from keyquery.intervene.rewrites import rewrite, sites_of
 from keyquery.intervene.selection import select
-from keyquery.intervene.sites import Context, Site, labels_of
+from keyquery.intervene.sites import Context, Rewrite, Site, labels_of
 from keyquery.listening.exclusive import Changes
 from keyquery.support.checks import check_choice, check_count
 
@@ -27,8 +28,8 @@ class Maps(NamedTuple):
     lost: float
 
 
-class Linear:
-    """A rewrite of one head by two linear maps of its [q; k]."""
+class Linear(Rewrite):
+    """A rewrite of one head by two linear maps of its [q; k]; position biases, which are no part of the form, stay."""
 
     def __init__(self, head: int, maps: Maps) -> None:
         self.heads, self.maps = [head], maps
@@ -38,9 +39,6 @@ class Linear:
         both = torch.cat((context.queries[:, self.heads], context.keys[:, self.heads]), -1)
         query, key = (matrix.to(both) for matrix in self.maps[:2])
         return both[..., -context.new :, :] @ query.mT, both @ key.mT
-
-    def bias_gain(self) -> None:
-        """A position bias is not part of the QK form, and stays."""
 
 
 class Projection(Handle):
@@ -108,7 +106,7 @@ def project(
     new = linear(sites[index], number, kernel, rank)
 
     def change(changes: Changes) -> Projection:
-        rewrite(model, sites, {index: new}, changes)
+        rewrite(model, sites, [(index, new)], changes)
         return Projection(changes, f"projection of head {index}.{number}", new.maps.lost)
 
     return lasting(model, change)
@@ -124,8 +122,8 @@ def linear(site: Site, head: int, kernel: str, rank: int | None) -> Linear:
 def _maps(site: Site, kernel: str, rank: int | None, gram: Float[Tensor, "n n"]) -> Maps:
     rope, dims = site.turn.rope, gram.shape[-1] // 2
     check_count("rank", rank, 1, 2 * dims, optional=True)
-    if site.turn.start and (rank is not None or kernel in ("psd", "split")):
-        raise ValueError(f"{site.name} is an MLA head: only symmetric, skew and zero, without a rank, are supported")
+    if site.turn.start:
+        raise ValueError(f"{site.name} is an MLA layer, whose heads have two QK forms: they cannot be projected")
     if rank is None and kernel == "general":
         raise ValueError('kernel "general" needs a rank')
     if rank is not None and rank % 2 and (rope is not None or kernel in ("skew", "split")):
@@ -149,3 +147,70 @@ def _maps(site: Site, kernel: str, rank: int | None, gram: Float[Tensor, "n n"])
         return Maps(torch.cat((query, sign * key)) / 2, torch.cat((key, query)), lost)
     query, key = (torch.cat([blank, *(getattr(component, side) for component in kept)]) for side in ("query", "key"))
     return Maps(query, key, lost)
+
+
+class Component(NamedTuple):
+    """(query·u)·(key·u′) with u = [q; k]: one dimension, or a rotary plane's two; its share of ‖M‖²."""
+
+    share: float
+    query: Float[Tensor, "d n"]
+    key: Float[Tensor, "d n"]
+
+
+def components(kernel: str, gram: Float[Tensor, "n n"], rope: Rope | None = None) -> list[Component]:
+    """The components of a head M, or of its "symmetric", "psd" or "skew" part, by falling share of ‖M‖².
+
+    `gram` is that of [Q; K], or the covariance of [q; k]. Without RoPE they are the singular vectors. A rotary plane is
+    a complex number, M_p = conj(q_p)·k_p, and planes do not interact: their singular vectors have two dimensions each,
+    and shares are averages over all rotations.
+    """
+    rank, gram = gram.shape[-1] // 2, gram.detach().double()
+    rotated = 0 if rope is None else rope.dims
+    rest = torch.arange(rotated, rank)
+    parts, total = [], 0.0
+    if len(rest):
+        both = torch.cat((rest, rest + rank))
+        form = Form.from_gram(gram[both[:, None], both])
+        matrix = form.query.mT @ form.key
+        total += float(matrix.square().sum())
+        left, sizes, right = _svd(matrix, kernel, torch.cat((form.query, form.key)))
+        for size, query, key in zip(sizes.tolist(), left, right, strict=True):
+            rows = torch.zeros(2, 1, 2 * rank, dtype=gram.dtype)
+            rows[0, 0, both], rows[1, 0, both] = query, key
+            parts.append((size**2, *rows))
+    if rope is not None:
+        first, second = pairs(rope, gram.device)
+        mean = rope.factor**4 / 2  # mean over rotations of (Re e^{iθ}w)²/|w|²
+        for a, b, rows in zip(first, second, plane_rows(gram, first, second), strict=True):
+            matrix = rows[:1].mH @ rows[1:]
+            total += mean * float(matrix.abs().square().sum())
+            left, sizes, right = _svd(matrix, kernel, rows)
+            for size, query, key in zip(sizes.tolist(), left, right, strict=True):
+                parts.append((mean * size**2, _real(query, a, b, rank), _real(key, a, b, rank)))
+    parts.sort(key=lambda part: -part[0])
+    least = torch.finfo(gram.dtype).eps * rank * total
+    return [Component(energy / total, query, key) for energy, query, key in parts if energy > least]
+
+
+def _svd(matrix: Tensor, kernel: str, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular vectors of a part of a matrix, each with the root of its size, as rows on u where rows·w = u."""
+    match kernel:
+        case "symmetric":
+            matrix = (matrix + matrix.mH) / 2
+        case "skew":
+            matrix = (matrix - matrix.mH) / 2
+        case "psd":
+            values, vectors = torch.linalg.eigh((matrix + matrix.mH) / 2)
+            matrix = vectors * values.clamp(min=0) @ vectors.mH
+    left, sizes, right = torch.linalg.svd(matrix)
+    roots, back = sizes.sqrt()[:, None], inverse(rows)
+    return roots * left.mH @ back, sizes, roots * right @ back
+
+
+def _real(row: Shaped[Tensor, "2"], a: Tensor, b: Tensor, rank: int) -> Float[Tensor, "2 n"]:
+    """Complex coefficients of (q_p, k_p) as two rows on [q; k]."""
+    out = torch.zeros(2, 2 * rank, dtype=torch.float64)
+    first, second = torch.tensor([0]), torch.tensor([1])
+    for side, number in enumerate(row):
+        fill(out, first, second, a[None] + side * rank, b[None] + side * rank, number[None])
+    return out

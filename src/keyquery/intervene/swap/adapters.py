@@ -10,11 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Layer
-from keyquery.intervene.handle import put
+from keyquery.intervene.handle import put, rate_of
 from keyquery.layers import Attention, Cache
 
-# Names of the attention dropout of architectures: a number, or an nn.Dropout.
-DROPOUTS = ("attn_dropout", "attention_dropout", "dropout")
 # The module of transformers' output-recording hooks, and the flag that they are installed.
 RECORDERS, RECORDED = "transformers.utils.output_capturing", "_output_capturing_hooks_installed"
 
@@ -125,12 +123,6 @@ class Borrowed(Cache):
         """Append tokens; from an empty static cache, only these are returned."""
         key, value = self.past.update(key, value, self._layer)
         return key[:, :, : self._first], value[:, :, : self._first], mask
-
-
-def rate_of(module: nn.Module, names: tuple[str, ...] = DROPOUTS) -> float:
-    """The dropout rate of a module under one of these names; 0 if there is none."""
-    kept: Any = next((getattr(module, name) for name in names if hasattr(module, name)), 0.0)
-    return float(getattr(kept, "p", kept))
 
 
 def replace(model: nn.Module, name: str, new: Swapped, changes: ExitStack) -> None:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.layer import LatentLayer
 from keyquery.checkpoints.layouts import Values
-from keyquery.intervene.swap.adapters import Swapped, TorchAttention, TransformersAttention, rate_of
+from keyquery.intervene.handle import rate_of
+from keyquery.intervene.sites import changing_rope
+from keyquery.intervene.swap.adapters import Swapped, TorchAttention, TransformersAttention
 from keyquery.intervene.swap.nearest import nearest
 from keyquery.layers import Attention
 from keyquery.layers.kernels import Diagonal, Pairwise, Split
@@ -33,8 +35,6 @@ FAMILIES = (
     "roberta",
     "vit",
 )
-# RoPE frequencies that depend on the sequence length, which kq.Rope does not support.
-CHANGING = ("dynamic", "longrope", "su")
 
 
 def place_of(layer: Layer) -> str:
@@ -61,8 +61,7 @@ def check_layer(model: nn.Module, heads: Heads, layer: Layer) -> None:
 
 def _unsupported(module: nn.Module, layer: Layer, heads: Heads) -> dict[str, bool]:
     """Features that kq.Attention does not support, and whether the layer has them."""
-    rope = heads.config.get("rope_scaling") or heads.config.get("rope_parameters") or {}
-    changing = rope.get("rope_type", rope.get("type")) if layer.rope is not None else None
+    changing, _ = changing_rope(heads.config, layer)
     torch_own = isinstance(module, nn.MultiheadAttention)
     others = any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
     known = torch_own or (others and heads.family.name in FAMILIES)
@@ -71,7 +70,7 @@ def _unsupported(module: nn.Module, layer: Layer, heads: Heads) -> dict[str, boo
         f"kq.Attention has no position bias ({layer.position})": layer.position != "none",
         "kq.Attention has no QK-norm": layer.query_norm is not None or layer.key_norm is not None,
         f"kq.Attention has no sliding window ({layer.window} tokens)": layer.window is not None,
-        f"its RoPE frequencies depend on the sequence length ({changing})": changing in CHANGING,
+        f"its RoPE frequencies depend on the sequence length ({changing})": bool(changing),
         "it has extra keys (add_zero_attn or add_bias_kv)": torch_own
         and (module.bias_k is not None or bool(module.add_zero_attn)),
         "; ".join(layer.notes): bool(layer.notes),

@@ -10,29 +10,24 @@ from torch import Tensor
 
 from keyquery.forms import Form, Rope
 from keyquery.intervene.project.rotary_planes import fill, inverse, pairs, plane_rows
-from keyquery.support.checks import check_choice, check_count, check_float
-
-KERNELS = ("symmetric", "psd", "rbf", "skew", "split", "pairwise")
 
 
 class Nearest(NamedTuple):
-    """z = mix·[q; k] for every head, the initial kernel parameters, and the lost share of ‖M‖².
+    """z = mix·[q; k] for every head, or for some of its dimensions, and the initial kernel parameters.
 
-    `core` is the gain D of a symmetric or split kernel, the matrix P of a pairwise one, None for the others.
+    `core` is the gain D of a symmetric or split kernel, the matrix P of a pairwise one, None for the others. ‖M − M̂‖²
+    is `error`, ‖M‖² is `energy`.
     """
 
     mix: Float[Tensor, "*batch r n"]
     core: Tensor | None
-    lost: Float[Tensor, "*batch"]
+    error: Float[Tensor, "*batch"]
+    energy: Float[Tensor, "*batch"]
 
-
-class _Part(NamedTuple):
-    """A solution for some dimensions of a head: ‖M − M̂‖² is `error`, ‖M‖² is `energy`."""
-
-    mix: Tensor
-    core: Tensor | None
-    error: Tensor
-    energy: Tensor
+    @property
+    def lost(self) -> Float[Tensor, "*batch"]:
+        """The lost share of ‖M‖²."""
+        return self.error / torch.where(self.energy > 0, self.energy, 1.0)
 
 
 def nearest(
@@ -47,38 +42,22 @@ def nearest(
     With `rope` the norm is averaged over all rotations: every rotary plane is a complex number, M_p = conj(q_p)·k_p,
     and planes do not interact. Of each plane's structured part, z_p keeps one of two eigenvectors.
     """
-    _check(kernel, gram, rope, symmetric_dims)
     rank, gram = gram.shape[-1] // 2, gram.detach().double()
     if rope is None:
-        mix, core, error, energy = _unrotated(kernel, gram, symmetric_dims)
-        return Nearest(mix, core, _share(error, energy))
+        return _unrotated(kernel, gram, symmetric_dims)
     turned = _rotated(kernel, gram, rope, symmetric_dims)
     if rope.dims == rank:
-        return Nearest(turned.mix, turned.core, _share(turned.error, turned.energy))
+        return turned
     rest = torch.arange(rope.dims, rank, device=gram.device)
     both = torch.cat((rest, rest + rank))
     still = _unrotated(kernel, gram[..., both[:, None], both], 0)
     mix = turned.mix.clone()
     mix[..., rest[:, None], both] = still.mix
-    lost = _share(turned.error + still.error, turned.energy + still.energy)
-    return Nearest(mix, _joined(kernel, turned.core, still.core, rope.dims), lost)
+    core = _joined(kernel, turned.core, still.core, rope.dims)
+    return Nearest(mix, core, turned.error + still.error, turned.energy + still.energy)
 
 
-def _check(kernel: str, gram: Tensor, rope: Rope | None, symmetric: int) -> None:
-    check_choice("kernel", kernel, KERNELS)
-    check_float("gram", gram, "... n n", n=gram.shape[-1])
-    if gram.shape[-1] % 2:
-        raise ValueError(f"gram must be square with an even side 2r, got {tuple(gram.shape)}")
-    rank = gram.shape[-1] // 2
-    check_count("symmetric_dims", symmetric, 0, rank)
-    skew = {"skew": rank, "split": rank - symmetric}.get(kernel, 0)
-    if skew % 2:
-        raise ValueError(f"a skew part needs an even number of dimensions, got {skew}")
-    if rope is not None and (rope.dims > rank or (kernel == "split" and rope.dims != rank)):
-        raise ValueError(f"a {kernel} kernel needs all {rank} dimensions of a head rotated, not {rope.dims}")
-
-
-def _unrotated(kernel: str, gram: Tensor, symmetric: int) -> _Part:
+def _unrotated(kernel: str, gram: Tensor, symmetric: int) -> Nearest:
     """Dimensions without RoPE, in coordinates u where [q; k] = R·u and ‖M‖ is the Frobenius norm."""
     form = Form.from_gram(gram)
     rank = form.rank
@@ -97,7 +76,7 @@ def _unrotated(kernel: str, gram: Tensor, symmetric: int) -> _Part:
             core = None if kernel == "skew" else gain
     whole = form.query.mT @ form.key
     error = (whole - rows.mT @ inner @ rows).square().sum((-2, -1))
-    return _Part(rows @ inverse(torch.cat((form.query, form.key), -2)), core, error, whole.square().sum((-2, -1)))
+    return Nearest(rows @ inverse(torch.cat((form.query, form.key), -2)), core, error, whole.square().sum((-2, -1)))
 
 
 def _split(form: Form, symmetric: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,7 +102,7 @@ def _compressed(form: Form) -> tuple[Tensor, Tensor]:
     return rows, rows @ whole @ rows.mT
 
 
-def _rotated(kernel: str, gram: Tensor, rope: Rope, symmetric: int) -> _Part:
+def _rotated(kernel: str, gram: Tensor, rope: Rope, symmetric: int) -> Nearest:
     """Rotary planes: M_p is complex of rank one, and the Hermitian part of e^{iφ}·M_p gives z_p, φ by the kernel."""
     rank = gram.shape[-1] // 2
     first, second = pairs(rope, gram.device)
@@ -141,7 +120,7 @@ def _rotated(kernel: str, gram: Tensor, rope: Rope, symmetric: int) -> _Part:
     # A rotation by every angle: the mean of (Re e^{iθ}w)² is |w|²/2.
     size = rope.factor**4 / 2
     error, energy = (size * t.abs().square().sum((-3, -2, -1)) for t in (whole - near, whole))
-    return _Part(mix, _plane_core(kernel, phase, first, second, symmetric, rope.dims), error, energy)
+    return Nearest(mix, _plane_core(kernel, phase, first, second, symmetric, rope.dims), error, energy)
 
 
 def _phase(kernel: str, trace: Complex[Tensor, "*batch pairs"], symmetric: int) -> Complex[Tensor, "*batch pairs"]:
@@ -187,7 +166,3 @@ def _joined(kernel: str, rotated: Tensor | None, unrotated: Tensor | None, dims:
 def _rows(values: Tensor, vectors: Tensor) -> Tensor:
     """√λ·vᵀ."""
     return vectors.mT * values.sqrt().unsqueeze(-1)
-
-
-def _share(error: Tensor, energy: Tensor) -> Tensor:
-    return error / torch.where(energy > 0, energy, 1.0)

@@ -24,13 +24,12 @@ from keyquery.listening.call import Call
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import entry, module_of
 from keyquery.listening.listen import add_listener
-from keyquery.listening.products import DIVIDE, MULTIPLY, VIEWS, ModuleMode
+from keyquery.listening.products import DIVIDE, MULTIPLY, VIEWS, ModuleMode, linear_map
 from keyquery.listening.residual.terms import BIAS, HeadWrites, Mapped, Sum, Term, Write, added
 
 INPUT = "input embedding"
 ADD = {"add", "__add__", "__radd__", "__iadd__", "add_"}
 SUBTRACT = {"sub", "__sub__", "__isub__", "sub_"}
-PRODUCTS = {"matmul", "__matmul__", "bmm"}
 LINEAR = {"dropout", "neg", "__neg__", "mean", "sum", "where", "masked_fill", "repeat", "repeat_interleave", "pad"}
 LINEAR |= VIEWS  # linear in the first argument, with all others fixed
 TERM, MODULE = "_kq_term", "_kq_module"  # what a tensor carries: its expression, and the module that it left
@@ -108,14 +107,12 @@ class Trace(ModuleMode):
 
     def _term(self, name: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> Term | None:
         """The expression of a result; None where it is not linear in any write."""
+        applied = linear_map(name, args, kwargs)
+        if applied is not None:
+            activations = term_of(args[2] if name == "addmm" else args[1])  # as in attention without a batch
+            return None if activations is not None else self._projected(*applied, out)
         a: Any = args[0] if args else None
         b: Any = args[1] if len(args) > 1 else kwargs.get("other")
-        if name in ("linear", "addmm", *PRODUCTS):
-            bias = args[2] if len(args) > 2 else kwargs.get("bias")
-            x, weight, bias = (b, args[2], a) if name == "addmm" else (a, b, bias)
-            if weight.ndim != 2 or term_of(weight) is not None:
-                return None
-            return self._projected(x, weight if name == "linear" else weight.mT, bias, out)
         left, right = term_of(a), term_of(b)
         if left is None and (right is None or name not in ADD | SUBTRACT | MULTIPLY):
             return None
