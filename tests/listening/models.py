@@ -1,15 +1,15 @@
 """Models to listen to: classes of one's own in plain PyTorch, and whether a model is as it was."""
 
+import sys
 from functools import wraps
-from inspect import unwrap
 
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import keyquery as kq
-from keyquery.listening.exclusive import _SHARED
-from keyquery.listening.interface import TABLE, uses_interface
+from keyquery.listening.exclusive import configs_of
+from keyquery.listening.interface import TABLE
 from keyquery.listening.listen import _ATTACHED, _SEEN_BY
 from tests.instruments.plain import SelfAttention
 
@@ -188,35 +188,34 @@ def full_precision(monkeypatch):
     monkeypatch.setattr(nn.functional, "softmax", exact)
 
 
-def state(model):
-    """All that listening to a model may change: hooks, attributes, tensors, tables, modes, what is kept for it."""
-    modules = {
-        name: (
-            sorted(vars(module)),
-            vars(module).get("forward"),
-            module.training,
-            [len(hooks) for hooks in _hooks(module)],
-        )
+def snapshot(model):
+    """Everything that a model is: its modules, their attributes, hooks and tensors, and what it shares with others."""
+    modules = {name: (module, type(module)) for name, module in model.named_modules()}
+    tensors = {name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()}
+    attributes = {
+        name: {key: list(value) if isinstance(value, dict) else value for key, value in vars(module).items()}
         for name, module in model.named_modules()
     }
-    tables = {
-        name: id(unwrap(type(module).forward).__globals__.get(TABLE))
-        for name, module in model.named_modules()
-        if uses_interface(module)
-    }
-    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    kept = (len(_ATTACHED), len(_SEEN_BY), len(_SHARED))
-    return modules, tables, kept, torch._C._len_torch_function_stack(), tensors
+    configs = [config._attn_implementation_internal for config in configs_of(model)]
+    tables = {id(sys.modules[kind.__module__].__dict__.get(TABLE)) for _, kind in modules.values()}
+    listened = model in _ATTACHED, [name for name, (module, _) in modules.items() if module in _SEEN_BY]
+    modes = torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled(), torch._C._len_torch_function_stack()
+    return modules, tensors, attributes, (configs, tables, listened, modes)
 
 
-def _hooks(module):
-    return [value for name, value in sorted(vars(module).items()) if name.endswith(("_hooks", "hooks_with_kwargs"))]
-
-
-def assert_as_before(model, before):
-    *facts, tensors = state(model)
-    assert facts == list(before[:-1])
-    assert all(torch.equal(tensor, before[-1][name]) for name, tensor in tensors.items())
+def assert_as_it_was(model, before):
+    modules, tensors, attributes, shared = snapshot(model)
+    assert list(modules.items()) == list(before[0].items())
+    assert list(tensors) == list(before[1])
+    for name, (tensor, values) in before[1].items():
+        assert tensors[name][0] is tensor
+        assert torch.equal(tensors[name][1], values)
+    for name, earlier in before[2].items():
+        assert attributes[name].keys() == earlier.keys()
+        for key, value in earlier.items():
+            now = attributes[name][key]
+            assert now is value or (not isinstance(now, torch.Tensor) and now == value), (name, key)
+    assert shared == before[3]
 
 
 def assert_one_sentence(error):
@@ -303,14 +302,14 @@ def assert_replaced(replacement, model, module, project, run, limit=1e-9, real=N
         return seen[-1][1]
 
     hook = module.register_forward_hook(lambda _, args, out: returned.append(out if torch.is_tensor(out) else out[0]))
-    before = state(model)
+    before = snapshot(model)
     with torch.no_grad():
         plain = run()
         with kq.listen(model, change):
             changed = run()
         wanted = project(formula(*seen[0]).transpose(1, 2).flatten(2))
         again = run()
-    assert_as_before(model, before)
+    assert_as_it_was(model, before)
     hook.remove()
     assert len(seen) == 1
     error = (returned[1].double() - wanted.double()).abs()

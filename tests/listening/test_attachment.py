@@ -16,10 +16,10 @@ from tests.listening.models import (
     EinsumAttention,
     FusedAttention,
     Residual,
-    assert_as_before,
+    assert_as_it_was,
     assert_one_sentence,
     randomised,
-    state,
+    snapshot,
 )
 
 
@@ -68,14 +68,13 @@ def assert_same(model, given, expected):
 @pytest.mark.parametrize("name", ["listening", "replacing", "failing", "interrupted", "refused", "nested"])
 def test_a_model_is_given_back_bit_for_bit(adapter, name, gradients):
     model, run = adapter
-    before = state(model)
 
     def fail(call):
         if call.layer == 1:
             raise ZeroDivisionError if name == "failing" else KeyboardInterrupt
 
     with torch.set_grad_enabled(gradients):
-        plain = run()
+        before, plain = snapshot(model), run()
         match name:
             case "listening":
                 with kq.listen(model):
@@ -94,7 +93,7 @@ def test_a_model_is_given_back_bit_for_bit(adapter, name, gradients):
             case "nested":
                 with kq.listen(model), kq.listen(model, lambda call: {"value": 2 * call.value}), kq.listen(model):
                     run()
-        assert_as_before(model, before)
+        assert_as_it_was(model, before)
         assert torch.equal(run(), plain)
 
 
@@ -174,7 +173,7 @@ def test_two_threads_at_once_are_refused(adapter):
         except Exception as error:
             errors.append(error)
 
-    before = state(model)
+    before = snapshot(model)
     with kq.listen(model, wait):
         thread = threading.Thread(target=other)
         thread.start()
@@ -188,7 +187,7 @@ def test_two_threads_at_once_are_refused(adapter):
         assert_one_sentence(error)
         run()  # one after the other
     assert errors == []
-    assert_as_before(model, before)
+    assert_as_it_was(model, before)
 
 
 def test_a_call_outside_of_the_forward_is_refused(adapter):
@@ -200,25 +199,25 @@ def test_a_call_outside_of_the_forward_is_refused(adapter):
     hook = module.register_forward_pre_hook(lambda _, args, kwargs: entered.append((args, kwargs)), with_kwargs=True)
     run()
     hook.remove()
-    before = state(model)
+    before = snapshot(model)
     (args, kwargs), *_ = entered
     message = "outside of the model's forward: call the model itself"
     with pytest.raises(RuntimeError, match=message) as error, kq.listen(model):
         module(*args, **kwargs)
     assert_one_sentence(error)
-    assert_as_before(model, before)
+    assert_as_it_was(model, before)
     module(*args, **kwargs)
 
 
 def test_a_model_without_attention_is_refused_once_it_ran():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    before = state(model)
+    before = snapshot(model)
     with kq.listen(model) as calls:
         assert calls == []
     with pytest.raises(ValueError, match="Sequential ran without an attention call") as error, kq.listen(model):
         model(torch.randn(2, 8))
     assert_one_sentence(error)
-    assert_as_before(model, before)
+    assert_as_it_was(model, before)
 
 
 class OutsideOfTorch(torch.autograd.Function):
@@ -242,11 +241,11 @@ def test_attention_outside_of_torch_is_said():
     """By an error if there is no other, else by a warning that names the layer."""
     x = torch.randn(2, 5, 16).double()
     model = randomised(Residual(ForeignAttention()))
-    before, plain = state(model), model(x)
+    before, plain = snapshot(model), model(x)
     with pytest.raises(ValueError, match="outside of torch") as error, kq.listen(model):
         model(x)
     assert_one_sentence(error)
-    assert_as_before(model, before)
+    assert_as_it_was(model, before)
     assert torch.equal(model(x), plain)
     model = randomised(Residual(CausalSelfAttention(), ForeignAttention()))
     with (
@@ -294,7 +293,7 @@ def test_activation_checkpointing_is_refused_where_attention_is_changed(name, de
     model, inputs = model.to(device), [x.to(device) for x in inputs]
     block = {"functions": "h.0", "interface": "layers.0", "layers": "blocks.0"}[name]
     block = model.get_submodule(block)
-    whole, before = block.forward, state(model)
+    whole, before = block.forward, snapshot(model)
 
     def run():
         out = model(*inputs)
@@ -319,4 +318,4 @@ def test_activation_checkpointing_is_refused_where_attention_is_changed(name, de
         run().backward()
     assert_one_sentence(error)
     del block.forward
-    assert_as_before(model, before)
+    assert_as_it_was(model, before)

@@ -15,7 +15,8 @@ from keyquery.learn.transport.probe import Probe
 from keyquery.listening import attention_maps, joint_moments
 from keyquery.listening.exclusive import Changes, alone, left_open, temporarily
 from tests.intervene.dial.test_running import decoder, text
-from tests.intervene.tiny import assert_as_it_was, encoder, snapshot, tiny
+from tests.intervene.tiny import encoder, tiny
+from tests.listening.models import assert_as_it_was, snapshot
 
 BUSY = "the model is in use by another thread: run one after the other"
 

@@ -14,12 +14,12 @@ from tests.listening.models import (
     FusedAttention,
     Residual,
     XAttention,
-    assert_as_before,
+    assert_as_it_was,
     assert_one_sentence,
     assert_replaced,
     formula,
     randomised,
-    state,
+    snapshot,
 )
 
 OWN = {
@@ -160,7 +160,7 @@ def test_a_torch_encoder_is_seen_on_its_fast_path_and_given_back():
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     model, x = randomised(nn.TransformerEncoder(layer, 2, enable_nested_tensor=True)), double(3, 5, 16)
     hidden = HIDDEN.clone().sort(-1).values
-    before = state(model)
+    before = snapshot(model)
     with torch.no_grad():
         plain = model(x, src_key_padding_mask=hidden)
         with kq.listen(model) as calls:
@@ -168,7 +168,7 @@ def test_a_torch_encoder_is_seen_on_its_fast_path_and_given_back():
     torch.testing.assert_close(out[~hidden], plain[~hidden])
     assert [call.name for call in calls] == ["layers.0.self_attn", "layers.1.self_attn"]
     assert all(torch.equal(call.real, ~hidden) and torch.equal(call.real_queries, ~hidden) for call in calls)
-    assert_as_before(model, before)
+    assert_as_it_was(model, before)
 
 
 def test_encoder_and_decoder_of_torch():
@@ -298,7 +298,7 @@ def test_weights_that_are_changed_after_the_softmax_are_seen_and_not_replaced():
     with pytest.raises(ValueError, match="no value is known") as error:
         call.output()
     assert_one_sentence(error)
-    before = state(model)
+    before = snapshot(model)
     for name in ("query", "scores", "value"):
         tensor = getattr(call, name) if name == "query" else call.scores() if name == "scores" else call.query
         with (
@@ -307,7 +307,7 @@ def test_weights_that_are_changed_after_the_softmax_are_seen_and_not_replaced():
         ):
             model(x)
         assert_one_sentence(error)
-        assert_as_before(model, before)
+        assert_as_it_was(model, before)
     assert torch.equal(model(x), plain)
 
 
@@ -347,7 +347,7 @@ def test_softmaxes_that_are_no_attention_are_not_seen():
 def test_what_does_not_fit_is_told_as_such_where_scores_are_a_product_in_python():
     """Torch turns a TypeError that is raised in an operator into one about its operands."""
     model, x = own("mingpt")[0], double(1, 5, 16)
-    before = state(model)
+    before = snapshot(model)
     with (
         pytest.raises(RuntimeError, match="on_call must return None or a dict"),
         kq.listen(model, lambda call: call.query),
@@ -355,7 +355,7 @@ def test_what_does_not_fit_is_told_as_such_where_scores_are_a_product_in_python(
         model(x)
     with pytest.raises(TypeError, match="positional arguments"), kq.listen(model):
         model(x, x)
-    assert_as_before(model, before)
+    assert_as_it_was(model, before)
 
 
 def by_token(attend):

@@ -11,13 +11,13 @@ import keyquery as kq
 from keyquery.proof.families import tiny_model
 from tests.listening.models import (
     REPLACEMENTS,
-    assert_as_before,
+    assert_as_it_was,
     assert_one_sentence,
     assert_replaced,
     formula,
     full_precision,
     randomised,
-    state,
+    snapshot,
 )
 
 # The first attention module, and its output projection.
@@ -154,14 +154,14 @@ def test_an_implementation_of_ones_own():
             assert torch.equal(model(**inputs)[0], plain)
         with kq.listen(model, lambda call: {"output": call.output()}):
             torch.testing.assert_close(model(**inputs)[0], plain)
-        before = state(model)
+        before = snapshot(model)
         with (
             pytest.raises(ValueError, match="'by_width', which is not one of transformers") as error,
             kq.listen(model, REPLACEMENTS["query"]),
         ):
             model(**inputs)
-    assert_one_sentence(error)
-    assert_as_before(model, before)
+        assert_one_sentence(error)
+        assert_as_it_was(model, before)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         maps = model(**inputs, output_attentions=True).attentions

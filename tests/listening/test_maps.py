@@ -9,7 +9,7 @@ from keyquery.listening.exclusive import configs_of
 from keyquery.listening.maps import layers_of, maps_by_head, run_with
 from keyquery.proof.families import tiny_model
 from tests import vision
-from tests.intervene.tiny import assert_as_it_was, snapshot
+from tests.listening.models import assert_as_it_was, snapshot
 
 pytest.importorskip("transformers")
 

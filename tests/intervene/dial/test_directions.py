@@ -13,8 +13,7 @@ from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
 from keyquery.listening.hooks import entry
 from keyquery.proof.families import tiny_inputs, tiny_model
-from tests.intervene.tiny import assert_as_it_was, snapshot
-from tests.listening.models import entered
+from tests.listening.models import assert_as_it_was, entered, snapshot
 
 KINDS = ("singular", "symmetric", "skew")
 MODELS = ["gpt2", "llama", "gpt_neox", "gptj"]  # learned positions, RoPE with GQA, partial, interleaved

@@ -8,7 +8,8 @@ from torch import nn
 import keyquery as kq
 from keyquery.intervene.swap import swap as surgery
 from keyquery.proof.families import tiny_model
-from tests.intervene.tiny import assert_as_it_was, assert_refused, encoder, snapshot, tiny
+from tests.intervene.tiny import assert_refused, encoder, tiny
+from tests.listening.models import assert_as_it_was, snapshot
 
 
 def test_files_that_do_not_fit(tmp_path):

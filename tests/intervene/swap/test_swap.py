@@ -12,17 +12,8 @@ import keyquery as kq
 from keyquery.intervene.swap.build import FAMILIES
 from keyquery.listening import attention_maps, joint_moments
 from keyquery.proof.families import tiny_inputs
-from tests.intervene.tiny import (
-    HEADS,
-    TEXT,
-    assert_as_it_was,
-    assert_close,
-    assert_refused,
-    encoder,
-    padded,
-    snapshot,
-    tiny,
-)
+from tests.intervene.tiny import HEADS, TEXT, assert_close, assert_refused, encoder, padded, tiny
+from tests.listening.models import assert_as_it_was, snapshot
 
 
 @torch.no_grad()

@@ -57,10 +57,8 @@ def watch_pairs(
     """
 
     def note(layer: Layer, inputs: Inputs, call: Call | None) -> None:
-        if layer.kind == "self":
-            on_pairs(layer, scored_pairs(layer, inputs["query"], call))
-        elif "key" in inputs:
-            on_pairs(layer, _cross_pairs(layer, inputs["query"], inputs["key"], call))
+        if layer.kind == "self" or "key" in inputs:
+            on_pairs(layer, scored_pairs(layer, inputs["query"], call, inputs.get("key")))
 
     layers = [layer for layer in heads if layer.on_data or (layer.kind == "cross" and cross)]
     with _watch_layers(model, layers, note) as run:
@@ -114,7 +112,7 @@ def _project(
 def _watch_layers(model: nn.Module, layers: Sequence[Layer], on_layer: OnLayer) -> Iterator[Callable[[Batch], Any]]:
     """Context whose function runs a batch; `on_layer` gets what entered each layer, with its call if torch shows it."""
     model = bare(model)
-    watcher = _Watcher(layers, dict(model.named_modules()), on_layer)
+    watcher = _Watcher(layers, model, on_layer)
     with temporarily(model, partial(watcher.attach, model)), running(model) as run:
         yield run
 
@@ -136,9 +134,8 @@ def require_called(layers: Iterable[Layer], called: Container[int]) -> None:
 class _Watcher:
     """Pairs what entered the projections of layers with the call that follows."""
 
-    def __init__(self, layers: Sequence[Layer], modules: dict[str, nn.Module], on_layer: OnLayer) -> None:
-        self._layers, self._modules, self._on_layer = layers, modules, on_layer
-        self._names = {layer.index: module_name(layer, modules) for layer in layers}
+    def __init__(self, layers: Sequence[Layer], model: nn.Module, on_layer: OnLayer) -> None:
+        self._layers, self._modules, self._on_layer = layers, dict(model.named_modules()), on_layer
         self._inputs: dict[int, dict[str, Tensor]] = {}  # by layer and side, until its call
         self._by_call: dict[str, list[Layer]] = {}
         self._thread = get_ident()
@@ -165,9 +162,9 @@ class _Watcher:
 
     def _call(self, call: Call) -> None:
         if call.name not in self._by_call:
-            exact = [layer for layer in self._layers if self._names[layer.index] == call.name]
-            around = [layer for layer in self._layers if nested(self._names[layer.index], call.name)]
-            self._by_call[call.name] = exact or around
+            names = [(layer, module_name(layer, self._modules)) for layer in self._layers]
+            exact = [layer for layer, name in names if name == call.name]
+            self._by_call[call.name] = exact or [layer for layer, name in names if nested(name, call.name)]
         self._show(self._by_call[call.name], call)
 
     def _show(self, layers: Sequence[Layer], call: Call | None) -> None:
@@ -193,48 +190,46 @@ def _rows(module: nn.Module, tensor: Tensor, layer: Layer) -> Float[Tensor, "bat
     return tensor.detach().reshape(-1, *tensor.shape[-2:]).float()
 
 
-def scored_pairs(layer: Layer, tokens: Float[Tensor, "batch n d"], call: Call | None) -> ScoredPairs:
-    """Queries and keys of tokens that entered a layer, with what its call says of the pairs; None: not seen."""
+def scored_pairs(
+    layer: Layer,
+    tokens: Float[Tensor, "batch n d"],
+    call: Call | None,
+    others: Float[Tensor, "batch m d"] | None = None,
+) -> ScoredPairs:
+    """Queries and keys of tokens that entered a layer, with what its call says of the pairs; None: not seen.
+
+    In cross-attention, keys are of `others`.
+    """
+    query, key = layer.project(tokens, tokens if others is None else others)
+    query = (query * layer.scale).flatten(1, 2)
+    key = key.expand(*key.shape[:2], layer.heads // key.shape[1], *key.shape[3:]).flatten(1, 2)
     batch, n = tokens.shape[:2]
-    query, key = _scaled(layer, tokens, tokens)
+    positions = torch.arange(n, device=tokens.device)[None]
+    if others is not None:
+        real = real_tokens(tokens, None if call is None else call.real_queries)
+        real_key = real_tokens(others, None if call is None else call.real)
+        key_positions = torch.arange(others.shape[1], device=tokens.device)[None]
+        visible = real[:, None, :, None] & real_key[:, None, None]
+        return ScoredPairs(query, key, positions, key_positions, visible, real, real_key)
     if call is not None and not (call.query.shape[-2] == call.key.shape[-2] == n and len(call.query) == batch):
         call = None
-    visible = _from_facts(layer, n, tokens.device) if call is None else _from_call(call)
+    visible = _visible(layer, n, call).to(tokens.device)
     real = real_tokens(tokens, None if call is None else call.real)
     if call is not None and call.real is not None:
         visible = visible & real[:, None, None, :] & real[:, None, :, None]
-    positions = torch.arange(n, device=tokens.device)[None]
     if call is not None and not call.positions.is_floating_point() and int(call.positions.max()) < SPARSE * n:
         positions = call.positions
     return ScoredPairs(query, key, positions, positions, visible, real, real)
 
 
-def _cross_pairs(layer: Layer, x: Tensor, y: Tensor, call: Call | None) -> ScoredPairs:
-    real = real_tokens(x, None if call is None else call.real_queries)
-    real_key = real_tokens(y, None if call is None else call.real)
-    rows, columns = (torch.arange(tokens.shape[1], device=tokens.device)[None] for tokens in (x, y))
-    visible = real[:, None, :, None] & real_key[:, None, None]
-    return ScoredPairs(*_scaled(layer, x, y), rows, columns, visible, real, real_key)
-
-
-def _scaled(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Scaled queries of tokens x and keys of tokens y, with one key per query head."""
-    query, key = layer.project(x, y)
-    query = (query * layer.scale).flatten(1, 2)
-    return query, key.expand(*key.shape[:2], layer.heads // key.shape[1], *key.shape[3:]).flatten(1, 2)
-
-
-def _from_call(call: Call) -> Bool[Tensor, "#batch any n n"]:
-    if call.mask is None:
-        return torch.ones(1, 1, *call.query.shape[-2:-1] * 2, dtype=torch.bool, device=call.query.device)
-    alike = call.mask.shape[1] == 1 or bool((call.mask == call.mask[:, :1]).all())
-    return call.mask[:, :1] if alike else call.mask
-
-
-def _from_facts(layer: Layer, n: int, device: torch.device) -> Bool[Tensor, "1 1 n n"]:
-    """Visible pairs of a layer that is causal, or has a window."""
-    pairs = torch.ones(1, 1, n, n, dtype=torch.bool, device=device)
-    offsets = torch.arange(n, device=device) - torch.arange(n, device=device)[:, None]  # key minus query
-    if layer.causal:
-        pairs = pairs & (offsets <= 0)
-    return pairs if layer.window is None else pairs & (offsets.abs() < layer.window)
+def _visible(layer: Layer, n: int, call: Call | None) -> Bool[Tensor, "#batch any n n"]:
+    """Visible pairs of a call, or of a layer that is causal, or has a window."""
+    if call is not None and call.mask is not None:
+        alike = call.mask.shape[1] == 1 or bool((call.mask == call.mask[:, :1]).all())
+        return call.mask[:, :1] if alike else call.mask
+    pairs = torch.ones(1, 1, n, n, dtype=torch.bool)
+    if call is None and layer.causal:
+        pairs = pairs.tril()
+    if call is None and layer.window is not None:
+        pairs = pairs.tril(layer.window - 1).triu(1 - layer.window)
+    return pairs
