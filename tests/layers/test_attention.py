@@ -164,17 +164,6 @@ def test_the_form_gives_the_scores(kernel):
     assert torch.allclose(layer.form().scores(x[0]), (query @ key.mT)[0], atol=1e-12)
 
 
-def test_hooks_and_replaced_projections_are_heard():
-    layer, x, heard = kq.Attention(8, 2), torch.randn(1, 5, 8), []
-    expected = layer(x)
-    layer.key.register_forward_pre_hook(lambda module, args: heard.append(args[0]))
-    assert torch.allclose(layer(x), expected, atol=1e-6)
-    assert torch.equal(heard[0], x)
-    replaced = kq.Attention(8, 2)
-    replaced.value = nn.Sequential(replaced.value, nn.ReLU())
-    assert not torch.allclose(replaced(x), layer(x))
-
-
 def test_dropout_is_off_outside_training():
     layer, x = kq.Attention(8, 2, dropout=0.5), torch.randn(1, 5, 8)
     assert not torch.equal(layer(x), layer(x))
@@ -275,8 +264,6 @@ def test_bad_construction(options, complaint):
 
 @pytest.mark.unchecked
 def test_bad_types():
-    with pytest.raises(ValueError, match=r"x must be \(batch, n, 8\), got \(2, 5, 9\)"):
-        kq.Attention(8, 2)(torch.zeros(2, 5, 9))
     with pytest.raises(TypeError, match=r"kq\.Rope"):
         kq.Attention(8, 2, rope=True)
     with pytest.raises(TypeError, match="symmetric_dims"):
@@ -285,17 +272,25 @@ def test_bad_types():
 
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
-    ("options", "error", "complaint"),
+    ("x", "options", "error", "complaint"),
     [
-        ({"mask": torch.ones(2, 5)}, TypeError, "mask must be bool"),
-        ({"mask": torch.ones(2, 4, dtype=torch.bool)}, ValueError, r"mask must be \(2, 5\)"),
-        ({"mask": torch.ones(2, 3, 5, 5, dtype=torch.bool)}, ValueError, r"got \(2, 3, 5, 5\)"),
-        ({"positions": torch.arange(4)}, ValueError, r"positions must be a tensor \(5,\)"),
+        ((2, 5, 9), {}, ValueError, r"x must be \(batch, n, 8\), got \(2, 5, 9\)"),
+        ((2, 5, 8), {"mask": torch.ones(2, 5)}, TypeError, "mask must be bool"),
+        ((2, 5, 8), {"mask": [[True] * 5]}, TypeError, "mask must be bool.*got list"),
+        ((2, 5, 8), {"mask": torch.ones(2, 4, dtype=torch.bool)}, ValueError, r"mask must be \(2, 5\)"),
+        ((2, 5, 8), {"mask": torch.ones(2, 3, 5, 5, dtype=torch.bool)}, ValueError, r"got \(2, 3, 5, 5\)"),
+        ((2, 5, 8), {"positions": torch.arange(4)}, ValueError, r"positions must be a tensor \(5,\)"),
+        ((2, 5, 8), {"positions": [0, 1, 2, 3, 4]}, ValueError, "positions must be a tensor"),
+        ((2, 5, 8), {"cache": {}}, TypeError, r"cache must be a kq\.Cache, got dict"),
+        ((5, 8), {"offsets": torch.tensor([0, 5], dtype=torch.uint8)}, TypeError, r"int32 or int64, got torch\.uint8"),
+        ((5, 8), {"offsets": torch.tensor([0, 3])}, ValueError, "offsets must rise from 0 to the 5"),
+        ((5, 8), {"offsets": torch.tensor([1, 5])}, ValueError, "offsets must rise from 0 to the 5"),
+        ((5, 8), {"offsets": torch.tensor([0, 4, 3, 5])}, ValueError, "offsets must rise from 0 to the 5"),
     ],
 )
-def test_bad_calls(options, error, complaint):
+def test_bad_calls(x, options, error, complaint):
     with pytest.raises(error, match=complaint):
-        kq.Attention(8, 2)(torch.zeros(2, 5, 8), **options)
+        kq.Attention(8, 2)(torch.zeros(x), **options)
 
 
 def test_a_cache_of_another_layer_is_refused():
@@ -305,22 +300,3 @@ def test_a_cache_of_another_layer_is_refused():
         copy.deepcopy(one)(torch.zeros(1, 1, 8), cache=cache)
     with pytest.raises(ValueError, match="batch of 1, but the input has 2"):
         one(torch.zeros(2, 1, 8), cache=cache)
-
-
-@pytest.mark.unchecked
-def test_things_that_are_no_tensors_are_named():
-    layer, x = kq.Attention(8, 2), torch.zeros(1, 5, 8)
-    with pytest.raises(TypeError, match=r"mask must be bool.*got list"):
-        layer(x, mask=[[True] * 5])
-    with pytest.raises(ValueError, match="positions must be a tensor"):
-        layer(x, positions=[0, 1, 2, 3, 4])
-    with pytest.raises(TypeError, match=r"cache must be a kq\.Cache, got dict"):
-        layer(x, cache={})
-    with pytest.raises(TypeError, match=r"int32 or int64, got torch\.uint8"):
-        layer(x[0], offsets=torch.tensor([0, 3, 2, 5], dtype=torch.uint8))
-
-
-def test_offsets_must_cover_the_row():
-    for offsets in ([0, 3], [1, 5], [0, 4, 3, 5]):
-        with pytest.raises(ValueError, match="offsets must rise from 0 to the 5"):
-            kq.Attention(8, 2)(torch.zeros(5, 8), offsets=torch.tensor(offsets))

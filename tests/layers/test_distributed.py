@@ -169,10 +169,9 @@ def results(tmp_path_factory):
 # One test, since tests that are shared out to several workers would have a session each.
 @pytest.mark.slow
 @pytest.mark.unchecked
-def test_two_processes_are_one_and_structure_survives(results):
+def test_two_processes_are_one(results):
     for how in HOWS:
         check_as_alone(how, results)
-    check_structure(results)
 
 
 def check_as_alone(how, results):
@@ -193,19 +192,3 @@ def check_as_alone(how, results):
                 torch.testing.assert_close(weights[key], weight.detach(), **close, msg=f"{said}: {key}")
         moved = max((a - b).abs().max() for a, b in zip(alone.parameters(), untrained.parameters(), strict=True))
         assert moved > 1e-3, said  # so that 1e-5 says something
-
-
-def check_structure(results):
-    """What the processes have learned together is as symmetric, or skew, as the kernel promises."""
-    signs = {"symmetric": 1.0, "psd": 1.0, "skew": -1.0}
-    seen = 0
-    for how in ("ddp", "fsdp"):
-        for kernel, expected in signs.items():
-            if f"encoder, {kernel}" not in CASES:
-                continue
-            model = start(f"encoder, {kernel}")
-            model.load_state_dict(results[0][how, f"encoder, {kernel}"][2], strict=False)
-            for layer in kq.read(model):
-                torch.testing.assert_close(layer.form.symmetry, torch.full_like(layer.form.symmetry, expected))
-                seen += 1
-    assert seen >= 8

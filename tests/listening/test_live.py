@@ -161,25 +161,3 @@ def test_a_change_of_a_model_of_ones_own_asks_for_data_and_finds_its_heads_on_it
     with change(model, data=[batch]):
         assert not torch.allclose(model(**batch), plain)
     assert torch.equal(model(**batch), plain)
-
-
-class OpaqueAttention(nn.Module):
-    """Attention outside of torch."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(24, 24)
-
-    def forward(self, x):
-        return x + torch.from_numpy(x.detach().numpy().mean(1, keepdims=True))
-
-
-def test_attention_that_torch_does_not_show_is_named_or_refused_in_one_sentence():
-    model, batch = Stack([MAKERS["fused"](), OpaqueAttention()]).eval(), {"ids": torch.randint(31, (5, 9))}
-    for analysis in (kq.look, kq.roles):
-        with pytest.warns(UserWarning, match="h.1.attn of Stack ran, but none of its attention went through torch"):
-            assert len(analysis(model, inputs=[batch]).heads) == 4
-    for analysis in (kq.look, kq.roles, lambda model, inputs: kq.dial(model, skew=0, data=inputs)):
-        with pytest.raises(ValueError, match="Stack ran without an attention call that torch shows") as error:
-            analysis(Stack([OpaqueAttention()]).eval(), inputs=[batch])
-        assert "\n" not in str(error.value)

@@ -104,23 +104,6 @@ def test_more_rank_loses_less_and_all_of_it_nothing(rope):
     assert abs(lost[-1]) < 1e-10
 
 
-@pytest.mark.parametrize("name", ["bert", "bloom"])
-def test_a_projected_model_is_given_back_bit_for_bit(name):
-    model = tiny_model(name)
-    inputs = {"input_ids": torch.randint(3, 60, (2, 7))}
-    with torch.no_grad():
-        before = model(**inputs)[0]
-        handles = [kq.project(model, head=(1, 0), kernel="zero"), kq.project(model, head=(1, 1), kernel="psd")]
-        assert not torch.allclose(model(**inputs)[0], before, atol=1e-4)
-        with pytest.raises(ValueError, match=r"head 1\.1 is already changed"):
-            kq.project(model, head=(1, 1))
-        for handle in handles:
-            handle.undo()
-        assert torch.equal(model(**inputs)[0], before)
-    with pytest.raises(RuntimeError, match=r"the projection of head 1\.0 of \w+ is already undone"):
-        handles[0].undo()
-
-
 def test_bad_input_is_told():
     layer, model = layer_of(None), tiny_model("deepseek")
     for options, said in (
@@ -132,6 +115,8 @@ def test_bad_input_is_told():
     ):
         with pytest.raises(ValueError, match=said):
             kq.project(layer, **options)
+    with kq.project(layer, (0, 1)), pytest.raises(ValueError, match=r"head 0\.1 is already changed"):
+        kq.project(layer, (0, 1))
     with pytest.raises(ValueError, match="rank must be even"):
         kq.project(layer_of(kq.Rope(8)), head=(0, 0), rank=3)
     with pytest.raises(ValueError, match=r"head must select one head, got '0\.\*', which selects 2"):
