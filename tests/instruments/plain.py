@@ -65,8 +65,10 @@ class PatchAttention(nn.Module):
     def forward(self, x):
         b, n, c = x.shape
         q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, c // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
-        weights = (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(dim=-1)
-        return self.proj((weights @ v).transpose(1, 2).reshape(b, n, c))
+        return self.proj(self.attend(q, k, v).transpose(1, 2).reshape(b, n, c))
+
+    def attend(self, q, k, v):
+        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(dim=-1) @ v
 
 
 class ViT(nn.Module):

@@ -11,7 +11,7 @@ import keyquery as kq
 from keyquery.listening.exclusive import configs_of
 from keyquery.listening.interface import TABLE
 from keyquery.listening.listen import _ATTACHED, _SEEN_BY
-from tests.instruments.plain import SelfAttention
+from tests.instruments.plain import PatchAttention, SelfAttention
 
 
 class CausalSelfAttention(SelfAttention):
@@ -21,23 +21,11 @@ class CausalSelfAttention(SelfAttention):
         super().__init__(width, heads, fused=False)
 
 
-class FusedAttention(nn.Module):
-    """As in timm's vision transformers: q is scaled before the product; with or without torch's fused function."""
+class FusedAttention(PatchAttention):
+    """As in timm's vision transformers, with torch's fused function."""
 
-    def __init__(self, width=16, heads=4, fused=False):
-        super().__init__()
-        self.num_heads, self.scale, self.fused = heads, (width // heads) ** -0.5, fused
-        self.qkv, self.proj, self.attn_drop = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Dropout(0.0)
-
-    def forward(self, x):
-        b, n, width = x.shape
-        q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        if self.fused:
-            x = scaled_dot_product_attention(q, k, v, dropout_p=0.0)
-        else:
-            attn = (q * self.scale) @ k.transpose(-2, -1)
-            x = self.attn_drop(attn.softmax(dim=-1)) @ v
-        return self.proj(x.transpose(1, 2).reshape(b, n, width))
+    def attend(self, q, k, v):
+        return scaled_dot_product_attention(q, k, v, dropout_p=0.0)
 
 
 class EinsumAttention(nn.Module):
@@ -126,14 +114,11 @@ class LlamaAttention(nn.Module):
         return self.wo(y.transpose(1, 2).reshape(batch, n, -1))
 
 
-class NormedAttention(FusedAttention):
+class NormedAttention(PatchAttention):
     """With l2-normed queries and keys, as in x-transformers."""
 
-    def forward(self, x):
-        b, n, width = x.shape
-        q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        x = scaled_dot_product_attention(nn.functional.normalize(q, dim=-1), nn.functional.normalize(k, dim=-1), v)
-        return self.proj(x.transpose(1, 2).reshape(b, n, width))
+    def attend(self, q, k, v):
+        return scaled_dot_product_attention(nn.functional.normalize(q, dim=-1), nn.functional.normalize(k, dim=-1), v)
 
 
 class RawAttention(nn.Module):
@@ -198,7 +183,7 @@ def snapshot(model):
     }
     configs = [config._attn_implementation_internal for config in configs_of(model)]
     tables = {id(sys.modules[kind.__module__].__dict__.get(TABLE)) for _, kind in modules.values()}
-    listened = model in _ATTACHED, [name for name, (module, _) in modules.items() if module in _SEEN_BY]
+    listened = model in _ATTACHED, [name for name, (module, _) in modules.items() if _SEEN_BY.get(module)]
     modes = torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled(), torch._C._len_torch_function_stack()
     return modules, tensors, attributes, (configs, tables, listened, modes)
 

@@ -261,7 +261,7 @@ class TwoDevices(nn.Module):
 
     def __init__(self, device):
         super().__init__()
-        self.first, self.second = FusedAttention(), CausalSelfAttention().to(device)
+        self.first, self.second = FusedAttention(16, 4), CausalSelfAttention().to(device)
         self.device = device
 
     def forward(self, x):

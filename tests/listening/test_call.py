@@ -180,8 +180,6 @@ BAD = {
     "wider queries": (ValueError, lambda call: {"query": torch.cat((call.query, call.query), -1)}),
     "other widths": (ValueError, lambda call: {"query": call.query[..., :2], "key": call.key[..., :3]}),
     "a bias of another size": (ValueError, lambda call: {"bias": call.scores()[..., :2]}),
-    "single precision": (ValueError, lambda call: {"query": call.query.float()}),
-    "another device": (ValueError, lambda call: {"value": call.value.to("meta")}),
 }
 
 

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 import keyquery as kq
+from tests.instruments.plain import PatchAttention
 from tests.listening.models import (
     REPLACEMENTS,
     BmmAttention,
@@ -24,8 +25,8 @@ from tests.listening.models import (
 
 OWN = {
     "mingpt": (CausalSelfAttention, "c_proj", True),
-    "timm": (FusedAttention, "proj", False),
-    "timm, fused": (lambda: FusedAttention(fused=True), "proj", False),
+    "timm": (lambda: PatchAttention(16, 4), "proj", False),
+    "timm, fused": (lambda: FusedAttention(16, 4), "proj", False),
     "einsum": (EinsumAttention, "out", False),
     "x-transformers": (XAttention, "to_out", True),
     "baddbmm": (BmmAttention, "dense", False),

@@ -309,17 +309,3 @@ def test_generation_with_a_cache_is_as_without_listening(name):
         assert torch.equal(model.generate(**inputs, **options), plain)
     assert seen == [0, 1] * 6
     assert kept == []
-
-
-def test_a_model_is_not_run_by_a_function_that_listens_to_it():
-    model = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
-    x = torch.randn(1, 3, 8)
-
-    def again(_):
-        model(x)
-
-    with kq.listen(model, again), pytest.raises(RuntimeError, match="run by a function that listens to it"):
-        model(x)
-    with kq.listen(model) as calls:
-        model(x)
-    assert len(calls) == 1

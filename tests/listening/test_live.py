@@ -25,7 +25,7 @@ ROPES = {
 }
 MAKERS = {
     "fused": lambda: CausalSelfAttention(24, 4),
-    "fused by head": lambda: FusedAttention(24, 4, fused=True),
+    "fused by head": lambda: FusedAttention(24, 4),
     "raw": lambda: RawAttention(24, 4),
     "grouped": lambda: LlamaAttention(24, 4, 2),
     "one key head": lambda: LlamaAttention(24, 4, 1, repeat=False),

@@ -246,7 +246,7 @@ class Call:
     def attend(self, new: Mapping[str, Tensor], dropout: float = 0.0) -> Float[Tensor, "batch heads n v"]:
         """The output of all heads with replaced tensors; fused where scores are the product of queries and keys."""
         if "output" in new:
-            return new["output"]
+            return new["output"].to(self.query.dtype)
         call = self.replaced(new)
         value = call.values()
         if call.given_scores is not None or self.softcap is not None or self.sinks is not None:
@@ -304,10 +304,6 @@ class Call:
             if not isinstance(tensor, Tensor) or not fits:
                 expected = ", ".join(str(allowed[0]) for allowed in sizes)
                 raise ValueError(f"{what} a tensor ({expected}), got {actual or type(tensor).__name__}")
-            like = self.value if self.value is not None and name in ("value", "output") else self.query
-            if tensor.dtype != like.dtype or tensor.device != like.device:
-                got = f"{tensor.dtype} on {tensor.device}"
-                raise ValueError(f"{what} {like.dtype} on {like.device} as before, got {got}")
         widths = [new.get(name, getattr(self, name)).shape[-1] for name in ("query", "key")]
         if widths[0] != widths[1]:
             raise ValueError(f"replaced queries and keys must have one width, got {widths[0]} and {widths[1]}")

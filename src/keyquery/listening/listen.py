@@ -77,7 +77,7 @@ class Attachment:
                 interface.attach(module, changes)
                 entry = self, name
                 _SEEN_BY.setdefault(module, []).append(entry)
-                changes.callback(_drop, module, entry)
+                changes.callback(_SEEN_BY[module].remove, entry)
             functions.attach(self, modules, seen, changes)
             self.changes = changes.pop_all()
 
@@ -116,8 +116,7 @@ class Attachment:
         call, merged = self.call(module, name, facts), dict[str, Tensor]()
         seen, left = call, len(self.listeners)
         for listener in list(self.listeners):
-            with self.run.pausing():
-                new, left = listener(seen), left - 1
+            new, left = listener(seen), left - 1
             if new is not None and seen.check(new):
                 merged |= new
                 seen = seen.replaced(new) if left or "scores" in merged else seen
@@ -175,13 +174,6 @@ def add_listener(model: nn.Module, listener: OnCall, changes: ExitStack, on_erro
     attachment.listeners.append(listener)
     attachment.on_error += [] if on_error is None else [on_error]
     return attachment
-
-
-def _drop(module: nn.Module, entry: tuple[Attachment, str]) -> None:
-    entries = _SEEN_BY[module]
-    entries.remove(entry)
-    if not entries:
-        del _SEEN_BY[module]
 
 
 @contextmanager

@@ -8,8 +8,8 @@ first real token of a sequence is at 0, whatever padding stands before it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from threading import get_ident
@@ -85,7 +85,6 @@ class Run:
         self.rotary: Tensor | None = None  # ids given to a rotary embedding
         self.arguments: dict[nn.Module, Arguments] = {}
         self._tokens: dict[Any, tuple[Tokens, Any]] = {}  # with what they come from, whose ids stay valid so
-        self._paused = False
 
     def attach(self, modules: Mapping[str, nn.Module], changes: ExitStack) -> None:
         """Hooks that follow models, position embeddings and what attention modules are called with."""
@@ -101,8 +100,6 @@ class Run:
                 on_input(module, self._embed, changes, first=True)
 
     def _begin(self, signature: inspect.Signature, decodes: bool, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._paused and module is self.model and self.thread == get_ident():
-            raise RuntimeError("the model is run by a function that listens to it: run it outside of that function")
         if (self.frames and self.thread != get_ident()) or in_use(self.model):
             raise RuntimeError("the model is running in another thread: run one after the other")
         if not self.frames and module is not self.model and in_backward():
@@ -121,15 +118,6 @@ class Run:
         arguments = {**arguments, **arguments.get("kwargs", {})}
         masks = {} if decodes else masks_of(arguments)  # a decoder calls its masks as the encoder does
         self.frames.append((module, Arguments(arguments.get("position_ids"), masks)))
-
-    @contextmanager
-    def pausing(self) -> Iterator[None]:
-        """Context of functions that listen to the model: it cannot be run by them."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
 
     def _end(self, module: nn.Module, *_: Any) -> None:
         if self.thread == get_ident() and any(running is module for running, _ in self.frames):
