@@ -32,7 +32,7 @@ def test_files_that_do_not_fit(tmp_path):
     assert_refused(model, "does not fit the model: a is only in one of them", saved=file)
 
 
-@pytest.mark.parametrize("step", ["start_nearest", "adapt", "replace", "put"])
+@pytest.mark.parametrize("step", ["start_nearest", "replace", "put"])
 def test_a_swap_that_is_interrupted_leaves_the_model_as_it_was(step, monkeypatch):
     model, real, calls = tiny("bert"), getattr(surgery, step), []
 

@@ -30,7 +30,7 @@ from keyquery.support.checks import check_choice, check_count, check_number
 
 KINDS = ("singular", "symmetric", "skew")
 BASES = ("weights", "data")
-MOST = 1e4  # larger gains overflow in half precision
+MAX_GAIN = 1e4  # larger ones overflow in half precision
 Directions = Mapping["str | tuple[int, int]", "int | Sequence[int]"]  # numbers of directions, by head
 
 
@@ -54,25 +54,22 @@ def basis_of(kind: str, gram: Float[Tensor, "n n"], rope: Rope | None, count: in
     query, key = form.wide()
     if kind == "singular":
         left, values, right = form.svd(count)
-        pairs_of = [(left, right)]
-        curves = [[(left, right, 1.0)]]
+        ends = [(left, right)]
     elif kind == "symmetric":
         values, vectors = form.eigh(count)
         order = values.abs().argsort(descending=True)
         values, vectors = values[order], vectors[:, order]
-        pairs_of = [(vectors, vectors)]
-        curves = [[(vectors, vectors, 1.0)]]
+        ends = [(vectors, vectors)]
     else:
         values, source, target = form.skew_planes(count)
-        pairs_of = [(source, target), (target, source)]
-        there, back = (source, target, 0.5), (target, source, -0.5)
-        curves = [[there, back], [(a, b, -weight) for a, b, weight in (there, back)]]
+        ends = [(source, target), (target, source)]
     functionals = inverse(torch.cat((query, key)))  # components of a token from its [q; k]
-    left, right = (torch.stack([pair[side].mT @ functionals for pair in pairs_of], 1) for side in (0, 1))
-    terms = [torch.stack([w * _curve(query @ a, key @ b, rope) for a, b, w in curve]).sum(0) for curve in curves]
+    left, right = (torch.stack([pair[side].mT @ functionals for pair in ends], 1) for side in (0, 1))
+    curves = torch.stack([_curve(query @ a, key @ b, rope) for a, b in ends], 1)
+    curves = (curves - curves.flip(1)) / 2 if kind == "skew" else curves
     whole = {"singular": form, "symmetric": form.symmetric, "skew": form.skew}[kind].norm2
     energy = values.square() * (2 if kind == "skew" else 1)
-    return Basis(values, energy / torch.where(whole > 0, whole, 1.0), left, right, torch.stack(terms, 1))
+    return Basis(values, energy / torch.where(whole > 0, whole, 1.0), left, right, curves)
 
 
 def _curve(query: Float[Tensor, "r count"], key: Float[Tensor, "r count"], rope: Rope | None) -> Tensor:
@@ -220,5 +217,5 @@ def _biases(site: Site) -> SiteMeans:
 def check_gain(name: str, gain: Any) -> None:
     """Require a gain that does not overflow in half precision."""
     check_number(name, gain)
-    if abs(gain) > MOST:
-        raise ValueError(f"{name} must be a gain from −{MOST:g} to {MOST:g}, got {gain:g}")
+    if abs(gain) > MAX_GAIN:
+        raise ValueError(f"{name} must be a gain from −{MAX_GAIN:g} to {MAX_GAIN:g}, got {gain:g}")

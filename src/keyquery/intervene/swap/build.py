@@ -13,7 +13,7 @@ from keyquery.checkpoints.layer import LatentLayer
 from keyquery.checkpoints.layouts import Values
 from keyquery.intervene.handle import rate_of
 from keyquery.intervene.sites import changing_rope
-from keyquery.intervene.swap.adapters import Swapped, TorchAttention, TransformersAttention
+from keyquery.intervene.swap.adapters import Swapped
 from keyquery.intervene.swap.nearest import nearest
 from keyquery.layers import Attention
 from keyquery.layers.kernels import Diagonal, Pairwise, Split
@@ -147,13 +147,6 @@ def start_nearest(
     if isinstance(attention.shape, Pairwise) and fit.core is not None:
         attention.shape.matrix.copy_(fit.core)
     return fit.lost.cpu()
-
-
-def adapt(model: nn.Module, layer: Layer, attention: Attention) -> Swapped:
-    """The attention with the interface of its model."""
-    module = model.get_submodule(place_of(layer))
-    kind = TorchAttention if isinstance(module, nn.MultiheadAttention) else TransformersAttention
-    return kind(attention, module, layer)
 
 
 def _joint(layer: Layer) -> tuple[Float[Tensor, "heads n d"], Float[Tensor, "heads n"]]:

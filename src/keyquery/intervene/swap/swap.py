@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.intervene.handle import Handle, check_model, lasting, put
 from keyquery.intervene.rewrites import check_unchanged
-from keyquery.intervene.swap.adapters import replace, unnest, unrecord
-from keyquery.intervene.swap.build import adapt, build, carried_state, check_layer, place_of, start_nearest
+from keyquery.intervene.swap.adapters import TorchAttention, TransformersAttention, replace, unnest, unrecord
+from keyquery.intervene.swap.build import build, carried_state, check_layer, place_of, start_nearest
 from keyquery.layers import Attention
 from keyquery.listening import batches_of, joint_moments
 from keyquery.listening.exclusive import Changes, hold
@@ -85,9 +85,7 @@ class Swap(Handle):
             for key, tensor in attention.state_dict().items():
                 if key not in carried or not torch.equal(tensor, carried[key]):
                     tensors[f"{name}.{key}"] = tensor.detach().cpu().contiguous()
-        recipe = {"kernel": self._recipe.kernel, "symmetric_dims": self._recipe.symmetric_dims}
-        facts = {**recipe, "layers": self._recipe.layers, "names": self._recipe.names}
-        write_all({path: to_bytes(tensors, {FORMAT: json.dumps(facts)})})
+        write_all({path: to_bytes(tensors, {FORMAT: json.dumps(asdict(self._recipe))})})
 
 
 def swap(
@@ -189,11 +187,12 @@ def _put_all(model: nn.Module, chosen: list[Layer], attentions: list[Attention],
     unnest(model, [place_of(layer) for layer in chosen], changes)
     for layer, attention in zip(chosen, attentions, strict=True):
         place, output = place_of(layer), layer.modules["output"]
-        new = adapt(model, layer, attention)
+        module = model.get_submodule(place)
+        adapter = TorchAttention if isinstance(module, nn.MultiheadAttention) else TransformersAttention
         if not output.startswith(f"{place}."):  # BERT's output projection is now part of the attention
             owner, _, own = output.rpartition(".")
             put(model.get_submodule(owner), own, nn.Identity(), changes)
-        replace(model, place, new, changes)
+        replace(model, place, adapter(attention, module, layer), changes)
 
 
 def _forbid(part: nn.Module) -> Callable[[], None]:
