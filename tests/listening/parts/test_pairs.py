@@ -8,7 +8,7 @@ import torch
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
-from keyquery.listening.parts.means import LEAST
+from keyquery.listening.parts.means import PER_FOLD
 from keyquery.listening.parts.on_data import SEQUENCES, halves, score_variances
 from keyquery.listening.parts.shares import score_shares
 from keyquery.listening.parts.variance import FOLDS
@@ -78,7 +78,7 @@ def brute_force(first, second, rope, heads):
         for side, x in (("q", query), ("k", key)):
             own = (fold == f)[:, None] & real
             means[side, f] = torch.stack([x[own[:, t]][:, :, t].mean(0) for t in range(n)], 1)
-    known = torch.stack([((fold == f)[:, None] & real).sum(0) >= LEAST for f in range(FOLDS)]).all(0)
+    known = torch.stack([((fold == f)[:, None] & real).sum(0) >= PER_FOLD for f in range(FOLDS)]).all(0)
     sums = torch.zeros(heads, len(PARTS), dtype=torch.float64)
     total = torch.zeros(heads, dtype=torch.float64)
     for s in range(len(query_b)):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints.sources import bare
 from keyquery.listening.exclusive import temporarily
-from keyquery.listening.hooks import Batch, batches_of, has_two_sides, running
+from keyquery.listening.hooks import Batch, batches_of, has_two_sides, on_input, running
 from keyquery.listening.inputs.batches import LENGTH, TOKENS, read_lines, text_batches, with_decoder_ids
 from keyquery.listening.inputs.load import has_lm_head, load_model
 from keyquery.support.checks import check_count
@@ -123,14 +123,14 @@ def embedded_tokens(model: nn.Module) -> int | None:
     """How many tokens a model has: the size of the `nn.Embedding` that its ids enter; None if they enter none."""
     ids, sizes = torch.tensor([[1, 0, 0, 1]]), list[int]()  # unlike positions, which count up
 
-    def note(module: nn.Embedding, args: tuple[Tensor, ...]) -> None:
+    def note(module: nn.Embedding, args: tuple[Tensor, ...], kwargs: Any) -> None:
         if args and args[0].numel() == ids.numel() and torch.equal(args[0].reshape(ids.shape).cpu(), ids):
             sizes.append(module.num_embeddings)
 
     def attach(stack: ExitStack) -> None:
         for module in model.modules():
             if isinstance(module, nn.Embedding):
-                stack.callback(module.register_forward_pre_hook(note).remove)
+                on_input(module, note, stack)
 
     with temporarily(model, attach), running(model) as run:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,14 +69,11 @@ def words_of(text: str, tokenizer: Any, merge: bool = True) -> Words:
 
 def _by_offsets(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
     """The word of each piece, by the offset of its first non-space character; −1 for none."""
-    starts = [(word.start(), word.end()) for word in WORD.finditer(text)]
-    owners, at = [], 0
+    words, owners = [word.span() for word in WORD.finditer(text)], []
     for start, end in spans:
         start += len(text[start:end]) - len(text[start:end].lstrip())
-        while at < len(starts) and starts[at][1] <= start:
-            at += 1
-        inside = at < len(starts) and starts[at][0] <= start < end
-        owners.append(at if inside else -1)
+        owner = bisect(words, (start, len(text))) - 1  # the last word that begins here or before
+        owners.append(owner if owner >= 0 and start < min(end, words[owner][1]) else -1)
     return owners
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-LEAST = 4  # sequences per fold that a position must have for its mean to be used
+PER_FOLD = 4  # sequences per fold that a position must have for its mean to be used
 
 
 class Moments:
@@ -93,7 +93,7 @@ class PositionMeans:
     @property
     def known(self) -> Bool[Tensor, " positions"]:
         """Positions at which every fold has enough sequences."""
-        return (self.counts >= LEAST).all(0)
+        return (self.counts >= PER_FOLD).all(0)
 
     def reaches(self, positions: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
         """Which of these positions are known."""

@@ -13,11 +13,11 @@ from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.sources import OTHER_TOWERS
 from keyquery.forms import Rope
 from keyquery.listening.hooks import Batch
-from keyquery.listening.parts.means import LEAST, PositionMeans
+from keyquery.listening.parts.means import PER_FOLD, PositionMeans
 from keyquery.listening.parts.pairs import ScoredPairs, require_called, watch_pairs
 from keyquery.listening.parts.variance import FOLDS, ScoreVariance, Terms
 
-SEQUENCES = 2 * FOLDS * LEAST  # needed for means by position: half of them for the means, in folds
+SEQUENCES = 2 * FOLDS * PER_FOLD  # needed for means by position: half of them for the means, in folds
 
 
 def position_means(

@@ -82,10 +82,9 @@ class Trace(ModuleMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        followed = get_ident() == self._thread and bool(self.stack)
-        before = _before(args) if followed and _in_place(name) else args
+        before = _before(args) if self.stack and _in_place(name) else args
         out = func(*args, **kwargs)
-        if followed:
+        if self.stack:
             self._follow(name, func, before, kwargs, out)
         return out
 
