@@ -21,14 +21,6 @@ KERNELS = ("general", "symmetric", "psd", "rbf", "skew", "split", "pairwise")
 GROUPED = ("general", "pairwise", "symmetric")  # kernels that support GQA: heads that share keys stay distinct
 
 
-class Tied(nn.Module):
-    """C = I: query and key are the same vector, M = WᵀW ⪰ 0."""
-
-    def forward(self, z: Float[Tensor, "*batch n r"]) -> Float[Tensor, "*batch n r"]:
-        """z itself."""
-        return z
-
-
 class Diagonal(nn.Module):
     """C = D, a learned diagonal per head: M = WᵀDW is symmetric, and indefinite if D has negative entries.
 
@@ -125,7 +117,7 @@ def make(kernel: str, heads: int, dims: int, symmetric_dims: int | float, rope: 
         case "symmetric":
             return Diagonal(heads, dims, rope)
         case "psd" | "rbf":
-            return Tied()
+            return nn.Identity()  # C = I: query and key are the same vector, M = WᵀW ⪰ 0
         case "skew":
             return Turn(dims, rope)
         case "split":

@@ -12,16 +12,10 @@ from torch import Tensor
 class Group:
     """Some sequences of a packed row, padded to the longest of them."""
 
-    def __init__(
-        self,
-        starts: Int[Tensor, " sequences"],
-        lengths: Int[Tensor, " sequences"],
-        numbers: Int[Tensor, " sequences"],
-    ) -> None:
-        self.numbers = numbers  # indices of its sequences in the row
-        place = torch.arange(int(lengths.max()), device=starts.device)
-        self.real: Bool[Tensor, "sequences longest"] = place < lengths[:, None]
-        self._index = starts[:, None] + place.minimum(lengths[:, None] - 1)
+    def __init__(self, starts: Int[Tensor, " sequences"], lengths: Int[Tensor, " sequences"]) -> None:
+        slots = torch.arange(int(lengths.max()), device=starts.device)
+        self.real: Bool[Tensor, "sequences longest"] = slots < lengths[:, None]
+        self._index = starts[:, None] + slots.minimum(lengths[:, None] - 1)
         self.tokens: Int[Tensor, " tokens"] = self._index[self.real]
 
     def unpack(self, x: Shaped[Tensor, "1 heads total r"]) -> Shaped[Tensor, "sequences heads longest r"]:
@@ -44,12 +38,12 @@ class Packing:
         if not ends or bool((lengths < 0).any()):
             raise ValueError(f"offsets must rise from 0 to the {total} tokens of x, got {offsets.tolist()}")
         self._starts, self._lengths = offsets[:-1].long(), lengths.long()
-        here = torch.arange(total, device=offsets.device)
-        self.positions: Int[Tensor, " total"] = here - self._starts.repeat_interleave(self._lengths)
+        slots = torch.arange(total, device=offsets.device)
+        self.positions: Int[Tensor, " total"] = slots - self._starts.repeat_interleave(self._lengths)
 
     def groups(self) -> Iterator[Group]:
         """Sequences by length, within a factor of two: padding never more than doubles their tokens."""
         size = self._lengths.double().log2().floor()  # −∞ for those that are empty
         for value in size[self._lengths > 0].unique().tolist():
             chosen = size == value
-            yield Group(self._starts[chosen], self._lengths[chosen], chosen.nonzero().flatten())
+            yield Group(self._starts[chosen], self._lengths[chosen])
