@@ -5,9 +5,7 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.listening import live
-from keyquery.listening.live import ObservedHeads, live_heads
-from tests.intervene.tiny import tiny
+from keyquery.listening.live import live_heads
 from tests.listening.models import (
     CausalSelfAttention,
     FusedAttention,
@@ -103,19 +101,6 @@ def test_what_was_observed_holds_for_these_parameters_alone_wherever_they_are(na
     assert torch.equal(live_heads(model, batch)[0].weights.query, 2 * before.double())
     model.h[0].attn = MAKERS["grouped"]().double()
     assert live_heads(model, batch)[0].weights.query.shape[:2] == (2, 2)
-
-
-def test_a_model_of_a_known_class_is_read_even_if_it_was_observed_once(monkeypatch):
-    """As in a look that another thread's undo cut short: what it observed is not kept for the next."""
-    model, batch = tiny("gpt2"), {"input_ids": torch.randint(3, 60, (4, 9))}
-
-    def interrupted(_):
-        raise KeyError("h.0.attn.c_attn")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(live, "read", interrupted)
-        assert isinstance(live_heads(model, batch), ObservedHeads)
-    assert not isinstance(live_heads(model, batch), ObservedHeads)
 
 
 def test_norms_of_ones_own_are_refused_in_one_sentence_and_maps_still_work():

@@ -104,6 +104,9 @@ def test_each_side_of_an_encoder_decoder_has_its_padding(name):
     crossed = [call for call in calls if call.is_cross]
     assert len(crossed) == 2
     assert all(torch.equal(call.key_positions[REAL], COUNTED[REAL]) for call in crossed)
+    unpadded = [call for call in calls_of(model, **inputs, attention_mask=MASK) if "decoder" in call.name.split(".")]
+    assert all(call.real_queries is None for call in unpadded)
+    assert all(call.is_cross or call.real is None for call in unpadded)
 
 
 @pytest.mark.parametrize("padded", [False, True])

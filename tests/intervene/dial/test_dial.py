@@ -5,7 +5,6 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from torch import nn
 
 import keyquery as kq
 from keyquery.checkpoints.family import families
@@ -172,17 +171,6 @@ def test_parts_are_those_of_the_definition_and_sum_to_the_scores(turn):
         assert (parts[:, b, head, i, j] - expected).abs().max() < 1e-10
 
 
-def test_a_kernel_by_construction_does_not_hear_the_other_part():
-    x = torch.randn(2, 9, 16)
-    for kernel, silent, heard in (("psd", "skew", "symmetric"), ("skew", "symmetric", "skew")):
-        layer = kq.Attention(16, 2, kernel=kernel).eval()
-        before = layer(x)
-        with kq.dial(layer, **{silent: 0}):
-            assert torch.allclose(layer(x), before, atol=1e-6)
-        with kq.dial(layer, **{heard: 0}):
-            assert not torch.allclose(layer(x), before, atol=1e-3)
-
-
 @pytest.mark.parametrize("kernel", ["general", "rbf", "symmetric"])
 def test_dialled_attention_is_softmax_of_dialled_scores(kernel):
     """By hand, in float64, for a layer with shared keys where it can have them."""
@@ -203,32 +191,3 @@ def test_dialled_attention_is_softmax_of_dialled_scores(kernel):
     expected = layer.output(out.transpose(0, 1).flatten(1))
     with kq.dial(layer, symmetric=0.5, skew=2, popularity=0.25):
         assert (layer(x)[0] - expected).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_torch_layers_give_what_a_keyquery_layer_gives(batch_first):
-    ours = kq.Attention(8, 2).double().eval()
-    theirs = nn.MultiheadAttention(8, 2, batch_first=batch_first).double().eval()
-    with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([part.weight for part in (ours.query, ours.key, ours.value)]))
-        theirs.in_proj_bias.copy_(torch.cat([part.bias for part in (ours.query, ours.key, ours.value)]))
-        theirs.out_proj.load_state_dict(ours.output.state_dict())
-    x, mask = torch.randn(3, 5, 8, dtype=torch.float64), torch.tensor([[True] * 5, [True] * 4 + [False], [True] * 5])
-    given = x if batch_first else x.transpose(0, 1)
-    with kq.dial(ours, skew=0, popularity=0.3) as one, kq.dial(theirs, skew=0, popularity=0.3) as two:
-        for causal in (None, nn.Transformer.generate_square_subsequent_mask(5).double()):
-            expected = ours(x, mask=mask, is_causal=causal is not None)
-            hidden_keys = ~mask if causal is None else torch.zeros(3, 5).double().masked_fill(~mask, -torch.inf)
-            out, _ = theirs(given, given, given, key_padding_mask=hidden_keys, attn_mask=causal)
-            out = out if batch_first else out.transpose(0, 1)
-            assert torch.allclose(out[mask], expected[mask], atol=1e-12)
-        one.turn(), two.turn()
-    encoder = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False
-    )
-    encoder = encoder.double().eval()
-    before = hidden(encoder, src=x, src_key_padding_mask=~mask)
-    with kq.dial(encoder, **ONES) as dial:
-        assert torch.allclose(hidden(encoder, src=x, src_key_padding_mask=~mask)[mask], before[mask], atol=1e-12)
-        dial.turn("1.0", popularity=0)
-        assert not torch.allclose(hidden(encoder, src=x, src_key_padding_mask=~mask)[mask], before[mask], atol=1e-6)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import keyquery as kq
-from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import sites_of
 from keyquery.proof.families import tiny_model
 from tests.intervene.dial.test_running import decoder, text
@@ -55,29 +54,6 @@ def test_a_changed_model_is_neither_copied_nor_pickled(make):
         with pytest.raises(RuntimeError, match="cannot be pickled"):
             pickle.dumps(model)
     assert copy.deepcopy(model) is not model
-
-
-def test_padding_of_torchs_own_models_is_not_data():
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).double().eval()
-    x, hidden = torch.randn(2, 5, 8).double(), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    other = x.masked_fill(hidden[..., None], 7.0)
-    one, two = (Means(encoder, [{"src": t, "src_key_padding_mask": hidden}], "position") for t in (x, other))
-    site = sites_of(encoder)[0]
-    assert torch.equal(one.of(site).query, two.of(site).query)
-    assert torch.equal(one.of(site).key, two.of(site).key)
-
-
-def test_a_decoder_does_not_use_the_encoders_mask():
-    model = tiny_model("t5")
-    ids = {"input_ids": torch.randint(3, 60, (2, 6)), "decoder_input_ids": torch.randint(3, 60, (2, 6))}
-    masks = torch.ones(2, 6, dtype=torch.long), torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
-    seen = []
-    with kq.dial(model, popularity=0, heads="*.*"):
-        for mask in masks:
-            with torch.no_grad(), kq.listen(model) as calls:
-                model(**ids, attention_mask=mask)
-            seen.append(next(call.query for call in calls if call.name.startswith("decoder") and not call.is_cross))
-    assert torch.equal(*seen)
 
 
 def test_texts_beyond_known_rotations_are_refused():

@@ -6,10 +6,8 @@ import lzma
 import os
 import random
 import sys
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from keyquery_studies.common.events import read_cdnow, read_retail
 
@@ -121,25 +119,6 @@ def test_a_long_word_is_encoded_soon(word, tokenizer):
 
 def test_a_word_beyond_reason_is_refused(tokenizer):
     assert_refused(lambda: tokenizer.encode("a" * 2_000_000), "holds a word of 2000000 characters", growth=64)
-
-
-def pieces_one_by_one(order, word):
-    """The same by the plain rule: join the pair that was learned first, the leftmost of them, and begin again."""
-    pieces = list(word)
-    while True:
-        ranks = [order.get(pair, np.inf) for pair in pairwise(pieces)]
-        if not ranks or min(ranks) == np.inf:
-            return pieces
-        at = int(np.argmin(ranks))
-        pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
-
-
-def test_words_are_cut_as_by_the_plain_rule(tokenizer):
-    chance = random.Random(0)
-    words = ["".join(chance.choices("etaoinshrdlu" if i % 2 else "aab", k=chance.randrange(1, 60))) for i in range(300)]
-    order = {tuple(pair): rank for rank, pair in enumerate(tokenizer.facts["model"]["merges"])}
-    for word in words:
-        assert tokenizer.convert_ids_to_tokens(tokenizer.encode(word)) == pieces_one_by_one(order, word)
 
 
 def test_a_line_without_end_is_tokenised_in_parts(tokenizer, tmp_path):

@@ -94,22 +94,6 @@ def test_a_head_of_one_part_has_that_part_alone(made, part):
         assert float(found["sink"].value[0]) < 0.5
 
 
-def test_own_pairs_count_as_what_they_are():
-    """Causal, eight tokens: a token's pair with itself is symmetric, and a fifth of all pairs."""
-    query, key = contents(1000, 8, 32)
-    weight = torch.randn(2, 32, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64) / 6
-    query, key = query @ weight[0], query @ weight[1]
-    found = shares_of(query, key)
-    pairs = (query @ key.mT)[500:]
-    both = [(pairs + sign * pairs.mT) / 2 for sign in (1, -1)]
-    seen = visible(8).double()
-    centred = [part * seen - seen * (part * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True) for part in both]
-    total = (centred[0] + centred[1]).square().sum()
-    for name, part in zip(("symmetric", "skew"), centred, strict=True):
-        assert float(found[name].value[0]) == pytest.approx(float(part.square().sum() / total), abs=0.02)
-    assert float(found["skew"].value[0]) < 0.45  # strangers alone would give a half
-
-
 # A process whose truth is known: Gaussian contents with a topic that all tokens of a sequence share.
 N, RANK = 8, 4
 SEED = torch.Generator().manual_seed(0)
