@@ -29,21 +29,21 @@ class Turn:
     rope: Rope | None = None
     start: int = 0
 
-    def rotate(self, x: Float[Tensor, "*#batch n r"], places: Shaped[Tensor, "*#batch n"]) -> Float[Tensor, "*out n r"]:
-        """R(place)·x."""
+    def rotate(self, x: Float[Tensor, "*#batch n r"], by: Shaped[Tensor, "*#batch n"]) -> Float[Tensor, "*out n r"]:
+        """R(by)·x."""
         if self.rope is None:
             return x
-        turned = self.rope.rotate(x[..., self.start :], places)
+        turned = self.rope.rotate(x[..., self.start :], by)
         return torch.cat((x[..., : self.start].expand(*turned.shape[:-1], -1), turned), -1) if self.start else turned
 
-    def back(self, x: Float[Tensor, "*#batch n r"], places: Shaped[Tensor, "*#batch n"]) -> Float[Tensor, "*out n r"]:
-        """R(place)⁻¹·x."""
+    def back(self, x: Float[Tensor, "*#batch n r"], by: Shaped[Tensor, "*#batch n"]) -> Float[Tensor, "*out n r"]:
+        """R(by)⁻¹·x."""
         if self.rope is None:
             return x
         turned = slice(self.start, self.start + self.rope.dims)
         size = torch.ones(x.shape[-1], dtype=x.dtype, device=x.device)
         size[turned] = self.rope.factor**-2  # once per direction
-        return self.rotate(x * size, -places)
+        return self.rotate(x * size, -by)
 
 
 @dataclass

@@ -174,8 +174,8 @@ class Attention(nn.Module):
             return query, key, value
         if positions is None:
             positions = torch.arange(old, old + x.shape[1], device=x.device)
-        at = positions.unsqueeze(-2) if positions.ndim == 2 else positions
-        return self.rope.rotate(query, at), self.rope.rotate(key, at), value
+        positions = positions.unsqueeze(-2) if positions.ndim == 2 else positions
+        return self.rope.rotate(query, positions), self.rope.rotate(key, positions), value
 
     attend_by: Any = None  # set while `kq.listen` sees, or changes, its attention
 

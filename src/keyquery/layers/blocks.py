@@ -32,8 +32,8 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         hidden = 4 * dim if hidden is None else hidden
-        place: dict[str, Any] = {name: attention.get(name) for name in PLACE}
-        self.attention_norm = nn.LayerNorm(dim, **place)
+        placed: dict[str, Any] = {name: attention.get(name) for name in PLACE}
+        self.attention_norm = nn.LayerNorm(dim, **placed)
         self.attention: nn.Module
         if attention.get("kernel") == "primal":
             self.attention = _primal(dim, heads, primal, attention)
@@ -41,8 +41,8 @@ class Block(nn.Module):
             raise ValueError(f'primal is for kernel="primal" or "primal+", not {attention.get("kernel", "general")!r}')
         else:
             self.attention = Attention(dim, heads, dropout=dropout, **attention)
-        self.mlp_norm = nn.LayerNorm(dim, **place)
-        self.mlp = nn.Sequential(nn.Linear(dim, hidden, **place), nn.GELU(), nn.Linear(hidden, dim, **place))
+        self.mlp_norm = nn.LayerNorm(dim, **placed)
+        self.mlp = nn.Sequential(nn.Linear(dim, hidden, **placed), nn.GELU(), nn.Linear(hidden, dim, **placed))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "batch n dim"], **options: Any) -> Float[Tensor, "batch n dim"]:
@@ -54,7 +54,7 @@ class Block(nn.Module):
 
 def _primal(dim: int, heads: int, primal: Any, others: Mapping[str, Any]) -> nn.Module:
     layer = imported(LAYERS["primal"])
-    place = {name: others[name] for name in PLACE if name in others}
+    placed = {name: others[name] for name in PLACE if name in others}
     if unknown := sorted(others.keys() - {*PLACE, "kernel"}):
         raise ValueError(f"kernel 'primal' takes its options in primal, and does not support {', '.join(unknown)}")
     known = [name for name in signature(layer).parameters if name not in ("dim", "heads")]
@@ -64,7 +64,7 @@ def _primal(dim: int, heads: int, primal: Any, others: Mapping[str, Any]) -> nn.
         check_choice("an option in primal", name, known)
     if primal is None or "rank" not in primal:
         raise ValueError('kernels "primal" and "primal+" need a rank: pass primal={"rank": …}')
-    built: nn.Module = layer(dim, heads, **{**place, **primal})
+    built: nn.Module = layer(dim, heads, **{**placed, **primal})
     return built
 
 
@@ -123,10 +123,10 @@ class Encoder(nn.Module):
 
         `mask` and `positions` are those of `kq.Attention`; `caches` holds one `kq.Cache` per block.
         """
-        each = [None] * len(self.blocks) if caches is None else caches
-        if len(each) != len(self.blocks):
-            raise ValueError(f"caches must hold one per block, {len(self.blocks)}, got {len(each)}")
-        for block, cache in zip(self.blocks, each, strict=True):
+        per_block = [None] * len(self.blocks) if caches is None else caches
+        if len(per_block) != len(self.blocks):
+            raise ValueError(f"caches must hold one per block, {len(self.blocks)}, got {len(per_block)}")
+        for block, cache in zip(self.blocks, per_block, strict=True):
             x = block(x, mask=mask, is_causal=self.is_causal, positions=positions, cache=cache)
         return self.norm(x)
 

@@ -71,10 +71,10 @@ class LanguageModel(nn.Module):
         x = self.tokens(input_ids)
         mask = None if attention_mask is None else attention_mask.bool()
         if self.places is not None:
-            at = torch.arange(old, old + n, device=x.device)
+            positions = torch.arange(old, old + n, device=x.device)
             if mask is not None and old == 0:  # positions start at the first real token, also with left padding
-                at = (mask.cumsum(1) - 1).clamp(min=0)
-            x = x + self.places(at)
+                positions = (mask.cumsum(1) - 1).clamp(min=0)
+            x = x + self.places(positions)
         return self.body(x, mask, caches=caches) @ self.tokens.weight.mT
 
     def save(self, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -112,10 +112,10 @@ class DirectionGains(Rewrite):
         if self._rope is None:
             along_query = along_query * curves.sum(-1).to(contents)
         else:
-            at = context.turned.unsqueeze(1)
+            positions = context.turned.unsqueeze(1)
             length = contents.shape[-2]
-            unit = context.turn.rotate(self._unit.to(contents).expand(1, length, -1), at)
-            turned = context.turn.rotate(curves.to(contents)[:, None].expand(-1, length, -1), at).transpose(1, 2)
+            unit = context.turn.rotate(self._unit.to(contents).expand(1, length, -1), positions)
+            turned = context.turn.rotate(curves.to(contents)[:, None].expand(-1, length, -1), positions).transpose(1, 2)
             along_query = (along_query.unsqueeze(-1) * unit[:, :, -context.new :, None]).flatten(-2)
             along_key = (along_key.unsqueeze(-1) * turned.unsqueeze(1)).flatten(-2)
         query = query[..., -context.new :, :]
@@ -125,9 +125,9 @@ class DirectionGains(Rewrite):
         """[q; k] less its centre, unrotated, in float32 at least."""
         wide = torch.promote_types(key.dtype, torch.float32)
         centre = (mean[:, self.heads] for mean in self._centre.at(context))
-        places = context.turned.unsqueeze(1)
+        positions = context.turned.unsqueeze(1)
         contents = (x.to(wide) - mean.to(wide) for x, mean in zip((query, key), centre, strict=True))
-        return torch.cat([context.turn.back(x, places) for x in contents], -1)
+        return torch.cat([context.turn.back(x, positions) for x in contents], -1)
 
 
 def _check_site(site: Site, basis: str) -> None:

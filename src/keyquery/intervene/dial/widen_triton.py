@@ -37,42 +37,42 @@ def _widen(
     batch, head, row = (rest % batches).to(tl.int64), (rest // batches).to(tl.int64), block * ROWS + tl.arange(0, ROWS)
     sequence = batch * heads + head
     first, second = tl.arange(0, HALF), tl.arange(0, HALF) + RANK // 2
-    one = (row[:, None] < m) & (first < RANK // 2)[None, :]
+    inside = (row[:, None] < m) & (first < RANK // 2)[None, :]
     from_query = query + batch * query_batch + head * query_head + row[:, None].to(tl.int64) * query_row
     from_key = key + batch * key_batch + head * key_head + row[:, None].to(tl.int64) * key_row
-    own = head if SHARED else sequence  # means at shared positions are stored once
-    mean = (own * m + row[:, None]) * RANK
-    mean_q, mean_q2 = _load(at_query + mean, first, one), _load(at_query + mean, second, one)
-    mean_k, mean_k2 = _load(at_key + mean, first, one), _load(at_key + mean, second, one)
-    q, q2 = _load(from_query, first, one) - mean_q, _load(from_query, second, one) - mean_q2
-    k, k2 = _load(from_key, first, one) - mean_k, _load(from_key, second, one) - mean_k2
+    of_means = head if SHARED else sequence  # means at shared positions are stored once
+    mean = (of_means * m + row[:, None]) * RANK
+    mean_q, mean_q2 = _load(at_query + mean, first, inside), _load(at_query + mean, second, inside)
+    mean_k, mean_k2 = _load(at_key + mean, first, inside), _load(at_key + mean, second, inside)
+    q, q2 = _load(from_query, first, inside) - mean_q, _load(from_query, second, inside) - mean_q2
+    k, k2 = _load(from_key, first, inside) - mean_k, _load(from_key, second, inside) - mean_k2
     symmetric, skew = tl.load(gains + head), tl.load(gains + heads + head)
     popularity, query_only = tl.load(gains + 2 * heads + head), tl.load(gains + 3 * heads + head)
     position = tl.load(gains + 4 * heads + head)
     width = RANK * (1 + ACROSS + PLACED)
     to_key = wide_key + (sequence * m + row[:, None]) * width
     to_query = wide_query + (sequence * new + row[:, None] - (m - new)) * width
-    late = one & (row[:, None] >= m - new)
+    late = inside & (row[:, None] >= m - new)
     both = (symmetric + skew) / 2
-    _store(to_key, first, k, one)
-    _store(to_key, second, k2, one)
+    _store(to_key, first, k, inside)
+    _store(to_key, second, k2, inside)
     _store(to_query, first, both * q + popularity * mean_q, late)
     _store(to_query, second, both * q2 + popularity * mean_q2, late)
     if PLACED:
         last = RANK * (1 + ACROSS)
-        _store(to_key + last, first, mean_k, one)
-        _store(to_key + last, second, mean_k2, one)
+        _store(to_key + last, first, mean_k, inside)
+        _store(to_key + last, second, mean_k2, inside)
         _store(to_query + last, first, query_only * q + position * mean_q, late)
         _store(to_query + last, second, query_only * q2 + position * mean_q2, late)
     if ACROSS:
         if TURNED:  # R(−2t), from the rotation by t to that by −t
             angle = batch * angle_batch + row[:, None].to(tl.int64) * (RANK // 2)
-            cos, sin = _load(cosine + angle, first, one), _load(sine + angle, first, one)
+            cos, sin = _load(cosine + angle, first, inside), _load(sine + angle, first, inside)
             q, q2 = q * cos + q2 * sin, q2 * cos - q * sin
             k, k2 = k * cos + k2 * sin, k2 * cos - k * sin
         apart = (symmetric - skew) / 2
-        _store(to_key + RANK, first, q, one)
-        _store(to_key + RANK, second, q2, one)
+        _store(to_key + RANK, first, q, inside)
+        _store(to_key + RANK, second, q2, inside)
         _store(to_query + RANK, first, apart * k, late)
         _store(to_query + RANK, second, apart * k2, late)
 

@@ -22,8 +22,8 @@ class Swapped(nn.Module):
 
     def __init__(self, attention: Attention, old: nn.Module, layer: Layer) -> None:
         super().__init__()
-        own = vars(nn.Module())
-        vars(self).update({name: value for name, value in vars(old).items() if name not in own})
+        common = vars(nn.Module())
+        vars(self).update({name: value for name, value in vars(old).items() if name not in common})
         self.attention = attention
         norm = layer.modules.get("norm", layer.modules.get("first_norm"))
         self.fed_by = None if norm is None or layer.norm is None else (norm, layer.norm.kind, layer.norm.eps)

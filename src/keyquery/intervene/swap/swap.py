@@ -186,13 +186,13 @@ def _put_all(model: nn.Module, chosen: list[Layer], attentions: list[Attention],
     unrecord(model, changes)
     unnest(model, [place_of(layer) for layer in chosen], changes)
     for layer, attention in zip(chosen, attentions, strict=True):
-        place, output = place_of(layer), layer.modules["output"]
-        module = model.get_submodule(place)
+        name, output = place_of(layer), layer.modules["output"]
+        module = model.get_submodule(name)
         adapter = TorchAttention if isinstance(module, nn.MultiheadAttention) else TransformersAttention
-        if not output.startswith(f"{place}."):  # BERT's output projection is now part of the attention
-            owner, _, own = output.rpartition(".")
-            put(model.get_submodule(owner), own, nn.Identity(), changes)
-        replace(model, place, adapter(attention, module, layer), changes)
+        if not output.startswith(f"{name}."):  # BERT's output projection is now part of the attention
+            owner, _, attribute = output.rpartition(".")
+            put(model.get_submodule(owner), attribute, nn.Identity(), changes)
+        replace(model, name, adapter(attention, module, layer), changes)
 
 
 def _forbid(part: nn.Module) -> Callable[[], None]:
@@ -218,19 +218,19 @@ def _heads(model: nn.Module) -> Heads:
 
 def _chosen(heads: Heads, layers: int | Iterable[int] | None) -> list[Layer]:
     """The selected layers, in the model's order."""
-    own = {layer.index: layer for layer in heads if layer.kind == "self"}
-    if not own:
+    known = {layer.index: layer for layer in heads if layer.kind == "self"}
+    if not known:
         raise ValueError("the model has no self-attention")
     if layers is None:
-        return list(own.values())
+        return list(known.values())
     requested = [layers] if isinstance(layers, int) else list(layers)
     for index in requested:
         check_count("layers", index, least=0)
-        if index not in own:
-            raise ValueError(f"layers: there is no self-attention layer {index}; there are {', '.join(map(str, own))}")
+        if index not in known:
+            raise ValueError(f"layers: there is no self-attention layer {index}; there are {str(list(known))[1:-1]}")
     if len(set(requested)) != len(requested) or not requested:
         raise ValueError(f"layers must be distinct, and at least one, got {requested}")
-    return [own[index] for index in sorted(requested)]
+    return [known[index] for index in sorted(requested)]
 
 
 def _covariances(model: nn.Module, data: Iterable[Batch], heads: Heads, chosen: list[Layer]) -> dict[int, Tensor]:

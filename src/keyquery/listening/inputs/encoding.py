@@ -20,8 +20,8 @@ def special_tokens(tokenizer: Any, *texts: str) -> tuple[list[int], list[int]]:
     for text in ("a", *texts):
         if bare := encoded(tokenizer, text):
             whole = list(tokenizer(text)["input_ids"])
-            at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
-            return whole[:at], whole[at + len(bare) :]
+            start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+            return whole[:start], whole[start + len(bare) :]
     raise ValueError("the tokenizer gives no tokens for the text")
 
 

@@ -50,17 +50,17 @@ def load_model(
     With `lm_head`, the model has its LM head; a LoRA `adapter` is added to its weights. It is put on `device`, default
     the CPU, in `dtype`, default that of its weights.
     """
-    place, precision = None if device is None else pick_device(device), pick_dtype(dtype)
-    own = None if adapter is None else load_adapter(adapter)  # before the expensive step
+    target, precision = None if device is None else pick_device(device), pick_dtype(dtype)
+    lora = None if adapter is None else load_adapter(adapter)  # before the expensive step
     with _as_folder(located(source)) as path:
         model, tokenizer = _load(source, path, lm_head)
-    if own is not None:
-        merge_into(model, own)
+    if lora is not None:
+        merge_into(model, lora)
     if precision is not None and any(
         w.dtype != precision for w in model.parameters()
     ):  # .gguf refuses to stay as it is
         model = model.to(precision)
-    return model if place is None else model.to(place), tokenizer
+    return model if target is None else model.to(target), tokenizer
 
 
 @contextmanager
@@ -97,10 +97,10 @@ def _load(source: str | Path, path: Path, lm_head: bool) -> tuple[nn.Module, Any
         raise ValueError(f"{source} cannot be run: texts and roles need config.json and a tokenizer beside the weights")
     elif read_json(beside(path, "config.json")).get("model_type") == "keyquery":
         try:
-            own = LanguageModel.load(path)
+            loaded = LanguageModel.load(path)
         except (OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
             raise ValueError(f"{path} is not a complete keyquery model: {first_line(error)}") from None
-        return own, Tokenizer.load(path) if (path / "tokenizer.json").exists() else None
+        return loaded, Tokenizer.load(path) if (path / "tokenizer.json").exists() else None
     transformers = optional("transformers", "on data")
     with _quiet(transformers):
         try:

@@ -100,18 +100,18 @@ def _grouped(
     texts: list[str] = []
     places: list[list[int]] = []
     last = -1
-    for place, (owner, special) in enumerate(zip(owners, added, strict=True)):
+    for index, (owner, special) in enumerate(zip(owners, added, strict=True)):
         if merge and not special and owner >= 0 and owner == last:
-            texts[-1] += names[place]
-            places[-1].append(place)
+            texts[-1] += names[index]
+            places[-1].append(index)
         else:
-            name = tokenizer.convert_ids_to_tokens([ids[place]])[0]
-            texts.append(name if special else names[place] or name.translate(BLANKS))
-            places.append([place])
+            name = tokenizer.convert_ids_to_tokens([ids[index]])[0]
+            texts.append(name if special else names[index] or name.translate(BLANKS))
+            places.append([index])
         last = -1 if special else owner
     if not getattr(tokenizer, "is_fast", False) and of_bytes(tokenizer):
         texts = [readable(text) for text in texts]
-    return Words(ids, texts, places, [not added[place[0]] for place in places])
+    return Words(ids, texts, places, [not added[word[0]] for word in places])
 
 
 def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:

@@ -53,7 +53,7 @@ def score_shares(sums: ScoreVariance) -> Shares:
     sinks = torch.stack([sums.sinks[number] for number in numbers]).cpu()
     moves = torch.stack([sums.moves[number] for number in sums.moves]).cpu() if len(sums.moves) > 1 else None
     chosen = torch.tensor([number in sums.moves for number in numbers])
-    whole, half = (_estimates(sums, each, moves, chosen) for each in products)
+    whole, half = (_estimates(sums, of_window, moves, chosen) for of_window in products)
     whole["sink"] = jackknife(sinks[..., None], products[0].sum((-2, -1)))
     if sums.contents is not None:
         whole |= _ranks(sums)
@@ -86,7 +86,7 @@ def _estimates(
         return jackknife(squares, total, function, by_means)
 
     unit = torch.eye(len(PARTS), dtype=torch.float64)
-    out = {name: estimate(itemgetter((..., at)), unit[at]) for at, name in enumerate(PARTS)}
+    out = {name: estimate(itemgetter((..., index)), unit[index]) for index, name in enumerate(PARTS)}
     out["interaction"] = estimate(lambda share: 1 - share.sum(-1), -torch.ones(len(PARTS), dtype=torch.float64))
     out["pairwise"] = estimate(lambda share: share[..., 0] + share[..., 1], unit[0] + unit[1])
     out["symmetry"] = estimate(_symmetry, torch.zeros(len(PARTS), dtype=torch.float64))
@@ -152,14 +152,14 @@ def _ranks(sums: ScoreVariance) -> dict[str, Estimate]:
     filled = [group for group in range(GROUPS) if sums.tokens[group] > 0]
     contents = sums.contents.cpu()
     whole = torch.stack(_part_ranks(contents.sum(0) / sums.tokens.sum()))
-    estimates = [_without_error(each) for each in whole]
+    estimates = [_without_error(ranks) for ranks in whole]
     if len(filled) > 2:
         left = contents.sum(0) - contents[filled]
         tokens = sums.tokens.sum() - sums.tokens[filled]
         without = torch.stack(
             [torch.stack(_part_ranks(moment / count)) for moment, count in zip(left, tokens, strict=True)], 1
         )
-        estimates = [_estimate(each, those) for each, those in zip(whole, without, strict=True)]
+        estimates = [_estimate(ranks, those) for ranks, those in zip(whole, without, strict=True)]
     return dict(zip(("effective_rank_symmetric", "effective_rank_skew"), estimates, strict=True))
 
 

@@ -90,16 +90,15 @@ class ScoreVariance:
                 real = [real[0] | real[1]] * 2
             self.longest = max(self.longest, int(real[0].sum()))
             if self.by_position:
-                real = [
-                    tokens & means.reaches(at) for tokens, means, at in zip(real, self._sides, positions, strict=True)
-                ]
+                reached = [means.reaches(side) for means, side in zip(self._sides, positions, strict=True)]
+                real = [tokens & known for tokens, known in zip(real, reached, strict=True)]
             count = int(visible.sum())
             visible = visible[:, real[0]][:, :, real[1]]
             self.pairs += int(visible.sum()) // len(visible)
             self.left_out += (count - int(visible.sum())) // len(visible)
             if bool(real[0].any()) and int(real[1].sum()) > 1:
                 query, key = (x[row][:, tokens] for x, tokens in zip((pairs.query, pairs.key), real, strict=True))
-                kept = [at[tokens] for at, tokens in zip(positions, real, strict=True)]
+                kept = [of_side[tokens] for of_side, tokens in zip(positions, real, strict=True)]
                 self._add(query, key, kept, visible, sequence, earlier)
 
     def _add(
@@ -111,7 +110,7 @@ class ScoreVariance:
         products, sinks, moves = [], [], []
         if self.by_position:  # slopes for positions up to the last ones
             before = self._slopes or [query.new_zeros(0, heads, query.shape[2])] * 2
-            more = [max(int(at.max()) + 1 - len(slopes), 0) for at, slopes in zip(positions, before, strict=True)]
+            more = [max(int(side.max()) + 1 - len(slopes), 0) for side, slopes in zip(positions, before, strict=True)]
             self._slopes = [pad(slopes, (0, 0, 0, 0, 0, count)) for slopes, count in zip(before, more, strict=True)]
         at_once = max(CELLS.get(query.device.type, MANY_CELLS) // (n * m), 1)
         for start in range(0, heads, at_once):
@@ -148,26 +147,26 @@ class ScoreVariance:
         self, query: Tensor, key: Tensor, mean_query: Tensor, mean_key: Tensor, positions: Both, chosen: slice
     ) -> tuple[Float[Tensor, "heads parts n m"], Rotated]:
         """Pairs, swapped pairs, popularity, query-only and position; in cross-attention nothing can be swapped."""
-        at, rope = positions[0], self._rope
+        of_side, rope = positions[0], self._rope
         if self.is_cross:
             sides = [torch.stack((x - mean, mean)) for x, mean in ((query, mean_query), (key, mean_key))]
             if rope is not None:
-                sides = [rope.rotate(side, places) for side, places in zip(sides, positions, strict=True)]
+                sides = [rope.rotate(side, of_side) for side, of_side in zip(sides, positions, strict=True)]
             (query, mean_query), (key, mean_key) = sides
             vectors = Rotated(query, key, mean_query, mean_key, query, key)
         else:
-            vectors = Rotated.of(query, key, mean_query, mean_key, at, rope)
+            vectors = Rotated.of(query, key, mean_query, mean_key, of_side, rope)
         out = query.new_empty(len(query), len(PARTS), query.shape[1], key.shape[1])
         out[:, 0] = vectors.query @ vectors.key.mT
         out[:, 1] = out[:, 0] if self.is_cross else out[:, 0].mT if rope is None else vectors.swapped()
         out[:, POPULARITY] = vectors.query_mean @ vectors.key.mT
         out[:, QUERY_ONLY] = vectors.query @ vectors.key_mean.mT
         out[:, POSITION] = vectors.query_mean @ vectors.key_mean.mT
-        bias = None if self._bias is None else self._bias(at, at)
+        bias = None if self._bias is None else self._bias(of_side, of_side)
         if bias is not None:
             out[:, POSITION] += bias[chosen].to(out)
         parts = dict(zip(PARTS, out.unbind(1), strict=True))  # views
-        for term in [] if self._terms is None else self._terms(at, at):
+        for term in [] if self._terms is None else self._terms(of_side, of_side):
             add_term(parts, term.of_heads(chosen), query, key, mean_query, mean_key)
         return out, vectors
 
@@ -182,13 +181,13 @@ class ScoreVariance:
         moves = []
         slopes = (parts[:, POPULARITY] @ vectors.key, parts[:, QUERY_ONLY].mT @ vectors.query)
         for side, content in enumerate((vectors.query, vectors.key)):
-            at, means = positions[side], self._sides[side]
-            self._slopes[side][at, chosen] += slopes[side].transpose(0, 1)
+            of_side, means = positions[side], self._sides[side]
+            self._slopes[side][of_side, chosen] += slopes[side].transpose(0, 1)
             if earlier:
-                inside = at < len(earlier[side])
+                inside = of_side < len(earlier[side])
                 # At positions that few sequences reach, each has more influence on the mean.
-                weight = (means.sequences.sum() / means.counts.sum(0)[at[inside]])[:, None]
-                slope = earlier[side][at[inside]][:, chosen].transpose(0, 1) * weight.to(content)
+                weight = (means.sequences.sum() / means.counts.sum(0)[of_side[inside]])[:, None]
+                slope = earlier[side][of_side[inside]][:, chosen].transpose(0, 1) * weight.to(content)
                 moves.append(2 * (content[:, inside] * slope).sum((-2, -1)).double())
         return torch.stack(moves) if moves else torch.zeros(2, len(parts), dtype=torch.float64, device=parts.device)
 
@@ -232,10 +231,10 @@ def products_of(first: Tensor, second: Tensor, seen: Bool[Tensor, "any n m"]) ->
 
 
 def sink_of(
-    first: Float[Tensor, "heads n m"], second: Float[Tensor, "heads n m"], at: Tensor, seen: Bool[Tensor, "any n m"]
+    first: Float[Tensor, "heads n m"], second: Float[Tensor, "heads n m"], keys: Tensor, seen: Bool[Tensor, "any n m"]
 ) -> Float64[Tensor, " heads"]:
     """The share of the position part's square due to the first key, against all others of the same query."""
-    start = seen & (at == at.min())
+    start = seen & (keys == keys.min())
     among, count = start.sum(-1), seen.sum(-1)
     others = (count - among).clamp(min=1)
     first_sum, second_sum = ((part * start).sum(-1) for part in (first, second))

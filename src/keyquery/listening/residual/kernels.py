@@ -137,9 +137,9 @@ def _slot(layer: Layer, side: str, tokens: Tensor, used: Tensor, plain: Tensor, 
     factor = _factor(layer, _heads(layer, used) - shift.unsqueeze(-2), _heads(layer, plain))
     if head is None:
         return Slot(weight, bias, shift, factor)
-    one = slice(head, head + 1)
-    bias, shift = (part if len(part) == 1 else part[one] for part in (bias, shift))
-    return Slot(weight[one], bias, shift, factor[:, one])
+    rows = slice(head, head + 1)
+    bias, shift = (part if len(part) == 1 else part[rows] for part in (bias, shift))
+    return Slot(weight[rows], bias, shift, factor[:, rows])
 
 
 def _by_head(layer: Layer, tensor: Tensor) -> Tensor:

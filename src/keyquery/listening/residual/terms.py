@@ -90,8 +90,8 @@ def parts(term: Term) -> dict[str, Tensor]:
     if isinstance(term, Mapped):
         return {source: term.map(value) for source, value in parts(term.term).items()}
     out: dict[str, Tensor] = {}
-    for each in term.terms:
-        for source, value in parts(each).items():
+    for part in term.terms:
+        for source, value in parts(part).items():
             value = value.expand(term.shape)
             out[source] = out[source] + value if source in out else value
     return out
@@ -105,8 +105,8 @@ def carried(term: Term, start: Term, value: Tensor) -> Tensor | None:
         inside = carried(term.term, start, value)
         return None if inside is None else term.map(inside)
     if isinstance(term, Sum):
-        through = [each for part in term.terms if (each := carried(part, start, value)) is not None]
-        return torch.stack([each.expand(term.shape) for each in through]).sum(0) if through else None
+        through = [change for part in term.terms if (change := carried(part, start, value)) is not None]
+        return torch.stack([change.expand(term.shape) for change in through]).sum(0) if through else None
     return None
 
 

@@ -64,10 +64,10 @@ class Trace(ModuleMode):
     def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__()
         self._attention = {module_of(layer): (stem_of(layer), layer.heads) for layer in layers}
-        own = [layer for layer in layers if layer.kind == "self"]
-        self._watched = {entry(layer) for layer in own}
-        self._depth = _block_depth(sorted({module_of(layer) for layer in own}))
-        self._blocks = {block_of(module_of(layer), self._depth) or "": stem_of(layer) for layer in own}
+        attending = [layer for layer in layers if layer.kind == "self"]
+        self._watched = {entry(layer) for layer in attending}
+        self._depth = _block_depth(sorted({module_of(layer) for layer in attending}))
+        self._blocks = {block_of(module_of(layer), self._depth) or "": stem_of(layer) for layer in attending}
         self._thread = get_ident()
         self.clear()
 
