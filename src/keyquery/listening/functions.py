@@ -6,7 +6,7 @@ weights are then multiplied with values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -28,14 +28,9 @@ from keyquery.listening.products import (
     tensors,
     unscaled,
 )
-from keyquery.listening.tokens import in_backward, nested
+from keyquery.listening.tokens import in_backward, nested, signature_of
 
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-PACKED = (  # arguments of multi_head_attention_forward
-    *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v"),
-    *("add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias", "training", "key_padding_mask"),
-    *("need_weights", "attn_mask"),
-)
 Lead = Callable[[torch.Size], tuple[int, int]]  # batch and heads of leading sizes
 
 
@@ -119,15 +114,13 @@ class Functions(Products):
         """Wait for the product with values."""
         self.pending.append(event)
 
-    def fused(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    def fused(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Torch's own attention; nn.MultiheadAttention projects, attends and projects in one function."""
-        packed = name.startswith("multi")
-        given = bound(PACKED if packed else NAMES, args, kwargs)
-        facts = partial(packed_facts, given) if packed else partial(fused_facts, given, self._lead)
-        call, new = self._show(self.owner(), facts)
+        given = arguments_of(func, args, kwargs)
+        call, new = self._show(self.owner(), partial(fused_facts, given, self._lead))
         if not new:
             return self._inside(func, *args, **kwargs)
-        if packed:
+        if "num_heads" in given:
             return self._inside(_packed_output, call, new, given)
         out = self._inside(call.attend, new, given.get("dropout_p", 0.0))
         return out.reshape(*given["query"].shape[:-1], out.shape[-1])
@@ -211,8 +204,17 @@ def _split(x: Tensor, lead: tuple[int, int]) -> Tensor | None:
     return x.unsqueeze(1).expand(-1, lead[1], -1, -1) if x.ndim == 3 and len(x) == lead[0] else None
 
 
-def fused_facts(given: dict[str, Any], lead: Lead) -> Facts:
-    """The call inside scaled_dot_product_attention, from its arguments."""
+def arguments_of(func: Any, args: Any, kwargs: Any) -> Mapping[str, Any]:
+    """The arguments of one of torch's attention functions by name."""
+    if func.__name__ == "multi_head_attention_forward":
+        return signature_of(func).bind(*args, **kwargs).arguments
+    return bound(NAMES, args, kwargs)
+
+
+def fused_facts(given: Mapping[str, Any], lead: Lead) -> Facts:
+    """The call inside one of torch's attention functions, from its arguments."""
+    if "num_heads" in given:
+        return _packed_facts(given)
     (query, of_query), (key, of_key) = unscaled(given["query"]), unscaled(given["key"])
     mask, scale, sizes = given.get("attn_mask"), given.get("scale"), query.shape[:-2]
     if mask is not None and type(mask) is not Tensor and hasattr(mask, "_materialize"):
@@ -227,7 +229,7 @@ def fused_facts(given: dict[str, Any], lead: Lead) -> Facts:
     return Facts(query, key, value, scale, attn_mask=mask, causal=0 if given.get("is_causal") else None)
 
 
-def packed_facts(given: dict[str, Any]) -> Facts:
+def _packed_facts(given: Mapping[str, Any]) -> Facts:
     """The call inside torch's multi_head_attention_forward, from its arguments; sequences come first in them."""
     inputs, heads = [given[name] for name in ("query", "key", "value")], int(given["num_heads"])
     if given.get("use_separate_proj_weight"):
@@ -259,7 +261,7 @@ def packed_facts(given: dict[str, Any]) -> Facts:
     return Facts(query, key, value, query.shape[-1] ** -0.5, shown, real=real, cross=not same)
 
 
-def _packed_output(call: Call, new: dict[str, Tensor], given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+def _packed_output(call: Call, new: dict[str, Tensor], given: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
     dropout = float(given.get("dropout_p", 0.0)) if given.get("training", True) else 0.0
     out = call.attend(new, dropout).permute(2, 0, 1, 3).flatten(2)
     out = linear(out, given["out_proj_weight"], given["out_proj_bias"])

@@ -115,7 +115,7 @@ class Products(ModuleMode):
     def softmax(self, event: Softmax) -> None:
         """A softmax over products of activations."""
 
-    def fused(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    def fused(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Attention as one torch function; returns its result."""
         return func(*args, **kwargs)
 
@@ -132,7 +132,7 @@ class Products(ModuleMode):
         if self.idle():
             return func(*args, **kwargs)
         if name in FUSED:
-            return self.fused(name, func, args, kwargs)
+            return self.fused(func, args, kwargs)
         if name == "softmax":
             return self._softmax(func, args, kwargs)
         given = list(tensors([*args, *kwargs.values()]))

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from keyquery.listening.call import Call, Tokens
 from keyquery.listening.exclusive import temporarily
-from keyquery.listening.functions import NAMES, PACKED, fused_facts, packed_facts
+from keyquery.listening.functions import arguments_of, fused_facts
 from keyquery.listening.hooks import slow_path
-from keyquery.listening.products import Products, Scaled, Softmax, bound, origin, tensors
+from keyquery.listening.products import Products, Scaled, Softmax, origin, tensors
 
 
 @dataclass(eq=False)
@@ -81,15 +81,14 @@ class Capture(Products):
         event.scores, event.time = event.scores.detach().clone(), self.time
         self.events.append(event)
 
-    def fused(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    def fused(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Torch's own attention, with the scores inside."""
-        packed = name.startswith("multi")
-        given = bound(PACKED if packed else NAMES, args, kwargs)
-        facts = packed_facts(given) if packed else fused_facts(given, _lead)
+        given = arguments_of(func, args, kwargs)
+        facts = fused_facts(given, lambda sizes: (sizes[:-1].numel(), sizes[-1] if sizes else 1))
         nowhere = torch.zeros(1, 0, dtype=torch.long)
         call = Call(nn.Identity(), "", 0, facts.query, facts.key, None, facts.scale, Tokens(nowhere, nowhere))
         scores = replace(call, attn_mask=facts.attn_mask, causal=facts.causal).scores()
-        scores = scores if packed else scores.reshape(*given["query"].shape[:-1], -1)
+        scores = scores if "num_heads" in given else scores.reshape(*given["query"].shape[:-1], -1)
         product = Scaled((facts.query, call.keys()), facts.scale)
         self.softmax(Softmax(self.owner(), scores, (product,), used=True))
         return func(*args, **kwargs)
@@ -104,10 +103,6 @@ def captured(model: nn.Module) -> Iterator[Capture]:
     with temporarily(model, slow_path, partial(capture.follow, modules)), torch.no_grad(), capture:
         yield capture
     capture.events = [event for event in capture.events if event.used]  # some models compute one for nothing
-
-
-def _lead(sizes: torch.Size) -> tuple[int, int]:
-    return sizes[:-1].numel(), sizes[-1] if sizes else 1
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -80,7 +80,7 @@ def project(
     Raises
     ------
     ValueError
-        If `head` does not select exactly one head, or `rank` does not fit the kernel.
+        If `head` does not select exactly one head, its layer is MLA, or `rank` does not fit the kernel.
 
     Examples
     --------
