@@ -113,7 +113,7 @@ def test_every_implementation_shows_the_same(name, mask):
             model(**inputs)
         shown.append(calls)
     for call, other in zip(*shown, strict=True):
-        facts = [(one.scale, one.is_causal, one.is_cross, one.name) for one in (call, other)]
+        facts = [(seen.scale, seen.is_causal, seen.is_cross, seen.name) for seen in (call, other)]
         assert facts[0] == facts[1]
         assert mask or name in ("gemma3", "t5") or (other.attn_mask is None and other.is_causal)
         real = torch.ones(call.query.shape[::2], dtype=torch.bool) if call.real_queries is None else call.real_queries

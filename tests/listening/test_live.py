@@ -57,9 +57,9 @@ def test_forms_give_the_scores_of_the_calls(name):
         query, key = (t.flatten(1, 2) for t in layer.project(x))
         if layer.rope is not None:
             query, key = (layer.rope.rotate(t, torch.arange(9)) for t in (query, key))
-        found = layer.scale * query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT
+        scores = layer.scale * query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).mT
         expected = call.scale * call.query @ call.keys().mT
-        assert (found - expected).abs().max() < 1e-5 * expected.abs().max(), layer.name
+        assert (scores - expected).abs().max() < 1e-5 * expected.abs().max(), layer.name
         assert layer.causal == call.is_causal
         assert layer.heads == 4
 

@@ -31,9 +31,9 @@ def test_maps_are_those_of_the_models_eager_attention(name):
     expected = out.encoder_attentions if name == "t5" else out.attentions
     real = batch["attention_mask"].bool()[:, None, :, None]
     assert len(maps) == len(expected)
-    for layer, own in zip(maps, expected, strict=True):
+    for layer, eager in zip(maps, expected, strict=True):
         rounding = 1e-6 if before == "eager" else 1e-5  # of fused attention, in the layers below
-        torch.testing.assert_close(layer * real, own[..., : layer.shape[-1]] * real, atol=rounding, rtol=0)
+        torch.testing.assert_close(layer * real, eager[..., : layer.shape[-1]] * real, atol=rounding, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "gpt_oss", "gemma2"])

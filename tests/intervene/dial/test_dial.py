@@ -107,9 +107,9 @@ def test_means_of_a_batch_are_those_of_data(name):
 
 def random_call(turn, n=7, m=7, heads=3, rank=8):
     queries, keys = torch.randn(2, 2, heads, m, rank, dtype=torch.float64) + torch.randn(rank, dtype=torch.float64)
-    places = torch.stack((torch.arange(m), torch.arange(m) + 3))
+    positions = torch.stack((torch.arange(m), torch.arange(m) + 3))
     real = torch.tensor([[True] * m, [False] * 2 + [True] * (m - 2)])
-    return Context(queries, keys, n, places, places, real, turn, True, Past(queries, keys, places))
+    return Context(queries, keys, n, positions, positions, real, turn, True, Past(queries, keys, positions))
 
 
 TURNS = {
@@ -130,13 +130,13 @@ def parts_of(call, heads=(0, 1, 2)):
     return torch.stack(scores)
 
 
-def rotation(turn, place, rank=8):
+def rotation(turn, position, rank=8):
     """R(place) as a matrix, from cosines and sines alone."""
     matrix = torch.eye(rank, dtype=torch.float64)
     if turn.rope is None:
         return matrix
     rope, half = turn.rope, turn.rope.dims // 2
-    for pair, angle in enumerate(rope.base ** -(torch.arange(half, dtype=torch.float64) * 2 / rope.dims) * place):
+    for pair, angle in enumerate(rope.base ** -(torch.arange(half, dtype=torch.float64) * 2 / rope.dims) * position):
         i, j = (2 * pair, 2 * pair + 1) if rope.interleaved else (pair, pair + half)
         i, j, cos, sin = i + turn.start, j + turn.start, rope.factor * angle.cos(), rope.factor * angle.sin()
         matrix[i, i], matrix[i, j], matrix[j, i], matrix[j, j] = cos, -sin, sin, cos

@@ -75,15 +75,15 @@ def test_a_direction_of_the_weights_by_dense_algebra(name, kind):
     x = entered(model, batch, entry(layer)).reshape(2, 6, -1)
     before, plain, gain = snapshot(model), output(model, batch), 0.25
     head, number = 1, 1
-    with kq.dial(model, directions={(1, head): [number]}, gain=1), scores_of(model, 1) as heard:
+    with kq.dial(model, directions={(1, head): [number]}, gain=1), scores_of(model, 1) as scores:
         assert torch.equal(output(model, batch), plain)
-    own = heard[0][:, head]
-    with kq.dial(model, directions={(1, head): [number]}, of=kind, gain=gain), scores_of(model, 1) as heard:
+    unchanged = scores[0][:, head]
+    with kq.dial(model, directions={(1, head): [number]}, of=kind, gain=gain), scores_of(model, 1) as scores:
         changed = output(model, batch)
     expected = torch.stack([dense_change(layer, head, row, kind, number) for row in x]) * layer.scale
-    error = heard[0][:, head] - own - (gain - 1) * expected
-    assert expected.abs().max() > 1e-3 * own.abs().max()
-    assert error.abs().max() < 1e-6 * own.abs().max()
+    error = scores[0][:, head] - unchanged - (gain - 1) * expected
+    assert expected.abs().max() > 1e-3 * unchanged.abs().max()
+    assert error.abs().max() < 1e-6 * unchanged.abs().max()
     assert not torch.allclose(changed, plain)
     assert torch.equal(output(model, batch), plain)
     assert_as_it_was(model, before)
@@ -126,9 +126,9 @@ def test_all_directions_on_data_are_the_part(name, kind, means):
         {"heads": "0.1", "data": measured, **dict.fromkeys(PARTS[kind], 0)},
         {"directions": {(0, 1): range(count)}, "of": kind, "on": "data", "data": measured},
     ):
-        with kq.dial(model, **options), scores_of(model, 0) as heard:
+        with kq.dial(model, **options), scores_of(model, 0) as captured:
             output(model, data[0])
-        scores.append(heard[0][:, 1] - heard[0][:, 1].mean(-1, keepdim=True))  # softmax ignores the mean
+        scores.append(captured[0][:, 1] - captured[0][:, 1].mean(-1, keepdim=True))  # softmax ignores the mean
     assert (scores[0] - scores[1]).abs().max() < 1e-5 * scores[0].abs().max()
 
 

@@ -171,6 +171,6 @@ def test_a_swapped_model_is_dialled_as_the_original_is():
     with kq.dial(model, **GAINS, data=[data], means="global"):
         expected = model.generate(**inputs, **options)
     with kq.swap(model, "general"), kq.dial(model, **GAINS, data=[data], means="global"):
-        found = model.generate(**inputs, **options)
-    for one, other in zip(found.logits, expected.logits, strict=True):
+        swapped = model.generate(**inputs, **options)
+    for one, other in zip(swapped.logits, expected.logits, strict=True):
         assert torch.allclose(one, other, atol=1e-4)

@@ -50,20 +50,20 @@ def test_the_kernel_gives_what_the_reference_gives_in_float64(gains, placed, sha
 
 def test_a_half_turn_takes_vectors_rotated_forward_to_those_rotated_back():
     for interleaved in (False, True):
-        rope, places = kq.Rope(8, interleaved=interleaved, factor=1.3), torch.rand(2, 1, 5, dtype=torch.float64) * 99
+        rope, positions = kq.Rope(8, interleaved=interleaved, factor=1.3), torch.rand(2, 1, 5, dtype=torch.float64) * 99
         x = torch.randn(2, 3, 5, 10, dtype=torch.float64)
-        angles = 2 * rope.angles(places.squeeze(1))
+        angles = 2 * rope.angles(positions.squeeze(1))
         turn = HalfTurn(angles.cos(), angles.sin(), 0, interleaved)
-        torch.testing.assert_close(turn(rope.rotate(x, places)), rope.rotate(x, -places), atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(turn(rope.rotate(x, positions)), rope.rotate(x, -positions), atol=1e-12, rtol=1e-12)
 
 
 def test_short_floats_are_rounded_once():
     """No further from float64 than twice the rounding of the result itself."""
     given = inputs(torch.bfloat16, rank=16)
     exact = reference(*(t.double() for t in given), GAINS["all"], 45, True, True)
-    for one, truth in zip(widen_triton.widen(*given, GAINS["all"], 45, True, True), exact, strict=True):
+    for rounded, truth in zip(widen_triton.widen(*given, GAINS["all"], 45, True, True), exact, strict=True):
         allowed = 2 * (truth.bfloat16().double() - truth).abs().max()
-        assert (one.double() - truth).abs().max() <= allowed
+        assert (rounded.double() - truth).abs().max() <= allowed
 
 
 def test_scores_are_the_parts_with_their_gains():

@@ -46,9 +46,9 @@ def test_symmetric_and_skew_are_exact(rope):
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 def test_psd_is_positive_and_a_psd_head_stays_as_it_is(rope):
     layer, x = layer_of(rope), torch.randn(1, 9, 16, dtype=torch.float64)
-    _, found, projection = rewritten(layer, x, kernel="psd")
-    assert torch.linalg.eigvalsh(found).min() > -1e-10
-    assert (found - found.mT).abs().max() < 1e-10
+    _, scores, projection = rewritten(layer, x, kernel="psd")
+    assert torch.linalg.eigvalsh(scores).min() > -1e-10
+    assert (scores - scores.mT).abs().max() < 1e-10
     assert 0 < projection.lost < 1
     tied = layer_of(rope, kernel="psd")
     before, same, projection = rewritten(tied, x, kernel="psd")
@@ -69,10 +69,10 @@ def test_ranks_are_those_of_the_dense_matrix(kernel):
     left, sizes, right = torch.linalg.svd(part)
     near = left[:, :4] * sizes[:4] @ right[:4]
     x = torch.randn(1, 6, 16, dtype=torch.float64)
-    _, found, projection = rewritten(layer, x, kernel=kernel, rank=4)
-    assert (found - x[0] @ near @ x[0].mT).abs().max() < 1e-10
+    _, scores, projection = rewritten(layer, x, kernel=kernel, rank=4)
+    assert (scores - x[0] @ near @ x[0].mT).abs().max() < 1e-10
     assert projection.lost == pytest.approx(float((dense - near).square().sum() / dense.square().sum()))
-    assert torch.linalg.matrix_rank(found, rtol=1e-9) <= 4
+    assert torch.linalg.matrix_rank(scores, rtol=1e-9) <= 4
 
 
 @pytest.mark.parametrize("rope", [ROPES["whole"], ROPES["interleaved"], ROPES["partial"]])
@@ -81,16 +81,16 @@ def test_what_is_lost_under_rotation_is_the_mean_over_rotations(rope):
     layer = layer_of(rope)
     form = layer.form()[1]
     kept = components("general", form.gram(), rope)[:2]
-    assert sum(one.share for one in components("general", form.gram(), rope)) == pytest.approx(1)
-    query, key = (torch.cat([getattr(one, side) for one in kept]) for side in ("query", "key"))
+    assert sum(component.share for component in components("general", form.gram(), rope)) == pytest.approx(1)
+    query, key = (torch.cat([getattr(component, side) for component in kept]) for side in ("query", "key"))
     x = torch.randn(2, 400, 16, dtype=torch.float64)
     q, k = x @ form.query.mT, x @ form.key.mT
-    places = torch.rand(2, 400, dtype=torch.float64) * 1e6
-    q, k = rope.rotate(q, places), rope.rotate(k, places)
+    positions = torch.rand(2, 400, dtype=torch.float64) * 1e6
+    q, k = rope.rotate(q, positions), rope.rotate(k, positions)
     both = torch.cat((q, k), -1)
     whole, part = (q[0] @ k[1].mT), (both[0] @ query.mT) @ (both[1] @ key.mT).mT
     lost = float((whole - part).square().mean() / whole.square().mean())
-    assert lost == pytest.approx(1 - sum(one.share for one in kept), abs=0.02)
+    assert lost == pytest.approx(1 - sum(component.share for component in kept), abs=0.02)
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)

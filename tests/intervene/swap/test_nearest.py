@@ -33,19 +33,19 @@ def cases():
     ]
 
 
-def attention(kernel, rope, weights, found, bias=None):
+def attention(kernel, rope, weights, fit, bias=None):
     """kq.Attention whose z is mix·[q; k]."""
     layer = kq.Attention(
         D, len(weights), kernel, head_dim=R, rope=rope, symmetric_dims=2, bias=bias is not None, dtype=DOUBLE
     )
     with torch.no_grad():
-        layer.key.weight.copy_((found.mix @ weights).flatten(0, 1))
+        layer.key.weight.copy_((fit.mix @ weights).flatten(0, 1))
         if bias is not None:
-            layer.key.bias.copy_((found.mix @ bias.unsqueeze(-1)).flatten())
+            layer.key.bias.copy_((fit.mix @ bias.unsqueeze(-1)).flatten())
         if isinstance(layer.shape, (Diagonal, Split)):
-            layer.shape.gain.copy_(found.core)
+            layer.shape.gain.copy_(fit.core)
         if isinstance(layer.shape, Pairwise):
-            layer.shape.matrix.copy_(found.core)
+            layer.shape.matrix.copy_(fit.core)
     return layer
 
 
@@ -89,9 +89,9 @@ def kept_of(whole, kernel, rank, symmetric):
 def test_it_keeps_what_dense_eigenvalues_say_can_be_kept(kernel, symmetric):
     weights = head()
     whole = weights[:, :R].mT @ weights[:, R:]
-    found = nearest(kernel, weights @ weights.mT, symmetric_dims=symmetric)
+    fit = nearest(kernel, weights @ weights.mT, symmetric_dims=symmetric)
     expected = 1 - kept_of(whole, kernel, R, symmetric) / whole.square().sum((-2, -1))
-    torch.testing.assert_close(found.lost, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(fit.lost, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("kernel", ["psd", "symmetric", "skew"])
@@ -104,8 +104,8 @@ def test_under_rotation_it_keeps_what_complex_eigenvalues_say_can_be_kept(kernel
     total = size * turned.abs().square().sum((-3, -2, -1)) + rest.square().sum((-2, -1))
     if rope.dims < R:
         kept = kept + kept_of(rest, kernel, R - rope.dims, 0)
-    found = nearest(kernel, weights @ weights.mT, rope)
-    torch.testing.assert_close(found.lost, 1 - kept / total, rtol=1e-10, atol=1e-12)
+    fit = nearest(kernel, weights @ weights.mT, rope)
+    torch.testing.assert_close(fit.lost, 1 - kept / total, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(("kernel", "name"), cases())
@@ -115,15 +115,15 @@ def test_the_layer_has_the_error_that_is_reported(kernel, name):
     if rope is not None:  # frequencies whose turns all cancel within 64 offsets
         frequencies = 2 * torch.pi * torch.tensor([8.0, 1.0], dtype=DOUBLE)[: rope.dims // 2] / 64
         rope = kq.Rope(rope.dims, 1.0, rope.interleaved, frequencies, rope.factor)
-    found = nearest(kernel, weights @ weights.mT, rope, SPLIT.get(name, 0))
-    layer = attention(kernel, rope, weights, found)
+    fit = nearest(kernel, weights @ weights.mT, rope, SPLIT.get(name, 0))
+    layer = attention(kernel, rope, weights, fit)
     error = total = 0.0
     form = layer.form()
     for offset in range(64) if rope is not None else [0]:
         old = dense(weights[:, :R], weights[:, R:], rope, offset)
         new = dense(form.query, form.key, rope, offset).detach()
         error, total = error + (old - new).square().sum((-2, -1)), total + old.square().sum((-2, -1))
-    torch.testing.assert_close(found.lost, error / total, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(fit.lost, error / total, rtol=1e-9, atol=1e-12)
 
 
 def structured(kernel, rope, seed=3):
@@ -133,8 +133,8 @@ def structured(kernel, rope, seed=3):
     for weight in layer.parameters():
         nn.init.normal_(weight)
     if kernel == "pairwise" and rope is not None:  # what commutes with rotations
-        found = nearest(kernel, torch.eye(2 * R, dtype=DOUBLE).expand(2, -1, -1), rope)
-        layer.shape.matrix.data.copy_(found.core)
+        fit = nearest(kernel, torch.eye(2 * R, dtype=DOUBLE).expand(2, -1, -1), rope)
+        layer.shape.matrix.data.copy_(fit.core)
     form, biases = layer.form(), layer.biases()
     return layer, torch.cat((form.query, form.key), -2).detach(), torch.cat(biases, -1).detach()
 
@@ -143,12 +143,12 @@ def structured(kernel, rope, seed=3):
 def test_a_head_that_has_the_structure_is_reproduced(kernel, name):
     rope = ROPES[name]
     layer, weights, bias = structured(kernel, rope)
-    found = nearest(kernel, weights @ weights.mT, rope, SPLIT.get(name, 0))
-    again = attention(kernel, rope, weights, found, bias)
+    fit = nearest(kernel, weights @ weights.mT, rope, SPLIT.get(name, 0))
+    again = attention(kernel, rope, weights, fit, bias)
     again.value.load_state_dict(layer.value.state_dict())
     again.output.load_state_dict(layer.output.state_dict())
     x = torch.randn(3, 6, D, dtype=DOUBLE)
-    assert found.lost.max() < 1e-20
+    assert fit.lost.max() < 1e-20
     torch.testing.assert_close(again(x), layer(x), rtol=1e-10, atol=1e-10)
 
 
@@ -158,8 +158,8 @@ def test_factors_that_depend_on_each_other_and_heads_of_nothing():
     weights[:, R:] = weights[:, :R].flip(1)
     weights[:, 1] = weights[:, 0]
     for kernel in STRUCTURED:
-        found = nearest(kernel, weights @ weights.mT, symmetric_dims=2)
-        assert found.mix.isfinite().all()
+        fit = nearest(kernel, weights @ weights.mT, symmetric_dims=2)
+        assert fit.mix.isfinite().all()
         nothing = nearest(kernel, torch.zeros(1, 2 * R, 2 * R, dtype=DOUBLE), symmetric_dims=2)
         assert nothing.mix.abs().max() == 0
         assert nothing.lost.max() == 0

@@ -148,9 +148,9 @@ def test_two_swaps_are_undone_in_either_order(order):
     model = encoder()
     before = snapshot(model)
     swaps = [kq.swap(model, "psd", 0), kq.swap(model, "skew", [1])]
-    found = kq.read(model)
-    assert [layer.index for layer in found] == [0, 1]
-    assert float(found[0].form.symmetry.min()) > 0.999 > -0.999 > float(found[1].form.symmetry.max())
+    heads = kq.read(model)
+    assert [layer.index for layer in heads] == [0, 1]
+    assert float(heads[0].form.symmetry.min()) > 0.999 > -0.999 > float(heads[1].form.symmetry.max())
     for index in order:
         swaps[index].undo()
         with pytest.raises(RuntimeError, match=r"the swap to .* is already undone"):

@@ -17,9 +17,9 @@ MODELS = ["t5", "bart", "whisper"]
 def inputs(name, model, rows):
     """Batches of different texts; encoder and decoder lengths differ, and one source is padded."""
     torch.manual_seed(0)
-    one = tiny_inputs(name, model)
-    if "input_features" in one:
-        shape = (rows, *one["input_features"].shape[1:])
+    example = tiny_inputs(name, model)
+    if "input_features" in example:
+        shape = (rows, *example["input_features"].shape[1:])
         return {"input_features": torch.randn(shape), "decoder_input_ids": torch.randint(3, 60, (rows, 5))}
     mask = torch.ones(rows, 8, dtype=torch.long)
     mask[0, 6:] = 0
@@ -47,8 +47,8 @@ def test_scores_are_those_of_the_model(name):
     crossed = [layer for layer in heads if layer.kind == "cross"]
     assert len(out.cross_attentions) == len(crossed) > 0
     for layer, expected in zip(crossed, out.cross_attentions, strict=True):
-        own = pairs[layer.index]
-        scores = (own.query @ own.key.mT).masked_fill(~own.real_key[:, None, None], -torch.inf)
+        pair = pairs[layer.index]
+        scores = (pair.query @ pair.key.mT).masked_fill(~pair.real_key[:, None, None], -torch.inf)
         torch.testing.assert_close(scores.softmax(-1), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -76,13 +76,13 @@ def test_parts_with_means_over_all_positions_by_brute_force(name):
     heads, batch = kq.read(model), inputs(name, model, 6)
     pairs, _ = observed(model, heads, batch)
     sums = score_variances(model, [batch], heads, lambda batches: batches)
-    for index, own in pairs.items():
+    for index, pair in pairs.items():
         assert sums[index].is_cross
         assert not sums[index].by_position
-        real = own.real_key[:, None, :, None]
-        mean_query = own.query.double().mean((0, 2))
-        mean_key = (own.key.double() * real).sum((0, 2)) / real.sum((0, 2))
-        squares, total = brute_force(own, mean_query, mean_key)
+        real = pair.real_key[:, None, :, None]
+        mean_query = pair.query.double().mean((0, 2))
+        mean_key = (pair.key.double() * real).sum((0, 2)) / real.sum((0, 2))
+        squares, total = brute_force(pair, mean_query, mean_key)
         products = torch.stack(list(sums[index].products.values()))[:, 0].sum(0)  # (heads, parts, parts)
         given = products.diagonal(dim1=-2, dim2=-1)[:, [0, 2, 3, 4]]  # pairwise, popularity, query_only, position
         torch.testing.assert_close(given, squares, rtol=1e-3, atol=1e-6 * float(total.max()))
@@ -113,13 +113,13 @@ def test_means_by_position_give_the_known_shares_without_bias():
     half, n, m = 400, query.shape[2], key.shape[2]
     means, key_means = PositionMeans(4), PositionMeans(4)
     for of_side, x in ((means, query), (key_means, key)):
-        at, real = torch.arange(x.shape[2]).expand(half, -1), torch.ones(half, x.shape[2], dtype=torch.bool)
-        of_side.add(x[:half], x[:half], at, real, torch.arange(half) % 4)
+        positions, real = torch.arange(x.shape[2]).expand(half, -1), torch.ones(half, x.shape[2], dtype=torch.bool)
+        of_side.add(x[:half], x[:half], positions, real, torch.arange(half) % 4)
     sums = ScoreVariance(means, key_means=key_means)
     for start in range(half, 2 * half, 100):
         real = [torch.ones(100, size, dtype=torch.bool) for size in (n, m)]
-        places, seen = [torch.arange(size)[None] for size in (n, m)], torch.ones(1, 1, n, m, dtype=torch.bool)
-        part = ScoredPairs(query[start : start + 100], key[start : start + 100], *places, seen, *real)
+        positions, seen = [torch.arange(size)[None] for size in (n, m)], torch.ones(1, 1, n, m, dtype=torch.bool)
+        part = ScoredPairs(query[start : start + 100], key[start : start + 100], *positions, seen, *real)
         sums.add(part, list(range(start, start + 100)))
     shares = score_shares(sums)
     for name, share in expected.items():

@@ -59,9 +59,9 @@ def test_noise_in_padding_changes_nothing():
     model, data = Encoder(), batch()
     noisy = {**data, "input_ids": torch.where(data["attention_mask"].bool(), data["input_ids"], 7)}
     heads = kq.read(model)
-    one, other = (joint_moments(model, [d], heads)[1] for d in (data, noisy))
-    torch.testing.assert_close(one.covariance, other.covariance)
-    assert one.count == 9
+    clean, disturbed = (joint_moments(model, [d], heads)[1] for d in (data, noisy))
+    torch.testing.assert_close(clean.covariance, disturbed.covariance)
+    assert clean.count == 9
 
 
 def test_moments_are_those_of_queries_and_keys():

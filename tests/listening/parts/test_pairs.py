@@ -49,10 +49,10 @@ def inputs(name, model, sequences):
     return {"input_ids": ids.where(mask.bool(), 1), "attention_mask": mask}
 
 
-def rotation(rope, place, rank):
+def rotation(rope, position, rank):
     """R(place), from cosines and sines alone."""
     matrix, half = torch.eye(rank, dtype=torch.float64), rope.dims // 2
-    for pair, angle in enumerate(rope.angles(float(place))):
+    for pair, angle in enumerate(rope.angles(float(position))):
         i, j = (2 * pair, 2 * pair + 1) if rope.interleaved else (pair, pair + half)
         cos, sin = rope.factor * angle.cos(), rope.factor * angle.sin()
         matrix[i, i], matrix[i, j], matrix[j, i], matrix[j, j] = cos, -sin, sin, cos
@@ -127,9 +127,9 @@ def test_shares_are_those_of_the_models_own_scores(name):
     assert len(captured[0]) == len(layers)
     for layer, first, second in zip(layers, *captured, strict=True):
         expected = brute_force(first, second, layer.rope, min(layer.heads, 2))
-        found = sums[layer.index]
-        size = torch.stack([product[0] for product in found.products.values()]).sum(0)
+        variance = sums[layer.index]
+        size = torch.stack([product[0] for product in variance.products.values()]).sum(0)
         shares = size.diagonal(dim1=-2, dim2=-1) / size.sum((-2, -1))[:, None]
         assert (shares[: len(expected)] - expected).abs().max() < 2e-4, layer.name
-        estimates = score_shares(found).estimates
+        estimates = score_shares(variance).estimates
         assert sum(float(estimates[part].value[0]) for part in (*PARTS, "interaction")) == pytest.approx(1, abs=1e-6)

@@ -26,18 +26,19 @@ from keyquery.proof.models import build, tiny_configs
 def test_parts_add_up_to_the_scores_of_the_model(name, batch):
     model = build(next(tiny_configs(name))).float()
     heads = kq.read(model)
-    heard = {}
+    pairs_of = {}
     with captured(model) as capture:
         model(**batch)
-    with watch_pairs(model, heads, lambda layer, pairs: heard.setdefault(layer.index, pairs)) as run:
+    with watch_pairs(model, heads, lambda layer, pairs: pairs_of.setdefault(layer.index, pairs)) as run:
         run(batch)
     means = position_means(model, [batch], heads)
     for layer, event in zip(heads, capture.events, strict=True):
-        query, key, at = heard[layer.index].query[0], heard[layer.index].key[0], heard[layer.index].positions[0]
+        pairs = pairs_of[layer.index]
+        query, key, positions = pairs.query[0], pairs.key[0], pairs.positions[0]
         bias = partial(heads.pair_bias, layer)
         sums = ScoreVariance(means[layer.index], rotation(layer, [batch]), bias, score_terms(heads, layer))
-        (mean_query, mean_key), _ = sums._means_at((at, at), query, key, (0, 0, 0, 0))
-        parts, _ = sums._parts(query, key, mean_query, mean_key, (at, at), slice(0, layer.heads))
+        (mean_query, mean_key), _ = sums._means_at((positions, positions), query, key, (0, 0, 0, 0))
+        parts, _ = sums._parts(query, key, mean_query, mean_key, (positions, positions), slice(0, layer.heads))
         total = parts[:, 0] + parts[:, 2:].sum(1)  # swapped pairs are no part of the score
         theirs = event.scores.reshape(-1, *total.shape)[0]
         torch.testing.assert_close(total, theirs.float(), atol=2e-4, rtol=1e-4)

@@ -14,9 +14,9 @@ from keyquery.listening.parts.shares import score_shares
 from keyquery.listening.parts.variance import FOLDS, ScoreVariance
 
 
-def pairs_of(query, key, at, seen):
+def pairs_of(query, key, positions, seen):
     real = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool)
-    return ScoredPairs(query, key, at, at, seen, real, real)
+    return ScoredPairs(query, key, positions, positions, seen, real, real)
 
 
 def visible(n, causal=True, window=None):
@@ -28,15 +28,15 @@ def visible(n, causal=True, window=None):
 def shares_of(query, key, rope=None, bias=None, pairs=None):
     """Half of the sequences give the means, the other half the parts; batches of 8."""
     count, n = query.shape[0], query.shape[2]
-    half, at = count // 2, torch.arange(n)[None]
+    half, positions = count // 2, torch.arange(n)[None]
     means = PositionMeans(FOLDS)
     real = torch.ones(half, n, dtype=torch.bool)
-    means.add(query[:half], key[:half], at.expand(half, -1), real, torch.arange(half) % FOLDS)
+    means.add(query[:half], key[:half], positions.expand(half, -1), real, torch.arange(half) % FOLDS)
     sums = ScoreVariance(means, rope, bias)
     for start in range(half, count, 8):
         some = slice(start, min(start + 8, count))
         numbers = list(range(start, some.stop))
-        sums.add(pairs_of(query[some], key[some], at, visible(n) if pairs is None else pairs), numbers)
+        sums.add(pairs_of(query[some], key[some], positions, visible(n) if pairs is None else pairs), numbers)
     return score_shares(sums).estimates
 
 
@@ -85,13 +85,13 @@ def test_a_head_of_one_part_has_that_part_alone(made, part):
     query, key, rope, bias = head(
         made, 512 if part == "popularity" else 64, 24 if part in ("symmetric", "skew") else 12
     )
-    found = shares_of(query, key, rope, bias)
-    assert float(found[part].value[0]) >= 0.99
-    assert abs(sum(float(found[name].value[0]) for name in (*PARTS, "interaction")) - 1) < 1e-9
+    shares = shares_of(query, key, rope, bias)
+    assert float(shares[part].value[0]) >= 0.99
+    assert abs(sum(float(shares[name].value[0]) for name in (*PARTS, "interaction")) - 1) < 1e-9
     if made == "sink":
-        assert float(found["sink"].value[0]) >= 0.99
+        assert float(shares["sink"].value[0]) >= 0.99
     elif part == "position":
-        assert float(found["sink"].value[0]) < 0.5
+        assert float(shares["sink"].value[0]) < 0.5
 
 
 # A process whose truth is known: Gaussian contents with a topic that all tokens of a sequence share.
@@ -131,9 +131,9 @@ def trials(sequences, repeats, rope):
         torch.stack(side, 1).squeeze(2)
         for side in zip(*(draw(sequences, torch.Generator().manual_seed(at)) for at in range(repeats)), strict=True)
     )
-    found = shares_of(query, key, rope)
+    shares = shares_of(query, key, rope)
     for name, expected in known.items():
-        estimate = found[name]
+        estimate = shares[name]
         ends = torch.tensor([interval(estimate, at, name in PARTS) for at in range(repeats)])
         held = (ends[:, 0] <= expected) & (expected <= ends[:, 1])
         yield name, expected, estimate.value, float(held.double().mean())
@@ -161,15 +161,15 @@ def test_windows_and_two_sides():
     """Another mask, other pairs: brute force with the same means, over the pairs that the mask allows."""
     query, key = draw(64, torch.Generator().manual_seed(3))
     for pairs in (visible(N, causal=False), visible(N, window=3)):
-        found = shares_of(query, key, None, None, pairs)
+        shares = shares_of(query, key, None, None, pairs)
         scores = (query @ key.mT)[32:]
         seen = pairs.double()
         centred = scores * seen - seen * (scores * seen).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
-        parts = sum(float(found[name].value[0]) for name in (*PARTS, "interaction"))
+        parts = sum(float(shares[name].value[0]) for name in (*PARTS, "interaction"))
         assert parts == pytest.approx(1, abs=1e-9)
         means = PositionMeans(FOLDS)
-        at, real = torch.arange(N)[None].expand(32, -1), torch.ones(32, N, dtype=torch.bool)
-        means.add(query[:32], key[:32], at, real, torch.arange(32) % FOLDS)
+        positions, real = torch.arange(N)[None].expand(32, -1), torch.ones(32, N, dtype=torch.bool)
+        means.add(query[:32], key[:32], positions, real, torch.arange(32) % FOLDS)
         sums = ScoreVariance(means)
         sums.add(pairs_of(query[32:], key[32:], torch.arange(N)[None], pairs), list(range(32)))
         total = sum(product[0].sum() for product in sums.products.values())
@@ -179,10 +179,10 @@ def test_windows_and_two_sides():
 def test_too_few_sequences_have_no_interval():
     query, key = draw(40, torch.Generator().manual_seed(3))
     means = PositionMeans(1)
-    real, at = torch.ones(40, N, dtype=torch.bool), torch.arange(N)[None]
-    means.add(query, key, at.expand(40, -1), real, torch.zeros(40, dtype=torch.long))
+    real, positions = torch.ones(40, N, dtype=torch.bool), torch.arange(N)[None]
+    means.add(query, key, positions.expand(40, -1), real, torch.zeros(40, dtype=torch.long))
     sums = ScoreVariance(means)
-    sums.add(pairs_of(query[:2], key[:2], at, visible(N)), [0, 1])
+    sums.add(pairs_of(query[:2], key[:2], positions, visible(N)), [0, 1])
     assert not sums.by_position
     assert math.isnan(float(score_shares(sums).estimates["skew"].error[0]))
 
