@@ -24,7 +24,6 @@ FORBIDDEN = {
 }
 # What other files may do, and why.
 ALLOWED = {
-    ("intervene/handle.py", "attributes"): "`put`, the undoable assignment that swap uses",
     ("intervene/swap/swap.py", "attributes"): "swap replaces modules, and refuses save_pretrained meanwhile",
     ("intervene/swap/adapters.py", "attributes"): "swap replaces modules, and turns off nested tensors around them",
     ("proof/models.py", "interface"): "an option of the config that a tiny model is built from",

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.intervene.handle import Handle, lasting, put
+from keyquery.intervene.handle import Handle, lasting
 from keyquery.listening.exclusive import left_open, temporarily
+from keyquery.listening.hooks import put
 from tests.intervene.dial.test_running import decoder, text
 from tests.intervene.tiny import encoder
 from tests.listening.models import assert_as_it_was, snapshot

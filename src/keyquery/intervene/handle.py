@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, Self, TypeVar
 
 from torch import nn
@@ -89,18 +88,6 @@ def undo(model: nn.Module) -> None:
     dial, project, swap, ablate_heads : Changes, each of which can also be undone alone.
     """
     close(*left_open(bare(model)))
-
-
-def put(owner: Any, name: str, value: Any, changes: ExitStack) -> None:
-    """Set owner.name = value, with the undo in `changes`; an instance attribute hides one of its class."""
-    tables = [getattr(owner, kind, {}) for kind in ("_parameters", "_buffers", "_modules")] + [vars(owner)]
-    table = next((table for table in tables if name in table), None)
-    if table is None:
-        changes.callback(vars(owner).pop, name, None)
-        vars(owner)[name] = value
-    else:
-        changes.callback(table.__setitem__, name, table[name])  # keeps the order of entries
-        table[name] = value
 
 
 def rate_of(module: nn.Module, names: tuple[str, ...] = DROPOUTS) -> float:

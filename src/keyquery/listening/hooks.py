@@ -81,9 +81,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    stack.callback(put, module, name, buffer, buffer.clone(), buffer._version)
+                    stack.callback(restore, module, name, buffer, buffer.clone(), buffer._version)
 
-    def put(module: nn.Module, name: str, buffer: Tensor, copy: Tensor, version: int) -> None:
+    def restore(module: nn.Module, name: str, buffer: Tensor, copy: Tensor, version: int) -> None:
         module._buffers[name] = buffer
         if buffer._version != version:
             with torch.no_grad():
@@ -187,14 +187,21 @@ def on_output(module: nn.Module, note: Callable[..., Any], changes: ExitStack, a
     changes.callback(hook.remove)
 
 
+def put(owner: Any, name: str, value: Any, changes: ExitStack) -> None:
+    """Set owner.name = value, with the undo in `changes`; an instance attribute hides one of its class."""
+    tables = [getattr(owner, kind, {}) for kind in ("_parameters", "_buffers", "_modules")] + [vars(owner)]
+    table = next((table for table in tables if name in table), None)
+    if table is None:
+        changes.callback(vars(owner).pop, name, None)
+        vars(owner)[name] = value
+    else:
+        changes.callback(table.__setitem__, name, table[name])  # keeps the order of entries
+        table[name] = value
+
+
 def replace_method(module: nn.Module, name: str, function: Callable[..., Any], changes: ExitStack) -> None:
     """Let a module's method, such as its forward, be another function."""
-    methods = vars(module)
-    if name in methods:
-        changes.callback(methods.__setitem__, name, methods[name])
-    else:
-        changes.callback(methods.pop, name, None)
-    methods[name] = Bound(function)
+    put(module, name, Bound(function), changes)
 
 
 def around_calls(model: nn.Module, around: Callable[..., Any], changes: ExitStack) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from keyquery.intervene.handle import put
 from keyquery.intervene.rewrites import sites_of
+from keyquery.listening.hooks import put
 
 
 class Prefix:

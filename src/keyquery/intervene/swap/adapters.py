@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Layer
-from keyquery.intervene.handle import put, rate_of
+from keyquery.intervene.handle import rate_of
 from keyquery.layers import Attention, Cache
+from keyquery.listening.hooks import put
 
 # The module of transformers' output-recording hooks, and the flag that they are installed.
 RECORDERS, RECORDED = "transformers.utils.output_capturing", "_output_capturing_hooks_installed"

@@ -16,14 +16,14 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from keyquery.checkpoints import Heads, Layer, read
-from keyquery.intervene.handle import Handle, check_model, lasting, put
+from keyquery.intervene.handle import Handle, check_model, lasting
 from keyquery.intervene.rewrites import check_unchanged
 from keyquery.intervene.swap.adapters import TorchAttention, TransformersAttention, replace, unnest, unrecord
 from keyquery.intervene.swap.build import build, carried_state, check_layer, place_of, start_nearest
 from keyquery.layers import Attention
 from keyquery.listening import batches_of, joint_moments
 from keyquery.listening.exclusive import Changes, hold
-from keyquery.listening.hooks import Batch
+from keyquery.listening.hooks import Batch, put
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.checks import check_count
 from keyquery.support.files import write_all
