@@ -246,7 +246,7 @@ class Call:
     def attend(self, new: Mapping[str, Tensor], dropout: float = 0.0) -> Float[Tensor, "batch heads n v"]:
         """The output of all heads with replaced tensors; fused where scores are the product of queries and keys."""
         if "output" in new:
-            return new["output"].to(self.query.dtype)
+            return new["output"].to(self.query.dtype if self.value is None else self.value.dtype)
         call = self.replaced(new)
         value = call.values()
         if call.given_scores is not None or self.softcap is not None or self.sinks is not None:
