@@ -140,7 +140,9 @@ def test_half_precision_is_scored_in_single():
     wide = Call(**{**vars(call), **{name: getattr(half, name).double() for name in ("query", "key", "value")}})
     assert half.scores().dtype == torch.float32
     torch.testing.assert_close(half.scores().double(), wide.scores(), atol=1e-6, rtol=1e-6)
-    assert half.attend({"query": half.query}).dtype == torch.bfloat16
+    for name in ("query", "output"):
+        new = half.query if name == "query" else half.output()
+        assert half.attend({name: new}).dtype == torch.bfloat16
 
 
 CAUSAL = torch.ones(5, 5).tril().bool()[None, None]
