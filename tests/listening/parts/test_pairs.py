@@ -1,5 +1,6 @@
 """What a model really scores, against its own attention function: 12 architectures, masks, windows, own pairs."""
 
+from dataclasses import replace
 from importlib import import_module
 from itertools import permutations
 
@@ -10,6 +11,7 @@ import keyquery as kq
 from keyquery.forms.parts import PARTS
 from keyquery.listening.parts.means import PER_FOLD
 from keyquery.listening.parts.on_data import SEQUENCES, halves, score_variances
+from keyquery.listening.parts.pairs import scored_pairs
 from keyquery.listening.parts.shares import score_shares
 from keyquery.listening.parts.variance import FOLDS
 from keyquery.proof.families import tiny_model
@@ -133,3 +135,12 @@ def test_shares_are_those_of_the_models_own_scores(name):
         assert (shares[: len(expected)] - expected).abs().max() < 2e-4, layer.name
         estimates = score_shares(variance).estimates
         assert sum(float(estimates[part].value[0]) for part in (*PARTS, "interaction")) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (True, 3), (False, 3), (False, None)])
+def test_pairs_of_a_call_that_is_not_seen_are_those_that_the_layer_says(causal, window):
+    layer = replace(kq.read(tiny_model("bert"))[0], causal=causal, window=window)
+    pairs = scored_pairs(layer, torch.randn(2, 6, 32), None)
+    seen = [[(j <= i or not causal) and (window is None or abs(i - j) < window) for j in range(6)] for i in range(6)]
+    assert pairs.visible[0, 0].tolist() == seen
+    assert bool(pairs.real.all())
