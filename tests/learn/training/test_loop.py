@@ -92,24 +92,6 @@ def test_a_run_broken_off_on_purpose_keeps_its_checkpoint(tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), fresh.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("end", [20, 25])
-def test_a_spare_run_writes_its_checkpoint_only_where_it_is_broken_off(tmp_path, end):
-    recipe, file, there = Recipe(40, check_every=10), tmp_path / "run.checkpoint", []
-    whole, broken, fresh = small(0.2), small(0.2), small(0.2)
-    train(whole, draw, loss, recipe)
-
-    def until(step):
-        there.append(file.exists())
-        return step >= end
-
-    train(broken, draw, loss, recipe, until=until, checkpoint=file, spare=True)
-    assert not any(there)
-    assert file.exists()
-    train(fresh, draw, loss, recipe, checkpoint=file, spare=True)
-    assert not file.exists()
-    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), fresh.parameters(), strict=True))
-
-
 def test_patience_stops_and_the_best_weights_are_kept():
     values = iter([3.0, 1.0, 2.0, 2.5, 0.1])
     kept = []

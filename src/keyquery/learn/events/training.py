@@ -13,7 +13,7 @@ from keyquery.learn.base import hold_out
 from keyquery.learn.events.losses import Lasts, judged, losses
 from keyquery.learn.events.network import EventNetwork
 from keyquery.learn.events.windows import Batch, Clock, Windows, ends
-from keyquery.learn.fitting import fit_network, report
+from keyquery.learn.fitting import fit_network
 from keyquery.learn.inputs.event_streams import Stream, times_per_group
 from keyquery.learn.series.training import epochs_of
 from keyquery.learn.training import Recipe
@@ -89,12 +89,12 @@ def learn(
         value = metrics["nll_type"] + gap_weight * metrics["nll_gap"]
         if tested is not None and len(tested.spans):
             value += share * tested.judged(model, 4 * size)
-        report(estimator.verbose, f"validation: {value:.4f} nats per event, accuracy {metrics['accuracy']:.3f}")
         return value
 
     draw, every = epochs_of(learned.take, len(learned.starts), size, seed)
     steps = estimator.epochs * every
     options = {"warmup": min(2 * every, steps // 10), "check_every": every, "patience": estimator.patience}
     recipe = Recipe(steps, estimator.lr, seed=seed, **options)
-    log = fit_network(network, draw, loss, recipe, validate=validate if checked else None, progress=progress)
+    shown: dict[str, Any] = {"progress": progress, "verbose": estimator.verbose}
+    log = fit_network(network, draw, loss, recipe, validate=validate if checked else None, **shown)
     return [{"epoch": int(row.pop("step")) // every, **row} for row in log.rows]

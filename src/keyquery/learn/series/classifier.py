@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from keyquery.learn.base import check_sizes, hold_out, seeded
-from keyquery.learn.fitting import fit_network, report
+from keyquery.learn.fitting import fit_network
 from keyquery.learn.inputs.sequences import Padded
 from keyquery.learn.series.base import SeriesEstimator
 from keyquery.learn.series.network import KINDS, TOKENS, SeriesNetwork
@@ -181,14 +181,10 @@ class SeriesClassifier(SeriesEstimator):
             batch: Labelled = plain(step, generator)
             return augmented(batch, self.augment, generator) if self.augment else batch
 
-        checks: list[dict[str, float]] = []
-
-        def validate(model: Any) -> float:
+        def validate(model: Any) -> dict[str, float]:
             assert checked is not None
-            errors, loss = judged(model, checked, 4 * self.batch_size)
-            checks.append({"validation_error": errors, "validation_loss": loss})
-            report(self.verbose, f"epoch {len(checks)}: validation error {errors:.3f}, loss {loss:.3f}")
-            return errors + TIE * loss
+            error, loss = judged(model, checked, 4 * self.batch_size)
+            return {"validation": error + TIE * loss, "validation_error": error, "validation_loss": loss}
 
         steps, last = self.epochs * every, every * (self.epochs if epochs is None else epochs)
         options: dict[str, Any] = {"clip": 4.0, "check_every": every, "patience": self.patience}
@@ -201,10 +197,12 @@ class SeriesClassifier(SeriesEstimator):
             validate=validate if checked else None,
             until=lambda step: step >= last,
             progress=progress,
+            verbose=self.verbose,
         )
-        rows = [{"epoch": int(row["step"]) // every, "loss": row["loss"]} for row in log.rows]
-        if checked is not None:
-            rows = [row | check for row, check in zip(rows, checks, strict=True)]
+        kept = ("loss", "validation_error", "validation_loss")
+        rows = [
+            {"epoch": int(row["step"]) // every} | {name: row[name] for name in kept if name in row} for row in log.rows
+        ]
         return rows, log.best_step // every, log.interrupted
 
     @torch.no_grad()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from keyquery.support.tensorboard import Board, open_board
 
 Draw = Callable[[int, torch.Generator], Any]
 Loss = Callable[[nn.Module, Any], Tensor]
+Validate = Callable[[nn.Module], float | Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Recipe:
 class Log:
     """The log of a run: one row per `check_every` steps, and the best validation."""
 
-    rows: list[dict[str, float]] = field(default_factory=list)  # losses, validation metrics and learning rates by step
+    rows: list[dict[str, float]] = field(default_factory=list)  # step, mean loss since the last row, and validation metrics
     best: float = float("inf")  # lowest validation loss
     best_step: int = 0  # its step
     stopped: bool = False  # whether `patience` ended the run
@@ -72,13 +74,13 @@ def train(
     loss: Loss,
     recipe: Recipe,
     *,
-    validate: Callable[[nn.Module], float] | None = None,
-    after: Callable[[int, nn.Module], None] | None = None,
-    until: Callable[[int], bool] | None = None,
+    validate: Validate | None = None,
+    after: Callable[[int, nn.Module], None] = lambda step, model: None,
+    until: Callable[[int], bool] = lambda step: False,
     checkpoint: str | Path | None = None,
-    spare: bool = False,
     board: str | Path | None = None,
     progress: Progress | None = None,
+    verbose: bool = False,
 ) -> Log:
     """Train a model in place and return the log. Under torchrun, gradients are averaged over processes.
 
@@ -93,7 +95,8 @@ def train(
     recipe
         Hyperparameters.
     validate
-        The validation loss of a model: the best weights are kept, and `recipe.patience` stops early. Default: none.
+        The validation loss of a model, or metrics of which `validation` is that loss: the best weights are kept, and
+        `recipe.patience` stops early. Default: none.
     after
         `after(step, model)` is called before the first step (0) and after each. Default: none.
     until
@@ -101,17 +104,17 @@ def train(
         Default: never.
     checkpoint
         A file: written every `check_every` steps, resumed from if it exists, deleted at the end. Default: none.
-    spare
-        Write the checkpoint only on an interrupt, since that of a large model takes gigabytes.
     board
         A folder for TensorBoard (the extra `board`). Default: the environment variable KEYQUERY_TENSORBOARD.
     progress
         Wraps iterables in progress bars. Default: none.
+    verbose
+        Print every row of the log to stderr, if that is no terminal, where `progress` shows bars. Default: False.
 
     Returns
     -------
     Log
-        Losses, validation metrics and learning rates by step.
+        Losses and validation metrics by step.
 
     Examples
     --------
@@ -124,12 +127,13 @@ def train(
     device = next(model.parameters()).device
     running, rank = _distributed(model, device)
     optimiser = make_optimiser(recipe.optimiser, model, recipe.lr, recipe.weight_decay)
-    run = _Run(model, optimiser, Log(), None if checkpoint is None else Path(checkpoint), recipe, spare)
+    run = _Run(model, optimiser, recipe, validate, rank, checkpoint if checkpoint is None else Path(checkpoint))
     first = run.restore()
     run.board = open_board(board, run.path, recipe.seed, rank, first)
-    if after is not None and first == 0:
+    run.verbose = verbose and rank == 0 and not sys.stderr.isatty()
+    if first == 0:
         after(0, model)
-    steps: Iterable[int] = () if until is not None and until(first) else range(first, recipe.steps)
+    steps: Iterable[int] = () if until(first) else range(first, recipe.steps)
     if rank == 0:
         steps = (progress or silent)(steps, "training", recipe.steps - first)
     generator, done = torch.Generator(), first
@@ -141,14 +145,13 @@ def train(
         generator.manual_seed(number)
         run.recent.append(_step(running, optimiser, draw(step, generator), loss, recipe, step))
         done = step + 1
-        if after is not None:
-            after(done, model)
-            model.train()
+        after(done, model)
+        model.train()
         if done % recipe.check_every == 0 or done == recipe.steps:
-            run.note(done, validate, rank)
-        if run.log.stopped or (until is not None and until(done)):
+            run.note(done)
+        if run.log.stopped or until(done):
             break
-    run.finish(done, validate is not None, rank)
+    run.finish(done)
     return run.log
 
 
@@ -186,16 +189,17 @@ class _Run:
 
     model: nn.Module
     optimiser: Any
-    log: Log
-    path: Path | None
     recipe: Recipe
-    spare: bool = False
+    validate: Validate | None
+    rank: int
+    path: Path | None
+    log: Log = field(default_factory=Log)
     best: dict[str, Tensor] | None = None
     recent: list[Tensor] = field(default_factory=list)  # losses since the last check
     board: Board | None = None
+    verbose: bool = False
 
-    def note(self, step: int, validate: Callable[[nn.Module], float] | None, rank: int) -> None:
-        recipe = self.recipe
+    def note(self, step: int) -> None:
         mean = torch.stack(self.recent).mean()
         self.recent = []
         if is_initialized():
@@ -204,28 +208,32 @@ class _Run:
         row = {"step": float(step), "loss": float(mean)}
         if not mean.isfinite():
             raise FloatingPointError(f"the loss is {mean.item()} at step {step}: a smaller lr, or clip, may help")
-        if validate is not None:
-            row["validation"] = self._validated(step, validate)
-            since = (step - self.log.best_step) / recipe.check_every
-            self.log.stopped = recipe.patience is not None and since >= recipe.patience
+        if self.validate is not None:
+            row |= self._validated(step, self.validate)
+            since = (step - self.log.best_step) / self.recipe.check_every
+            self.log.stopped = self.recipe.patience is not None and since >= self.recipe.patience
         self.log.rows.append(row)
         if self.board is not None:
             self.board.tell(row, self.optimiser.param_groups[0]["lr"])
-        if rank == 0 and self.path is not None and not self.spare:
-            self._save(step)
+        if self.verbose:
+            metrics = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if name != "step")
+            print(f"step {step} of {self.recipe.steps}: {metrics}", file=sys.stderr, flush=True)
+        self._save(step)
 
-    def _validated(self, step: int, validate: Callable[[nn.Module], float]) -> float:
+    def _validated(self, step: int, validate: Validate) -> dict[str, float]:
         self.model.eval()
         with torch.no_grad():
-            value = float(validate(self.model))
+            result = validate(self.model)
         self.model.train()
-        if value < self.log.best:
-            self.log.best, self.log.best_step = value, step
+        metrics = dict(result) if isinstance(result, Mapping) else {"validation": float(result)}
+        if metrics["validation"] < self.log.best:
+            self.log.best, self.log.best_step = metrics["validation"], step
             self.best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-        return value
+        return metrics
 
     def _save(self, step: int) -> None:
-        assert self.path is not None
+        if self.path is None or self.rank > 0:
+            return
         state = {"step": step, "model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
         state |= {"log": vars(self.log), "best": self.best, "recipe": asdict(self.recipe), "recent": self.recent}
         with writing(self.path) as part:
@@ -237,29 +245,23 @@ class _Run:
             return 0
         try:
             state = load_pickled(self.path, next(self.model.parameters()).device)
-            same, step, log = state["recipe"] == asdict(self.recipe), int(state["step"]), Log(**state["log"])
-            best, recent = state["best"], state["recent"]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise ValueError(f"{self.path} is not a complete checkpoint: delete it to restart") from None
-        if not same:
-            raise ValueError(f"{self.path} was written with another recipe: delete it to restart, or use that recipe")
-        try:
-            self.model.load_state_dict(state["model"])
-            self.optimiser.load_state_dict(state["optimiser"])
+            if state["recipe"] == asdict(self.recipe):
+                self.log, self.best, self.recent = Log(**state["log"]), state["best"], state["recent"]
+                self.model.load_state_dict(state["model"])
+                self.optimiser.load_state_dict(state["optimiser"])
+                return int(state["step"])
         except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-            raise ValueError(f"{self.path} does not fit the model: {first_line(error)}") from None
-        self.log, self.best, self.recent = log, best, recent
-        return step
+            reason = f"{self.path} is not a complete checkpoint of this model: {first_line(error)}"
+            raise ValueError(f"{reason}: delete it to restart") from None
+        raise ValueError(f"{self.path} was written with another recipe: delete it to restart, or use that recipe")
 
-    def finish(self, step: int, validated: bool, rank: int) -> None:
+    def finish(self, step: int) -> None:
         if self.board is not None:
             self.board.close()
-        whole = self.log.stopped or step == self.recipe.steps
-        lost = self.recent or (self.spare and not whole and step > 0)  # interrupted between two checks, or none written
-        if rank == 0 and self.path is not None and lost:
+        if self.recent:  # interrupted between two checks
             self._save(step)
-        if validated and self.best is not None:
+        if self.best is not None:
             self.model.load_state_dict(self.best)
         self.model.eval()
-        if rank == 0 and self.path is not None and whole:
+        if self.rank == 0 and self.path is not None and (self.log.stopped or step == self.recipe.steps):
             self.path.unlink(missing_ok=True)
