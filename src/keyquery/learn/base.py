@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from keyquery.learn.inputs.tables import target_of
 from keyquery.learn.inputs.targets import labels_of
-from keyquery.reading import plain
+from keyquery.reading import digests, plain, provenance
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.devices import pick_device
@@ -103,7 +103,12 @@ class SavedEstimator(Estimator, ABC):
     def save(self, path: str | Path) -> None:
         """Write the fitted estimator, everything that prediction needs, to one safetensors file."""
         check_is_fitted(self)
-        self._write(path, *self._saved())
+        facts, tensors = self._saved()
+        tensors |= {f"{self._prefix}{name}": weight for name, weight in self.network_.state_dict().items()}
+        kind = {"kind": type(self).__name__, "format": FORMAT}
+        metadata = json.dumps({**kind, "params": self.params_, "history": self.history_, **facts}, allow_nan=False)
+        stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write_all({Path(path): save(stored, {"keyquery": metadata})})
 
     @classmethod
     def load(cls: type[Saved], path: str | Path, device: str | torch.device = "auto") -> Saved:
@@ -125,10 +130,10 @@ class SavedEstimator(Estimator, ABC):
             raise ValueError(f"{path} is not a complete {cls.__name__} file: {str(error).splitlines()[0]}") from None
         return estimator
 
-    def _write(self, path: str | Path, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        weights = {f"{self._prefix}{name}": weight for name, weight in self.network_.state_dict().items()}
-        facts = {"params": self.params_, "history": self.history_, **facts}
-        write_fitted(path, type(self).__name__, facts, weights | tensors)
+    def _provenance(self, **facts: Any) -> dict[str, Any]:
+        """What the readings of this estimator were computed from."""
+        estimator = repr(type(self)(**self.params_))
+        return provenance(**facts, tensors=digests(self.network_.state_dict()), estimator=estimator)
 
     @classmethod
     def _params_of(cls, facts: dict[str, Any]) -> dict[str, Any]:
@@ -162,10 +167,8 @@ def check_sizes(estimator: Estimator, counts: Sequence[str], **most: float) -> N
 def seed_of(random_state: Any) -> int:
     """A seed below 2²⁰ from None, an integer, or a numpy generator; larger integers are hashed into that range."""
     most = 2**20
-    if random_state is None:
-        return int(np.random.default_rng().integers(most))
-    if isinstance(random_state, np.random.Generator):
-        return int(random_state.integers(most))
+    if random_state is None or isinstance(random_state, np.random.Generator):
+        return int(np.random.default_rng(random_state).integers(most))
     if isinstance(random_state, np.random.RandomState):
         return int(random_state.randint(most))
     if isinstance(random_state, bool) or not isinstance(random_state, (int, np.integer)) or random_state < 0:
@@ -201,15 +204,8 @@ def filled(build: Callable[[], Network], weights: Mapping[str, Tensor], depth: i
     return network.eval()
 
 
-def write_fitted(path: str | Path, kind: str, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write one safetensors file, atomically, with the facts as JSON in its metadata."""
-    metadata = json.dumps({"kind": kind, "format": FORMAT, **facts}, allow_nan=False)
-    saved = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_all({Path(path): save(saved, {"keyquery": metadata})})
-
-
 def read_fitted(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Facts and tensors of a file written by `write_fitted`; no code in it is executed."""
+    """Facts and tensors of a file written by `SavedEstimator.save`; no code in it is executed."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:

@@ -23,7 +23,6 @@ from keyquery.learn.events.windows import Clock, Windows, cut, ends
 from keyquery.learn.inputs.event_streams import Stream, stream_of, times_per_group, unpacked, weights_of_events
 from keyquery.learn.inputs.targets import classes_of, label_facts
 from keyquery.learn.layers.time.attention import WAYS
-from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
@@ -228,11 +227,6 @@ class EventEstimator(SavedEstimator):
     def _network(self, types: int, floor: float, **further: Any) -> EventNetwork:
         shape, targeted = (types, self.width, self.depth, self.heads), self.information == "target_time"
         return EventNetwork(*shape, self.time, self.how, self.dropout, targeted, self.calendar, floor, **further)
-
-    def _provenance(self) -> dict[str, Any]:
-        """What readings of this model were computed from."""
-        tensors = digests(self.network_.state_dict())
-        return provenance(tensors=tensors, estimator=repr(type(self)(**self.params_)))
 
     def _check(self) -> None:
         check_choice("time", self.time, TIMES)

@@ -26,7 +26,6 @@ from keyquery.learn.inputs.tables import target_of
 from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of, weights_of
 from keyquery.learn.series.importance import Importance, occlude
 from keyquery.learn.series.training import Labelled
-from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars, silent
@@ -104,10 +103,8 @@ class SeriesEstimator(Classifier, SavedEstimator):
                         "probability": probability,
                     }
                 )
-        estimator, tensors = repr(type(self)(**self.params_)), digests(self.network_.state_dict())
         classes = [plain_label(label) for label in self.classes_]
-        source = provenance(tensors=tensors, estimator=estimator)
-        return Importance(classes=classes, series=rows, columns=self.columns_, provenance=source)
+        return Importance(classes=classes, series=rows, columns=self.columns_, provenance=self._provenance())
 
     def plot(self, x: Any, stretch: int | None = None) -> Any:
         """A figure of one series, (length, dims) or (length,), with its important segments; see `importance`."""
