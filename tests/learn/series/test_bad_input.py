@@ -16,6 +16,7 @@ from keyquery.learn.series.training import Labelled, temperature_of
 NAN = float("nan")
 GOOD = np.arange(20.0).reshape(5, 4)
 LABELS = ["a", "b", "a", "b", "a"]
+MISSING = "y must have a value in every row, got None, NaN or infinity in 1 of 5 rows, the first of them row 4"
 
 
 def small(**options):
@@ -28,24 +29,20 @@ def small(**options):
         (GOOD, LABELS[:4], r"inconsistent numbers of samples: \[5, 4\]"),
         (GOOD, ["a"] * 5, "y holds only one class, 'a': a classifier needs two or more"),
         (GOOD, None, "requires y to be passed, but the target y is None"),
-        (GOOD, [0.1, 0.2, 0.3, 0.4, 0.5], "Unknown label type: y must hold classes, got float64 such as 0.1"),
-        (GOOD, [0, 1, 0, 1, NAN], "y must have a label for every sample, got None or NaN"),
-        (
-            GOOD,
-            np.array(["2020", "2021", "2020", "2021", "NaT"], "M8[Y]"),
-            "for every sample, got NaN, NaT or infinity",
-        ),
-        (GOOD, pd.Series(["a", "b", "a", "b", None], dtype="string"), "for every sample, got None or NaN"),
-        (GOOD, np.ma.masked_array([0, 1, 0, 1, 0], [0, 0, 0, 0, 1]), "for every sample, got masked ones"),
+        (GOOD, [0.1, 0.2, 0.3, 0.4, 0.5], "Unknown label type: y must hold .*, got float64 such as 0.1"),
+        (GOOD, [0, 1, 0, 1, NAN], MISSING),
+        (GOOD, np.array(["2020", "2021", "2020", "2021", "NaT"], "M8[Y]"), MISSING),
+        (GOOD, pd.Series(["a", "b", "a", "b", None], dtype="string"), MISSING),
+        (GOOD, np.ma.masked_array([0, 1, 0, 1, 0], [0, 0, 0, 0, 1]), MISSING),
         (GOOD, ["a", 1, "a", "b", "a"], "y must hold labels of one type, got int, str"),
         (GOOD, np.ones((5, 2)), r"y should be a 1d array, got an array of shape \(5, 2\)"),
-        (GOOD[0], LABELS, r"X must be \(n, length, dims\) or \(n, length\), or a list of series, got \(4,\)"),
-        (np.ones((2, 3, 4, 5)), ["a", "b"], "that is one axis too many"),
-        (Path("series.ts"), LABELS, "or a list of series, got .*Path. that is not an array"),
-        ([1.0, 2.0], ["a", "b"], r"series 0 of X is one number: a single series must be passed as \[X\]"),
-        (np.full((2, 3), "NaT", "M8[s]"), ["a", "b"], r"dates and times are not supported, got datetime64\[s\]"),
+        (GOOD[0], LABELS, r"or a list of series, got shape \(4,\). Reshape your data"),
+        (np.ones((2, 3, 4, 5)), ["a", "b"], r"or a list of series, got shape \(2, 3, 4, 5\)"),
+        (Path("series.ts"), LABELS, "or a list of series, got .*Path"),
+        ([1.0, 2.0], ["a", "b"], r"got shape \(\): a single series must be passed as \[X\]"),
+        (np.full((2, 3), "NaT", "M8[s]"), ["a", "b"], r"nor dates and times: .* got datetime64\[s\]"),
         ([], [], "X holds no series"),
-        ([[1.0, 2.0], []], ["a", "b"], r"series 1 of X has no values: its shape is \(0, 1\)"),
+        ([[1.0, 2.0], []], ["a", "b"], r"series 1 of X has no values: .* in shape \(0, 1\)"),
         ([[1.0, 2.0], [NAN, NAN]], ["a", "b"], "series 1 of X has no values: all are NaN"),
         ([[1.0, 2.0], [np.inf, 0.0]], ["a", "b"], "series 1 of X holds infinity"),
         ([np.ones((3, 2)), np.ones((3, 1))], ["a", "b"], "the dims of the first, 2; series 1 has 1"),

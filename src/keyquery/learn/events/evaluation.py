@@ -12,8 +12,8 @@ from jaxtyping import Int, Shaped
 
 from keyquery.learn.events.losses import judged
 from keyquery.learn.events.network import Mixture
-from keyquery.learn.inputs.columns import in_clock
 from keyquery.learn.inputs.event_streams import Stream, longer
+from keyquery.learn.inputs.times import in_clock
 from keyquery.reading import Reading
 from keyquery.support.progress import Progress, bars
 

@@ -62,9 +62,9 @@ def texts_of(texts: Any) -> list[str]:
     captions = list(texts)
     if not captions:
         raise ValueError("texts must hold at least one text, got none")
-    for place, text in enumerate(captions):
+    for number, text in enumerate(captions):
         if not isinstance(text, str):
-            raise TypeError(f"texts[{place}] must be a text, got {type(text).__name__}")
+            raise TypeError(f"texts[{number}] must be a text, got {type(text).__name__}")
         if not cut(text):
-            raise ValueError(f"texts[{place}] has no word: {text!r}")
+            raise ValueError(f"texts[{number}] has no word: {text!r}")
     return [str(text) for text in captions]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64, Int, Shaped
 
-from keyquery.learn.inputs.columns import labels_of_column, times_of
-from keyquery.learn.inputs.targets import weights_of
+from keyquery.learn.inputs.targets import labels_of_column, weights_of
+from keyquery.learn.inputs.times import times_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,7 @@ def images_of(images: Any, size: int) -> UInt8[Tensor, "n 3 size size"]:
         )
     if not len(images):
         raise ValueError("images must hold at least one image, got none")
-    return torch.cat([_sized(_image(f"images[{place}]", image), size) for place, image in enumerate(images)])
+    return torch.cat([_sized(_image(f"images[{number}]", image), size) for number, image in enumerate(images)])
 
 
 def _image(name: str, image: Any) -> UInt8[np.ndarray, "1 h w 3"]:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from keyquery.learn.data.series import Series
 from keyquery.learn.inputs import sequences, tables
-from keyquery.learn.inputs.targets import is_missing
 
-BOOLEANS = {"False": 0.0, "True": 1.0}  # as `tables.columns_of` names them
+BOOLEANS = {"False": 0.0, "True": 1.0, None: np.nan}  # as `tables.columns_of` names them
 
 
 class Points(NamedTuple):
@@ -52,10 +51,7 @@ def points_of(X: Any) -> Points:
         values, owner = np.concatenate(each), np.repeat(np.arange(len(each)), [len(sequence) for sequence in each])
     else:
         columns = tables.columns_of(X)
-        for name, column in zip(columns.called, columns.values, strict=True):
-            if column.dtype == object and not all(value in BOOLEANS or is_missing(value) for value in column):
-                raise ValueError(f"X must be numeric, but column {name!r} holds categories: encode them as numbers")
-        names, values = columns.names, np.stack([_numbers(column) for column in columns.values], 1)
+        names, values = columns.names, np.stack(list(map(_numbers, columns.called, columns.values)), 1)
         owner = np.arange(len(values))
     if not np.isfinite(values).all():
         bad = ~np.isfinite(values).all(1)
@@ -64,7 +60,10 @@ def points_of(X: Any) -> Points:
     return Points(values, owner, names)
 
 
-def _numbers(column: Shaped[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+def _numbers(name: str, column: Shaped[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
     """A column as numbers; booleans are 0 and 1."""
-    values = [BOOLEANS.get(value, value) for value in column] if column.dtype == object else column
-    return np.array(values, dtype=np.float64)
+    if column.dtype != object:
+        return column
+    if not BOOLEANS.keys() >= set(column):
+        raise ValueError(f"X must be numeric, but column {name!r} holds categories: encode them as numbers")
+    return np.array([BOOLEANS[value] for value in column])

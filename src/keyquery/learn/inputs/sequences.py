@@ -13,8 +13,6 @@ from torch import Tensor
 from keyquery.learn.data.series import Series
 from keyquery.learn.inputs.targets import dense, is_missing
 
-WANTED = "X must be (n, length, dims) or (n, length), or a list of series"
-
 
 class Padded(NamedTuple):
     """Standardised series of one batch; a token is real where any of its dimensions has a value."""
@@ -34,15 +32,10 @@ class Padded(NamedTuple):
             yield self.take(torch.arange(first, min(first + size, len(self.values)), device=self.values.device))
 
     def alike(self, size: int) -> list[Int[Tensor, " some"]]:
-        """Batches of series whose lengths differ by at most a factor of two."""
-        places = torch.arange(1, self.real.shape[1] + 1, device=self.real.device)
-        lengths, order = (self.real * places).amax(1).sort(stable=True)
-        each, sizes, first = lengths.tolist(), list[int](), 0
-        for end in range(1, len(each) + 1):
-            if end == len(each) or end - first == size or each[end] > 2 * each[first]:
-                sizes.append(end - first)
-                first = end
-        return list(order.split(sizes))
+        """Batches of series whose lengths are between the same two powers of two."""
+        steps = torch.arange(1, self.real.shape[1] + 1, device=self.real.device)
+        powers = (self.real * steps).amax(1).double().log2().ceil()
+        return [part for power in powers.unique() for part in (powers == power).nonzero().flatten().split(size)]
 
 
 def series_of(X: Any, axis: int = 1) -> list[Float64[np.ndarray, "_ dims"]]:
@@ -56,23 +49,22 @@ def series_of(X: Any, axis: int = 1) -> list[Float64[np.ndarray, "_ dims"]]:
     if isinstance(X, Tensor):  # nested
         X = list(X.unbind())
     if not isinstance(X, (list, tuple)):
-        original, X = X, X if isinstance(X, np.ma.MaskedArray) else np.asarray(X)
-        if X.ndim == 1 and X.dtype == object:
-            return series_of(list(X), axis)
-        if X.ndim == 2 and X.dtype == object and all(np.ndim(cell) == 1 for cell in X.flat):
-            return series_of([_columns(number, cells) for number, cells in enumerate(X)])
-        if X.ndim not in (2, 3):
-            several = "that is one axis too many" if X.ndim else "that is not an array"
-            hint = "Reshape your data: pass a single series as X[None]" if X.ndim == 1 else several
-            shape = X.shape if X.ndim else type(original).__name__
-            raise ValueError(f"{WANTED}, got {shape}. {hint}")
-        if 0 in X.shape[1:]:
-            raise ValueError(
-                f"X has no values: 0 feature(s) (shape={X.shape}) while a minimum of 1 is required: no steps"
-            )
+        array = np.asarray(X)
+        if array.ndim == 2 and array.dtype == object and all(np.ndim(cell) == 1 for cell in array.flat):
+            X, axis = [_stacked(number, cells) for number, cells in enumerate(array)], 1
+        elif array.ndim == 1 and array.dtype == object:
+            X = list(array)
+        elif array.ndim in (2, 3) and 0 not in array.shape[1:]:
+            X = array
+        elif array.ndim in (2, 3):  # in the words of scikit-learn
+            raise ValueError(f"X has no values: 0 feature(s) (shape={array.shape}) while a minimum of 1 is required.")
+        else:
+            received = f"shape {array.shape}. Reshape your data: pass a single series as X[None]"
+            received = received if array.ndim else type(X).__name__
+            raise ValueError(f"X must be (n, length, dims) or (n, length), or a list of series, got {received}")
     if len(X) == 0:
         raise ValueError("X holds no series: found 0 sample(s), at least one is required")
-    series = [_series(number, values, axis) for number, values in enumerate(X)]
+    series = [_series(f"series {number} of X", values, axis) for number, values in enumerate(X)]
     dims = series[0].shape[1]
     for number, values in enumerate(series):
         if values.shape[1] != dims:
@@ -88,13 +80,13 @@ def columns_of(X: Any) -> list[str] | None:
     """The column names if X is a list of data frames, else None."""
     if not isinstance(X, (list, tuple)) or not all(hasattr(frame, "columns") for frame in X) or not X:
         return None
-    names = [list(map(str, frame.columns)) for frame in X]
-    for number, own in enumerate(names):
-        if own != names[0]:
+    first, *others = (list(map(str, frame.columns)) for frame in X)
+    for number, names in enumerate(others, 1):
+        if names != first:
             raise ValueError(
-                f"all series of X must have the columns of the first, {names[0]}; series {number} has {own}"
+                f"all series of X must have the columns of the first, {first}; series {number} has {names}"
             )
-    return names[0]
+    return first
 
 
 def axes_of(x: Any) -> int:
@@ -107,45 +99,36 @@ def axes_of(x: Any) -> int:
 
 def _numbers(data: Any) -> np.ndarray:
     """An array of float64: NaN where a value is masked, None or pandas' NA."""
-    values = data if isinstance(data, np.ma.MaskedArray) else np.asarray(dense(data))
-    if values.dtype.kind == "c":
-        raise ValueError("Complex data not supported")
-    if values.dtype.kind in "mM":
-        raise ValueError(f"dates and times are not supported, got {values.dtype}")
+    values = np.asarray(dense(data))
+    if values.dtype.kind in "cmM":
+        raise ValueError(
+            f"Complex data not supported, nor dates and times: X must hold real numbers, got {values.dtype}"
+        )
     if values.dtype == object:
         flat = [np.nan if is_missing(value) else value for value in values.ravel().tolist()]
         values = np.array(flat, dtype=object).reshape(values.shape)
-    return np.ma.filled(values.astype(np.float64), np.nan)
+    return values.astype(np.float64)
 
 
-def _columns(number: int, cells: Any) -> np.ndarray:
+def _stacked(number: int, cells: Any) -> np.ndarray:
     """One series from a row of a nested frame: a cell per dimension."""
-    columns = [_series(number, cell) for cell in cells]
+    columns = [_numbers(cell) for cell in cells]
     if len({len(column) for column in columns}) > 1:
         raise ValueError(f"the dims of series {number} of X must have one length, got {[len(c) for c in columns]}")
-    return np.concatenate(columns, 1)
+    return np.stack(columns, 1)
 
 
-def _series(number: int, data: Any, axis: int = 1) -> np.ndarray:
-    try:
-        values = _numbers(data)
-    except (ValueError, TypeError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"series {number} of X must be an array of numbers (length, dims): {error}") from None
-    if values.ndim == 0:
-        raise ValueError(f"{WANTED}, and series {number} of X is one number: a single series must be passed as [X]")
-    if values.ndim == 1:
-        values = values[:, None]
-    elif axis == 2:
-        values = values.T
-    if values.ndim != 2:
-        raise ValueError(f"series {number} of X must be (length, dims) or (length,), got shape {values.shape}")
-    if values.size == 0:
-        raise ValueError(f"series {number} of X has no values: its shape is {values.shape}")
+def _series(name: str, data: Any, axis: int) -> np.ndarray:
+    """A series (length, dims)."""
+    values = _numbers(data)
+    if values.ndim not in (1, 2):
+        hint = ": a single series must be passed as [X]" if values.ndim == 0 else ""
+        raise ValueError(f"{name} must be (length, dims) or (length,), got shape {values.shape}{hint}")
+    values = values[:, None] if values.ndim == 1 else values.T if axis == 2 else values
     if np.isinf(values).any():
-        raise ValueError(f"series {number} of X holds infinity: values must be finite, or NaN where they are missing")
+        raise ValueError(f"{name} holds infinity: values must be finite, or NaN where they are missing")
     if np.isnan(values).all():
-        raise ValueError(f"series {number} of X has no values: all are NaN")
+        raise ValueError(f"{name} has no values: all are NaN, or there are none, in shape {values.shape}")
     return values
 
 

@@ -76,38 +76,32 @@ class Columns(NamedTuple):
 
 def columns_of(X: Any) -> Columns:
     """Columns of a data frame (pandas, polars), a `kq.data.Table` (without its target), an array or a list of rows."""
-    if isinstance(X, Table):
-        return _of_table(X)
     X = dense(X)
-    if hasattr(X, "columns") and hasattr(X, "dtypes"):
-        return _of_frame(X)
-    if isinstance(X, np.ma.MaskedArray):
-        X = np.ma.filled(X.astype(object), None)
+    if isinstance(X, Table):
+        kept = [number for number in range(len(X.columns)) if number != X.target]
+        columns = Columns([X.columns[number] for number in kept], [_of_column(X, number) for number in kept])
+    elif hasattr(X, "columns") and hasattr(X, "dtypes"):
+        columns = _of_frame(X)
+    else:
+        array = _array(X)
+        columns = Columns(None, [_column(str(number), array[:, number]) for number in range(array.shape[1])])
+    shape = (len(X), len(columns.values))
+    if 0 in shape:  # in the words of scikit-learn
+        what = "columns: 0 feature(s)" if shape[0] else "rows: 0 sample(s)"
+        raise ValueError(f"X has no {what} (shape={shape}) while a minimum of 1 is required.")
+    return columns
+
+
+def _array(X: Any) -> Shaped[np.ndarray, "rows columns"]:
     if isinstance(X, (list, tuple)):
-        lengths = {len(row) if hasattr(row, "__len__") and not isinstance(row, str) else None for row in X}
-        if len(lengths) > 1:
+        if len({len(row) if hasattr(row, "__len__") and not isinstance(row, str) else None for row in X}) > 1:
             raise ValueError("X must be a table (rows, columns), but its rows differ in length")
         X = np.array(X, dtype=object)
     array = np.asarray(X)
-    if array.ndim == 0:
-        raise ValueError(f"X must be a table (rows, columns), got {type(X).__name__}")
     if array.ndim != 2:
-        hint = "Reshape your data: pass a single row as X[None]" if array.ndim == 1 else "a table has two axes"
-        raise ValueError(f"X must be a table (rows, columns), got shape {array.shape}. {hint}")
-    _require_some(array.shape)
-    return Columns(None, [_column(str(number), array[:, number]) for number in range(array.shape[1])])
-
-
-def _require_some(shape: tuple[int, ...]) -> None:
-    for size, what in zip(shape, ("rows: 0 sample(s)", "columns: 0 feature(s)"), strict=True):
-        if size == 0:
-            raise ValueError(f"X has no {what} (shape={shape}) while a minimum of 1 is required.")
-
-
-def _of_table(table: Table) -> Columns:
-    kept = [number for number in range(len(table.columns)) if number != table.target]
-    _require_some((len(table), len(kept)))
-    return Columns([table.columns[number] for number in kept], [_of_column(table, number) for number in kept])
+        hint = f"shape {array.shape}. Reshape your data: pass a single row as X[None]"
+        raise ValueError(f"X must be a table (rows, columns), got {hint if array.ndim else type(X).__name__}")
+    return array
 
 
 def _of_column(table: Table, number: int) -> Shaped[np.ndarray, " n"]:
@@ -124,7 +118,6 @@ def target_of(X: Any, y: Any) -> Any:
 
 
 def _of_frame(frame: Any) -> Columns:
-    _require_some(frame.shape)
     labels = list(frame.columns)
     texts = [isinstance(name, str) for name in labels]
     if any(texts) and not all(texts):
@@ -153,11 +146,11 @@ def _column(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "
     if kind in "bUS":
         return _texts(values.astype(object))
     if kind == "O":
-        present = [value for value in values if not is_missing_entry(value)]
-        if all(isinstance(value, (Real, Decimal)) and not isinstance(value, (bool, np.bool_)) for value in present):
-            numbers = [np.nan if is_missing_entry(value) else float(value) for value in values]
-            return _finite(name, np.array(numbers, dtype=np.float64))
-        if any(all(isinstance(value, kinds) for value in present) for kinds in ((str, bytes), (bool, np.bool_))):
+        present = [value for value in values if not is_missing(value)]
+        logical = [isinstance(value, (bool, np.bool_)) for value in present]
+        if not any(logical) and all(isinstance(value, (Real, Decimal)) for value in present):
+            return _finite(name, np.array([np.nan if is_missing(value) else float(value) for value in values]))
+        if all(logical) or all(isinstance(value, (str, bytes)) for value in present):
             return _texts(values)
         kinds = sorted({type(value).__name__ for value in present})
         raise TypeError(
@@ -170,14 +163,8 @@ def _column(name: str, values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "
     )
 
 
-def is_missing_entry(value: Any) -> bool:
-    """Whether a table entry is missing; a list or a dict is not missing, although it is not supported."""
-    scalar = value is None or np.ndim(value) == 0
-    return scalar and not isinstance(value, dict) and is_missing(value)
-
-
 def _texts(values: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n"]:
-    return np.array([None if is_missing_entry(value) else _text(value) for value in values], dtype=object)
+    return np.array([None if is_missing(value) else _text(value) for value in values], dtype=object)
 
 
 def _text(value: Any) -> str:

@@ -1,8 +1,10 @@
-"""Targets: labels of classes and numbers, validated; labels to JSON and back."""
+"""Columns of labels and numbers, one value per row, and weights, validated; labels to JSON and back."""
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -18,25 +20,60 @@ LETTERS = 1024  # a saved label's dtype may be this wide even if every label is 
 
 def labels_of(name: str, y: Any, count: int, what: str = "y") -> Shaped[np.ndarray, " n"]:
     """Validated class labels (n,) of an estimator: one per sample, none missing; `what` names them in errors."""
-    labels = _column(name, y, count, what)
-    if labels.dtype == object:
-        if any(map(is_missing, labels)):
-            raise ValueError(f"{what} must have a label for every sample, got None or NaN")
-        labels = of_one_type(what, labels)
-    if labels.dtype.kind in "fM" and not np.all(np.isfinite(labels)):
-        raise ValueError(f"{what} must have a label for every sample, got NaN, NaT or infinity")
-    type_of_target = optional("sklearn.utils.multiclass", name).type_of_target
-    if labels.dtype.kind not in LABELS or (labels.dtype.kind == "f" and type_of_target(labels) == "continuous"):
-        raise ValueError(
-            f"Unknown label type: {what} must hold classes, got {labels.dtype} such as {labels.tolist()[0]!r}"
-        )
-    return labels
+    return labels_of_column(what, _target(name, y, count, what))
 
 
 def numbers_of(name: str, y: Any, count: int) -> Float64[np.ndarray, " n"]:
     """Validated regression targets (n,) of an estimator: one finite number per sample."""
     check_array = optional("sklearn.utils.validation", name).check_array
-    return check_array(_column(name, y, count), dtype=np.float64, ensure_2d=False, input_name="y")
+    return check_array(_target(name, y, count, "y"), dtype=np.float64, ensure_2d=False, input_name="y")
+
+
+def labels_of_column(name: str, values: Any) -> Shaped[np.ndarray, " n"]:
+    """A column of labels of one type, none of them missing."""
+    labels = column_of(name, values)
+    if labels.dtype == object:
+        if len({LABELS.get(np.asarray(label).dtype.kind) for label in labels}) > 1:
+            names = sorted({type(label).__name__ for label in labels})
+            raise ValueError(f"{name} must hold labels of one type, got {', '.join(names)}")
+        labels = np.array(labels.tolist())
+    fractions = labels.dtype.kind == "f" and np.any(labels != np.round(labels))
+    if labels.ndim != 1 or labels.dtype.kind not in LABELS or fractions:
+        received = f"{labels.dtype} such as {labels.tolist()[0]!r}"
+        raise ValueError(
+            f"Unknown label type: {name} must hold strings, integers or dates, one per row, got {received}"
+        )
+    return labels
+
+
+def column_of(name: str, values: Any) -> Shaped[np.ndarray, " n"]:
+    """One value per row, none of them missing, of a list, an array, a tensor, or a column of pandas or pyarrow."""
+    values = dense(values)
+    if getattr(getattr(values, "dtype", None), "tz", None) is not None:  # a column of pandas with a time zone
+        values = getattr(values, "dt", values).tz_convert("UTC")
+        values = getattr(values, "dt", values).tz_localize(None)
+    column = _from_list(values) if isinstance(values, (list, tuple)) else np.asarray(values)
+    if column.ndim != 1:
+        received = f"shape {column.shape}" if column.ndim else type(values).__name__
+        raise ValueError(f"{name} must be a column with one value per row, got {received}")
+    if column.dtype.kind in "OT":
+        column = column.astype(object)
+        missing = np.flatnonzero([is_missing(value) for value in column])
+    else:
+        missing = np.flatnonzero(~np.isfinite(column)) if column.dtype.kind in "fmM" else np.zeros(0, dtype=np.int64)
+    if len(missing):
+        rows = f"{len(missing)} of {len(column)} rows, the first of them row {missing[0]}"
+        raise ValueError(f"{name} must have a value in every row, got None, NaN or infinity in {rows}")
+    return column
+
+
+def _from_list(values: list[Any] | tuple[Any, ...]) -> np.ndarray:
+    """A list as an object array; numpy would convert mixed numbers and strings, and None, to strings."""
+    if len(kinds := {type(value) for value in values}) == 1 and kinds <= {int, float, str, bool, bytes}:
+        return np.array(values)
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values
+    return objects
 
 
 def weights_of(
@@ -76,28 +113,29 @@ def kept_of(y: Any, kept: Shaped[np.ndarray, " some"], count: int) -> Any:
     return y.iloc[rows] if hasattr(y, "iloc") else y[rows]
 
 
-def _column(name: str, y: Any, count: int, what: str = "y") -> Shaped[np.ndarray, " n"]:
+def _target(name: str, y: Any, count: int, what: str) -> Shaped[np.ndarray, " n"]:
     """One value per sample, of any dtype, with the errors and the warning of scikit-learn."""
     if y is None:
         raise ValueError(f"{name} requires {what} to be passed, but the target {what} is None")
-    if np.ma.is_masked(y):
-        raise ValueError(f"{what} must have a value for every sample, got masked ones")
     validation = optional("sklearn.utils.validation", name)
-    values = y.detach().cpu() if isinstance(y, Tensor) else y
-    # Lists become objects: numpy would convert mixed types to text. pandas' integers stay integers as an array.
-    array = np.asarray(values, object if isinstance(y, (list, tuple)) else None)
-    column = validation.column_or_1d(array, warn=True)
+    if not isinstance(y, (list, tuple)) and np.asarray(y).ndim > 1:
+        y = validation.column_or_1d(y, warn=True)
+    column = column_of(what, y)
     validation.check_consistent_length(range(count), column)
     return column
 
 
 def dense(X: Any) -> Any:
-    """X, a tensor as an array; sparse matrices and lazy frames are refused."""
+    """X, a tensor as an array, masked entries as None; sparse matrices and lazy frames are refused."""
     if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout not in (torch.strided, torch.jagged)):
         remedy = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
         raise TypeError(f"X is a sparse matrix; dense data is required: use {remedy}")
     if type(X).__name__ == "LazyFrame":
         raise TypeError("X is a lazy frame, whose rows are not known yet: pass X.collect()")
+    if np.ma.is_masked(X):
+        values = X.data.astype(object)
+        values[X.mask] = None
+        return values
     if not isinstance(X, Tensor) or X.is_nested:
         return X
     return (X.double() if X.is_floating_point() else X).detach().cpu().numpy()  # numpy has no bfloat16
@@ -105,16 +143,9 @@ def dense(X: Any) -> Any:
 
 def is_missing(value: Any) -> bool:
     """Whether a value is missing: None, NaN, or pandas' NA and NaT."""
-    # NA equals nothing, not even False.
-    return value is None or type(value).__name__ == "NAType" or bool(value != value)
-
-
-def of_one_type(name: str, labels: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, " n ..."]:
-    """An object array of labels as an array of their common type; of more dimensions if labels are lists."""
-    if len({LABELS.get(np.asarray(label).dtype.kind) for label in labels}) > 1:
-        names = sorted({type(label).__name__ for label in labels})
-        raise ValueError(f"{name} must hold labels of one type, got {', '.join(names)}")
-    return np.array(labels.tolist())
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, (Real, Decimal, np.generic)) and bool(value != value)
 
 
 def label_facts(classes: Shaped[np.ndarray, " classes"]) -> dict[str, Any]:

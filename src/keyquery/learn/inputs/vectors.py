@@ -63,13 +63,13 @@ def lists_of(lists: Any, queries: int, items: int, device: str = "cpu") -> Int64
     indices = indices.detach().to(device, torch.int64)
     wrong = (indices < 0) | (indices >= items)
     if wrong.any():
-        row, place = wrong.nonzero()[0].tolist()
-        raise ValueError(f"lists must hold database indices, 0 to {items - 1}, got {indices[row, place]} in row {row}")
+        row, rank = wrong.nonzero()[0].tolist()
+        raise ValueError(f"lists must hold database indices, 0 to {items - 1}, got {indices[row, rank]} in row {row}")
     ordered = indices.sort(1).values
     twice = ordered[:, 1:] == ordered[:, :-1]
     if twice.any():
-        row, place = twice.nonzero()[0].tolist()
-        raise ValueError(f"lists must hold each item at most once, got {ordered[row, place]} twice in row {row}")
+        row, rank = twice.nonzero()[0].tolist()
+        raise ValueError(f"lists must hold each item at most once, got {ordered[row, rank]} twice in row {row}")
     return indices
 
 

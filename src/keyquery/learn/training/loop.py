@@ -61,7 +61,9 @@ class Recipe:
 class Log:
     """The log of a run: one row per `check_every` steps, and the best validation."""
 
-    rows: list[dict[str, float]] = field(default_factory=list)  # step, mean loss since the last row, and validation metrics
+    rows: list[dict[str, float]] = field(
+        default_factory=list
+    )  # step, mean loss since the last row, and validation metrics
     best: float = float("inf")  # lowest validation loss
     best_step: int = 0  # its step
     stopped: bool = False  # whether `patience` ended the run
