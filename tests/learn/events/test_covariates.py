@@ -149,8 +149,6 @@ def test_ends_of_groups_have_the_probability_of_the_process():
 
 def test_ends_that_cannot_be_learned_are_refused(tmp_path):
     types, times, groups = late(12, 8)
-    with pytest.raises(ValueError, match="ended is False for all groups"):
-        kq.EventModel(**QUICK).fit(types, times, groups, ended=False)
     with pytest.raises(ValueError, match="one of them for each of 12 groups"):
         kq.EventModel(**QUICK).fit(types, times, groups, ended=np.ones(3, dtype=bool))
     with pytest.raises(ValueError, match='ended needs information="past"'):

@@ -6,9 +6,9 @@ import torch
 
 import keyquery as kq
 from keyquery import pages
-from keyquery.learn.events.interactions import Context, Interactions, _contexts, compare
+from keyquery.learn.events.interactions import Interactions, compare, histories_of, inserted
 from keyquery.learn.events.network import Mixture
-from keyquery.support.progress import silent
+from keyquery.learn.events.windows import Batch
 
 # Rates without a past: type 0 excites type 1, and type 2 is noise.
 BASE, TAU = np.array([0.15, 0.1, 1.0]), 2.0
@@ -67,37 +67,44 @@ def truth(excite):
     return foretell
 
 
+def history(types, times, next_time, inputs=None):
+    """A batch of one history and the time of what follows it."""
+    types, times = torch.tensor([types]), torch.tensor([times], dtype=torch.float64)
+    real, following = torch.ones_like(types, dtype=torch.bool), torch.full_like(times, next_time)
+    return Batch(types, times, real, types, following, real, inputs)
+
+
 def test_of_a_process_that_is_known_it_is_the_kernel():
-    context = Context(np.array([1]), np.array([-20.0]), 0.0)
-    lags = np.array([0.5, 1.0, 2.0, 8.0])
+    lags = torch.tensor([0.5, 1.0, 2.0, 8.0], dtype=torch.float64)
     for excite in (delayed, decaying):
-        found = compare(truth(excite), [context, context], lags, 3, True, "cpu", silent)
-        change, kernel = np.array(found["change"]), excite(lags, np.zeros(4))[:, 1]
+        effects = compare(truth(excite), [history([1], [-20.0], 0.0)] * 2, lags, 3, True)
+        change, kernel = np.array(effects["change"]), excite(lags.numpy(), np.zeros(4))[:, 1]
         excited, plain = (0.1 + kernel) / (1.25 + kernel), 0.1 / 1.25
         assert np.allclose(change[0, 1], np.log(excited / plain), atol=1e-9)
         assert np.allclose(change[0, 2], np.log(1.25 / (1.25 + kernel)), atol=1e-9)
         assert np.allclose(change[1:], 0, atol=1e-9)
-        assert np.allclose(found["error"], 0)
-        assert found["contexts"] == 2
+        assert np.allclose(effects["error"], 0)
+        assert effects["contexts"] == 2
 
 
 def test_the_event_more_stands_where_it_should():
-    context = Context(np.array([0, 1, 0]), np.array([-4.0, -1.0, 0.0]), 2.0)
-    batch = context.batch("cpu", [0.5, 1.0, 3.0], 2, False)
+    past = history([0, 1, 0], [-4.0, -1.0, 0.0], 2.0, torch.tensor([[[1.0], [2.0], [3.0]]]))
+    batch = inserted(past, torch.tensor([0.5, 1.0, 3.0]).double(), 2, False)
     assert batch.types.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0]]
     assert batch.times[0].tolist() == [-4.0, -1.0, -0.5, 0.0]
     assert batch.times[5].tolist() == [-4.0, -3.0, -1.0, 0.0]
-    target = context.batch("cpu", [0.5, 2.5], 2, True)
+    assert batch.inputs[0].flatten().tolist() == [1.0, 2.0, 0.0, 3.0]
+    assert batch.counted.tolist() == [[False, False, False, True]] * 6
+    target = inserted(past, torch.tensor([0.5, 2.5]).double(), 2, True)
     assert target.times.tolist()[:2] == [[-4.0, -1.0, 0.0, 1.5], [-4.0, -1.0, -0.5, 0.0]]
     assert target.types[2].tolist() == [0, 1, 0, 1]
 
 
 def test_means_are_over_histories_that_reach_back_to_the_longest_lag():
-    short, long = (Context(np.array([1, 1]), np.array([-far, 0.0]), 0.1) for far in (2.0, 9.0))
-    found = compare(truth(delayed), [short, long], np.array([1.0, 5.0]), 3, True, "cpu", silent)
-    assert found["contexts"] == 1
+    short, long = (history([1, 1], [-far, 0.0], 0.1) for far in (2.0, 9.0))
+    assert compare(truth(delayed), [short, long], torch.tensor([1.0, 5.0]).double(), 3, True)["contexts"] == 1
     with pytest.raises(ValueError, match="lags must not exceed the longest history, got 50 median gaps"):
-        compare(truth(delayed), [short], np.array([50.0]), 3, True, "cpu", silent)
+        compare(truth(delayed), [short], torch.tensor([50.0]).double(), 3, True)
 
 
 def half_way(lags, change):
@@ -116,10 +123,9 @@ def test_lags_of_hawkes_processes_are_recovered(excite):
     change = np.array(found.change)[0, 1]
     best = found.strongest(1)[0]
     assert (best["past"], best["next"]) == (0, 1)
-    stream = model._stream(*data)
-    contexts = _contexts(model, model._windows(stream, model._codes(stream)))
-    scaled = [Context(c.types, c.times * model.scale_, c.next_time * model.scale_) for c in contexts]
-    exact = np.array(compare(truth(excite), scaled, lags, 3, True, "cpu", silent)["change"])[0, 1]
+    histories = histories_of(model._windows(model._stream(*data)), model.window)
+    scaled = [h._replace(times=h.times * model.scale_, next_times=h.next_times * model.scale_) for h in histories]
+    exact = np.array(compare(truth(excite), scaled, torch.from_numpy(lags), 3, True)["change"])[0, 1]
     if excite is delayed:
         assert lags[change.argmax()] == pytest.approx(TAU, rel=0.2)
         assert lags[exact.argmax()] == pytest.approx(TAU, rel=0.1)

@@ -150,7 +150,7 @@ def test_every_event_but_the_first_is_foretold_once_with_context(window):
     lengths = [1, 2, 3, 9, 40, 7, 1]
     groups = rng.permutation(np.repeat(np.arange(7), lengths))
     stream = stream_of(np.arange(len(groups)), np.arange(len(groups)) / 3, groups)
-    windows, owners = cut(stream, stream.types, Clock(0.5), window, "cpu")
+    windows, owners = cut(stream, Clock(0.5), window, "cpu")
     found = []
     for number, owner in enumerate(owners):
         batch = windows.take([number])
@@ -171,7 +171,7 @@ def test_every_event_but_the_first_is_foretold_once_with_context(window):
 
 def test_padding_is_told():
     stream = stream_of(np.arange(6), [1e9, 1e9 + 1, 1e9 + 3, 5, 6, 8], [0, 0, 0, 1, 1, 1])
-    windows = ends(stream, stream.types, Clock(1.0), 2, "cpu")._replace(lengths=torch.tensor([2, 1]))
+    windows = ends(stream, Clock(1.0), 2, "cpu")._replace(lengths=torch.tensor([2, 1]))
     batch = windows.take([0, 1])
     assert batch.real.tolist() == [[True, True], [True, False]]
     assert batch.times[0].tolist() == [1.0, 3.0]
@@ -179,7 +179,7 @@ def test_padding_is_told():
 
 def test_streams_grow_at_the_end_of_each_group():
     stream = stream_of([0, 1, 2], [1.0, 2.0, 5.0], ["a", "a", "b"])
-    grown, codes = longer(stream, stream.types, np.array([7, 8]), np.array([3.0, 9.0]))
-    assert codes.tolist() == [0, 1, 7, 2, 8]
+    grown = longer(stream, np.array([7, 8]), np.array([3.0, 9.0]))
+    assert grown.types.tolist() == [0, 1, 7, 2, 8]
     assert grown.times.tolist() == [1, 2, 3, 5, 9]
     assert grown.last.tolist() == [3, 9]

@@ -133,11 +133,6 @@ def test_time_may_be_the_last_axis():
         UserWarning, match=r"read as series of 2 steps and 9 dims; if it is \(n, dims, length\), set axis=2"
     ):
         kq.SeriesClassifier(**sizes).fit(last, y)
-    nested = pd.DataFrame({name: [pd.Series(row[:, place]) for row in X] for place, name in enumerate("ab")})
-    assert np.array_equal(kq.SeriesClassifier(**sizes).fit(nested, y).predict_proba(nested), expected)
-    nested["b"] = [pd.Series(row[: 1 if place == 3 else 9, 1]) for place, row in enumerate(X)]
-    with pytest.raises(ValueError, match=r"the dims of series 3 of X must have one length, got \[9, 1\]"):
-        kq.SeriesClassifier(**sizes).fit(nested, y)
 
 
 def test_probabilities_are_softened_where_the_validation_split_shows_them_too_sure():
@@ -164,7 +159,7 @@ def test_frames_of_polars_are_series():
     expected = small(random_state=0).fit(X, y).predict_proba(X)
     lists = polars.Series([row.tolist() for row in X])
     frames = [polars.DataFrame({"x": row}) for row in X]
-    for same in (polars.DataFrame(X), lists, polars.DataFrame({"x": lists}), frames):
+    for same in (polars.DataFrame(X), lists, frames):
         assert np.array_equal(small(random_state=0).fit(same, polars.Series(y)).predict_proba(same), expected)
     with pytest.raises(TypeError, match=r"lazy frame, whose rows are not known yet: pass X.collect\(\)"):
         small().fit(polars.DataFrame(X).lazy(), y)

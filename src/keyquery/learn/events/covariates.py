@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Shaped
+from jaxtyping import Float32
 
+from keyquery.learn.inputs.event_streams import Stream
 from keyquery.learn.inputs.tables import Columns, Field, check_features, columns_of, encode, fields_of
 
 BINS = 8  # of the piecewise-linear encoding of a number
@@ -114,16 +115,22 @@ class Described:
         """Number of inputs per event."""
         return sum(code.size for code in (self.events, self.groups) if code is not None)
 
-    def encode(
-        self, events: Any, groups: Any, rows: Shaped[np.ndarray, " n"], lengths: Shaped[np.ndarray, " groups"]
-    ) -> Float32[np.ndarray, "n k"] | None:
-        """Inputs of each event of a stream: `rows` are its rows in the table of events, `lengths` those of groups."""
+    def encode(self, events: Any, groups: Any, stream: Stream) -> Float32[np.ndarray, "n k"] | None:
+        """Inputs of each event of a stream, from tables with a row per event and per group."""
         parts = []
-        if (table := _encoded("covariates", self.events, events, len(rows), "event")) is not None:
-            parts.append(table[rows])
-        row = "group, in order of first appearance"
-        if (table := _encoded("group_covariates", self.groups, groups, len(lengths), row)) is not None:
-            parts.append(np.repeat(table, lengths, 0))
+        for name, code, table, rows in (
+            ("covariates", self.events, events, stream.rows),
+            ("group_covariates", self.groups, groups, stream.owners),
+        ):
+            if (table is None) != (code is None):
+                state = "left out: it was fitted without them" if code is None else "given: it was fitted with them"
+                raise ValueError(f"{name} must be {state}")
+            if code is not None:
+                columns, count = columns_of(table), int(rows.max()) + 1
+                if len(columns.values[0]) != count:
+                    row = "event" if table is events else "group, in order of first appearance"
+                    raise ValueError(f"{name} must have {count} rows, one per {row}, got {len(columns.values[0])}")
+                parts.append(code.encode(columns)[rows])
         return np.concatenate(parts, 1) if parts else None
 
     def unknown(self, inputs: Float32[np.ndarray, "*rows k"]) -> Float32[np.ndarray, "*rows k"]:
@@ -143,18 +150,3 @@ class Described:
         """From the JSON of `facts`."""
         codes = (facts["events"], facts["groups"])
         return cls(*(None if code is None else CovariateCode.of_facts(code) for code in codes))
-
-
-def _encoded(
-    name: str, code: CovariateCode | None, table: Any, count: int, row: str
-) -> Float32[np.ndarray, "rows k"] | None:
-    """The inputs of one table, if it was fitted with one."""
-    if (table is None) != (code is None):
-        state = "left out: it was fitted without them" if code is None else "given: it was fitted with them"
-        raise ValueError(f"{name} must be {state}")
-    if code is None:
-        return None
-    columns = columns_of(table)
-    if len(columns.values[0]) != count:
-        raise ValueError(f"{name} must have {count} rows, one per {row}, got {len(columns.values[0])}")
-    return code.encode(columns)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 
-from keyquery.learn.events.losses import judged
 from keyquery.learn.events.network import Mixture
+from keyquery.learn.events.training import judged
 from keyquery.learn.inputs.event_streams import Stream, longer
 from keyquery.learn.inputs.times import in_clock
 from keyquery.reading import Reading
@@ -72,14 +72,13 @@ def transitions(last: Int[np.ndarray, " pairs"], following: Int[np.ndarray, " pa
 
 def evaluated(model: Any, stream: Stream) -> EventEvaluation:
     """The evaluation of a fitted EventModel on a stream."""
-    codes = model._codes(stream)
     if len(stream.gaps) == 0:
         raise ValueError("no group has a second event: there is nothing to predict")
-    last, following = codes[:-1][stream.inside], codes[1:][stream.inside]
+    last, following = stream.types[:-1][stream.inside], stream.types[1:][stream.inside]
     known = following >= 0
     if not known.any():
         raise ValueError("no event that follows another is of a type that occurred in training")
-    windows, information = model._windows(stream, codes), model.params_["information"]
+    windows, information = model._windows(stream), model.params_["information"]
     network = model.network_.to(windows.starts.device)
     with bars(model.verbose) as progress:
         metrics = judged(network, windows, 4 * model.batch_size, len(model.classes_), progress)
@@ -124,18 +123,18 @@ def sampled(model: Any, stream: Stream, n: int, seed: int, progress: Progress) -
 
     Where the model knows ends, a group has fewer if its end is drawn. Covariates of drawn events are unknown.
     """
-    generator, codes, types = torch.Generator().manual_seed(seed), model._codes(stream), len(model.classes_)
+    generator, types = torch.Generator().manual_seed(seed), len(model.classes_)
     drawn_codes, drawn_times, alive = list[Any](), list[Any](), [np.ones(len(stream.groups), dtype=bool)]
     inputs = None if stream.inputs is None else model.described_.unknown(stream.inputs[stream.offsets[1:] - 1])
     for _ in progress(range(n), "sampling", n):
-        logits, mixture = model._last(stream, codes, stream.last)
+        logits, mixture = model._last(stream, stream.last)
         when = stream.last + mixture.draw(generator).double().cpu().numpy() * model.scale_
         if model._targeted:
-            logits, _ = model._last(stream, codes, when)
+            logits, _ = model._last(stream, when)
         kind = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).squeeze(1).numpy()
         alive.append(alive[-1] & (kind < types))
         kind = np.minimum(kind, types - 1)  # what follows an end is left out
-        stream, codes = longer(stream, codes, kind, when, inputs)
+        stream = longer(stream, kind, when, inputs)
         drawn_codes.append(kind)
         drawn_times.append(when)
     kept = np.stack(alive[1:], 1).ravel()

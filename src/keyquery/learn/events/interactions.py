@@ -8,19 +8,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int
+from jaxtyping import Float64
 from torch import Tensor
 
-from keyquery.learn.events.losses import following
 from keyquery.learn.events.network import Mixture
+from keyquery.learn.events.training import following
 from keyquery.learn.events.windows import Batch, Windows
 from keyquery.learn.inputs.targets import label_facts
 from keyquery.reading import Reading
-from keyquery.support.devices import pick_device
-from keyquery.support.progress import Progress, bars
+from keyquery.support.progress import Progress, bars, silent
 
 CONTEXTS, LAGS = 64, 16  # histories and lags
 Predict = Callable[[Batch], tuple[Tensor, Mixture]]
+Unknown = Callable[[np.ndarray], np.ndarray]  # inputs of an event to those of another one of its group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +56,7 @@ class Interactions(Reading, kind="interactions"):
         ]
 
     def strongest(self, count: int = 6) -> list[dict[str, Any]]:
-        """The pairs with the largest increase, each at its best lag, largest first, minus two standard errors.
-
-        Parameters
-        ----------
-        count
-            How many pairs.
-
-        Returns
-        -------
-        list of dict
-            Rows with the pair, its lag and its change.
-        """
+        """Rows of the pairs with the largest increase minus two standard errors, each at its best lag."""
 
         def lower_bound(row: Mapping[str, Any]) -> float:
             return float(row["change"] - 2 * row["error"])
@@ -77,61 +66,57 @@ class Interactions(Reading, kind="interactions"):
         return sorted(best, key=lower_bound, reverse=True)[:count]
 
 
-@dataclass(frozen=True, eq=False)
-class Context:
-    """A history and the time of its next event, in units of the median inter-event time."""
+def now(history: Batch, targeted: bool) -> Float64[Tensor, ""]:
+    """The time that lags are measured from, of a batch of one history."""
+    return history.next_times[0, -1] if targeted else history.times[0, -1]
 
-    types: Int[np.ndarray, " n"]
-    times: Float64[np.ndarray, " n"]
-    next_time: float
-    inputs: Float32[np.ndarray, "n k"] | None = None  # encoded covariates
-    blank: Float32[np.ndarray, " k"] | None = None  # those of an inserted event
 
-    def now(self, targeted: bool) -> float:
-        """The time that lags are measured from."""
-        return self.next_time if targeted else float(self.times[-1])
+def reach(history: Batch, targeted: bool) -> float:
+    """The longest lag within a history."""
+    return float(now(history, targeted) - history.times[0, 0])
 
-    def reach(self, targeted: bool) -> float:
-        """The longest lag within the history."""
-        return self.now(targeted) - float(self.times[0])
 
-    def batch(self, device: str, lags: Any, types: int, targeted: bool) -> Batch:
-        """Histories (types · lags) with one inserted event, the lags of the first type first."""
-        inserted = self.now(targeted) - np.asarray(lags)
-        # At ties the inserted event comes first: simultaneous events are not in each other's past.
-        index = np.searchsorted(self.times, inserted, side="left")
-        index = index if targeted else np.minimum(index, len(self.times) - 1)
-        codes = np.concatenate([[np.insert(self.types, i, kind) for i in index] for kind in range(types)])
-        times = np.tile([np.insert(self.times, i, t) for i, t in zip(index, inserted, strict=True)], (types, 1))
-        counted = np.zeros(codes.shape, dtype=bool)
-        counted[:, -1] = True
-        real, next_times = np.ones_like(counted), np.full(codes.shape, self.next_time)
-        parts = [codes, times, real, np.zeros_like(codes), next_times, counted]
-        if self.inputs is not None and self.blank is not None:
-            parts.append(np.tile([np.insert(self.inputs, i, self.blank, axis=0) for i in index], (types, 1, 1)))
-        return Batch(*(torch.from_numpy(part).to(device) for part in parts))
+def inserted(
+    history: Batch, lags: Float64[Tensor, " lags"], types: int, targeted: bool, unknown: Unknown = np.zeros_like
+) -> Batch:
+    """Copies (types · lags) of a history with one event more, the lags of the first type first."""
+    times = (now(history, targeted) - lags).unsqueeze(1).repeat(types, 1)
+    count, device = len(times), lags.device
+    # At ties the inserted event comes first: simultaneous events are not in each other's past.
+    times, order = torch.cat((times, history.times.expand(count, -1)), 1).sort(dim=1, stable=True)
+    kinds = torch.arange(types, device=device).repeat_interleave(len(lags)).unsqueeze(1)
+    codes = torch.cat((kinds, history.types.expand(count, -1)), 1).gather(1, order)
+    inputs = history.inputs
+    if inputs is not None:
+        blank = torch.from_numpy(unknown(inputs[:, :1].cpu().numpy())).to(device)
+        inputs = torch.cat((blank, inputs), 1)[0, order]
+    real, counted = torch.ones_like(codes, dtype=torch.bool), torch.zeros_like(codes, dtype=torch.bool)
+    counted[:, -1] = True
+    next_times = history.next_times[:, -1:].expand(codes.shape)
+    return Batch(codes, times, real, torch.zeros_like(codes), next_times, counted, inputs)
 
 
 def compare(
     predict: Predict,
-    contexts: Sequence[Context],
-    lags: Float64[np.ndarray, " lags"],
+    histories: Sequence[Batch],
+    lags: Float64[Tensor, " lags"],
     types: int,
     targeted: bool,
-    device: str,
-    progress: Progress,
+    unknown: Unknown = np.zeros_like,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Change and error (types, types, lags), sooner (types, lags), and the number of contexts.
+    """Change and error (types, types, lags), sooner (types, lags), and the number of histories.
 
-    Contexts are those that reach back to the longest lag, the same for all lags, so that curves are comparable.
+    Histories are those that reach back to the longest lag, the same for all lags, so that curves are comparable.
     """
-    chosen = [context for context in contexts if lags.max() <= context.reach(targeted) * (1 + 1e-12)]
+    longest = float(lags.max())
+    chosen = [history for history in histories if longest <= reach(history, targeted) * (1 + 1e-12)]
     if not chosen:
-        raise ValueError(f"lags must not exceed the longest history, got {lags.max():g} median gaps")
+        raise ValueError(f"lags must not exceed the longest history, got {longest:g} median gaps")
     changes = np.empty((len(chosen), types, types, len(lags)))
     sooner = np.empty((len(chosen), types, len(lags)))
-    for number, context in enumerate(progress(chosen, "inserting events", len(chosen))):
-        logits, gaps = predict(context.batch(device, lags, types, targeted))
+    for number, history in enumerate(progress(chosen, "inserting events", len(chosen))):
+        logits, gaps = predict(inserted(history, lags, types, targeted, unknown))
         logs = logits.double().log_softmax(-1).cpu().numpy().reshape(types, len(lags), types)
         changes[number] = (logs - np.median(logs, 0)).swapaxes(1, 2)
         waits = gaps.quantile().clamp(min=gaps.floor).log().double().cpu().numpy().reshape(types, len(lags))
@@ -142,20 +127,21 @@ def compare(
 
 def interactions_of(model: Any, windows: Windows, lags: Any) -> Interactions:
     """The interactions of a fitted EventModel, in some of these histories."""
-    device, targeted, types = pick_device(model.device), model._targeted, len(model.classes_)
-    contexts = [context for context in _contexts(model, windows) if context.reach(targeted) > 0]
-    if not contexts:
+    targeted, types = model._targeted, len(model.classes_)
+    histories = [history for history in histories_of(windows, model.params_["window"]) if reach(history, targeted) > 0]
+    if not histories:
         raise ValueError("no history of the events has two different times: there is nothing to compare")
-    chosen = _usual_lags(contexts, targeted) if lags is None else _checked_lags(lags) / model.scale_
-    network = model.network_.to(device).eval()
+    chosen = _usual_lags(histories, targeted) if lags is None else _checked_lags(lags) / model.scale_
+    network = model.network_.to(windows.starts.device).eval()
 
     @torch.no_grad()
     def predict(batch: Batch) -> tuple[Tensor, Mixture]:
         logits, mixture = following(network, batch)
         return logits[:, :types], mixture
 
+    moments = torch.from_numpy(chosen).to(windows.starts.device)
     with bars(model.verbose) as progress:
-        effects = compare(predict, contexts, chosen, types, targeted, device, progress)
+        effects = compare(predict, histories, moments, types, targeted, model.described_.unknown, progress)
     return Interactions(
         types=label_facts(model.classes_)["labels"],
         lags=(chosen * model.scale_).tolist(),
@@ -166,22 +152,16 @@ def interactions_of(model: Any, windows: Windows, lags: Any) -> Interactions:
     )
 
 
-def _contexts(model: Any, windows: Windows) -> list[Context]:
+def histories_of(windows: Windows, window: int) -> list[Batch]:
     """The ends of some windows, one event shorter than the network's, each with the time of the next event."""
-    contexts, longest = [], model.params_["window"] - 1
-    for number in np.random.default_rng(0).permutation(len(windows.starts))[:CONTEXTS]:
-        batch = windows.take([number])
-        types, times = batch.types[0, -longest:].cpu().numpy(), batch.times[0, -longest:].cpu().numpy()
-        inputs = None if batch.inputs is None else batch.inputs[0, -longest:].cpu().numpy()
-        blank = None if inputs is None else model.described_.unknown(inputs[0])
-        contexts.append(Context(types, times, float(batch.next_times[0, -1]), inputs, blank))
-    return contexts
+    drawn = np.random.default_rng(0).permutation(len(windows.starts))[:CONTEXTS]
+    return [Batch(*(part if part is None else part[:, 1 - window :] for part in windows.take([n]))) for n in drawn]  # type: ignore[arg-type]
 
 
-def _usual_lags(contexts: Sequence[Context], targeted: bool) -> Float64[np.ndarray, " lags"]:
-    """Log-spaced lags, from the 10 % quantile of the inter-event times to the median length of the contexts."""
-    gaps = np.concatenate([np.diff(context.times) for context in contexts])
-    longest = float(np.median([context.reach(targeted) for context in contexts]))
+def _usual_lags(histories: Sequence[Batch], targeted: bool) -> Float64[np.ndarray, " lags"]:
+    """Log-spaced lags, from the 10 % quantile of the inter-event times to the median length of the histories."""
+    gaps = torch.cat([history.times[0].diff() for history in histories]).cpu().numpy()
+    longest = float(np.median([reach(history, targeted) for history in histories]))
     shortest = float(np.quantile(gaps[gaps > 0], 0.1)) if (gaps > 0).any() else longest / 100
     return np.geomspace(min(shortest, longest / 10), longest, LAGS)
 

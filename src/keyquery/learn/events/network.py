@@ -65,20 +65,20 @@ class Mixture(NamedTuple):
 
     def log_survival(self, gaps: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """Log-probability that the gap is longer than `gaps`; 0 below the floor, where gaps are not distinguished."""
-        logs = gaps.double().clamp(min=self.floor).log().unsqueeze(-1)
-        longer = torch.special.log_ndtr((self.mean.double() - logs) / self.spread.double())
-        survival = (self.weights.double().log_softmax(-1) + longer).logsumexp(-1)
-        return survival.where(gaps > self.floor, 0.0)
+        return self._beyond(gaps.double().clamp(min=self.floor).log()).where(gaps > self.floor, 0.0)
 
-    def average(self, after: Float[Tensor, "*batch"] | None = None) -> Float[Tensor, "*batch"]:
-        """The expected gap, Σ w exp(mean + spread²/2), or that of gaps longer than `after`; sensitive to long tails.
+    def _beyond(self, logs: Float64[Tensor, "*batch"]) -> Float64[Tensor, "*batch"]:
+        """Log-probability that the logarithm of the gap is above `logs`."""
+        longer = torch.special.log_ndtr((self.mean.double() - logs.unsqueeze(-1)) / self.spread.double())
+        return (self.weights.double().log_softmax(-1) + longer).logsumexp(-1)
+
+    def average(self, after: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+        """The expected gap of those longer than `after`, of all if that is not above the floor.
 
         Given g > s it is Σ w exp(mean + spread²/2) Φ((mean + spread² − ln s)/spread) / P(g > s).
         """
         mean, spread = self.mean.double(), self.spread.double()
         terms = self.weights.double().log_softmax(-1) + mean + spread.square() / 2
-        if after is None:
-            return terms.logsumexp(-1).exp()
         logs = after.double().clamp(min=self.floor).log().unsqueeze(-1)
         beyond = terms + torch.special.log_ndtr((mean + spread.square() - logs) / spread)
         known = (beyond.logsumexp(-1) - self.log_survival(after)).exp()
@@ -91,11 +91,9 @@ class Mixture(NamedTuple):
         low = torch.minimum((self.mean - reach).amin(-1), least)
         high = torch.maximum((self.mean + reach).amax(-1), least + MOST_LOG_RATIO)
         left = math.log1p(-share) + self.log_survival(after)
-        weights = self.weights.double().log_softmax(-1)
         for _ in range(70):
             middle = (low + high) / 2
-            z = (self.mean.double() - middle.unsqueeze(-1)) / self.spread.double()
-            less = (weights + torch.special.log_ndtr(z)).logsumexp(-1) > left
+            less = self._beyond(middle) > left
             low, high = middle.where(less, low), high.where(less, middle)
         gaps = high.exp()
         return torch.maximum(gaps.where(gaps > self.floor, 0.0), after.double())
@@ -107,8 +105,7 @@ class Mixture(NamedTuple):
         chosen = torch.multinomial(weights, 1, generator=generator).reshape(*shape, 1).to(self.mean.device)
         noise = torch.randn(shape, generator=generator).to(self.mean.device)
         logs = self.mean.gather(-1, chosen).squeeze(-1) + noise * self.spread.gather(-1, chosen).squeeze(-1)
-        gaps = logs.exp()
-        return gaps.where(gaps > self.floor, 0.0)
+        return logs.exp().where(logs.exp() > self.floor, 0.0)
 
 
 class EventNetwork(nn.Module):

@@ -95,9 +95,7 @@ class Windows(NamedTuple):
         return (above[last] > above[first]).numpy()
 
 
-def cut(
-    stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, window: int, device: str
-) -> tuple[Windows, Int[np.ndarray, " windows"]]:
+def cut(stream: Stream, clock: Clock, window: int, device: str) -> tuple[Windows, Int[np.ndarray, " windows"]]:
     """Windows of at most `window` events, and the number of the group of each.
 
     Windows of a longer group overlap by half, so that only its first events have less than half a window of history.
@@ -111,16 +109,16 @@ def cut(
             rows.append((start, stop - start, done - start, group))
             done = stop
     starts, lengths, skips, groups = np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()
-    return _windows(stream, codes, clock, device, starts, lengths, skips), groups
+    return _windows(stream, clock, device, starts, lengths, skips), groups
 
 
-def ends(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, window: int, device: str) -> Windows:
+def ends(stream: Stream, clock: Clock, window: int, device: str) -> Windows:
     """The last `window` events of each group, of which only the last is counted."""
     lengths = np.minimum(stream.lengths, window)
-    return _windows(stream, codes, clock, device, stream.offsets[1:] - lengths, lengths, lengths - 1)
+    return _windows(stream, clock, device, stream.offsets[1:] - lengths, lengths, lengths - 1)
 
 
-def _windows(stream: Stream, codes: Int[np.ndarray, " n"], clock: Clock, device: str, *bounds: np.ndarray) -> Windows:
+def _windows(stream: Stream, clock: Clock, device: str, *bounds: np.ndarray) -> Windows:
     times = (stream.times - np.repeat(clock.begin(stream), stream.lengths)) / clock.scale
-    parts = (codes, times, *(bound.copy() for bound in bounds), stream.inputs, stream.weights)
+    parts = (stream.types, times, *bounds, stream.inputs, stream.weights)
     return Windows(*(None if part is None else torch.from_numpy(part).to(device) for part in parts))  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int, Shaped
+from jaxtyping import Bool, Float32, Float64, Int, Shaped
 
 from keyquery.learn.inputs.targets import labels_of_column, weights_of
 from keyquery.learn.inputs.times import times_of
@@ -17,7 +17,7 @@ from keyquery.learn.inputs.times import times_of
 class Stream:
     """Events group by group, in order of first appearance, and sorted by time: group g from offsets[g] on."""
 
-    types: Shaped[np.ndarray, " n"]
+    types: Shaped[np.ndarray, " n"]  # labels, or their codes
     times: Float64[np.ndarray, " n"]
     offsets: Int[np.ndarray, " ends"]
     groups: Shaped[np.ndarray, " groups"]  # their names
@@ -37,9 +37,14 @@ class Stream:
         return self.times[self.offsets[1:] - 1]
 
     @property
-    def inside(self) -> Shaped[np.ndarray, " pairs"]:
+    def owners(self) -> Int[np.ndarray, " n"]:
+        """The number of each event's group."""
+        return np.repeat(np.arange(len(self.groups)), self.lengths)
+
+    @property
+    def inside(self) -> Bool[np.ndarray, " pairs"]:
         """Whether the next event is of the same group, (n − 1,)."""
-        return np.diff(np.repeat(np.arange(len(self.groups)), self.lengths)) == 0
+        return np.diff(self.owners) == 0
 
     @property
     def gaps(self) -> Float64[np.ndarray, " pairs"]:
@@ -75,19 +80,19 @@ def stream_of(events: Any, times: Any = None, groups: Any = None) -> Stream:
 
 def longer(
     stream: Stream,
-    codes: Int[np.ndarray, " n"],
-    kinds: Int[np.ndarray, " groups"],
-    when: Float64[np.ndarray, " groups"],
+    types: Int[np.ndarray, " groups"],
+    times: Float64[np.ndarray, " groups"],
     inputs: Float32[np.ndarray, "groups k"] | None = None,
-) -> tuple[Stream, Int[np.ndarray, " more"]]:
-    """A stream and its type codes with one event appended to each group, with the covariates `inputs`."""
+) -> Stream:
+    """A stream with one event appended to each group, with the covariates `inputs`."""
     ends, offsets = stream.offsets[1:], stream.offsets + np.arange(len(stream.offsets))
     types, rows, times = (
-        np.insert(column, ends, new) for column, new in ((codes, kinds), (stream.rows, -1), (stream.times, when))
+        np.insert(column, ends, new)
+        for column, new in ((stream.types, types), (stream.rows, -1), (stream.times, times))
     )
     if inputs is not None and stream.inputs is not None:
         inputs = np.insert(stream.inputs, ends, inputs, axis=0)
-    return replace(stream, types=types, times=times, offsets=offsets, rows=rows, inputs=inputs), types
+    return replace(stream, types=types, times=times, offsets=offsets, rows=rows, inputs=inputs)
 
 
 def unpacked(events: Any, times: Any, groups: Any, covariates: Any = None) -> tuple[Any, Any, Any, Any]:
@@ -119,16 +124,6 @@ def times_per_group(name: str, moments: Any, stream: Stream) -> Float64[np.ndarr
     if early := int((when < last).sum()):
         raise ValueError(f"{name} must not be before a group's last event; {early} of {len(when)} are")
     return when
-
-
-def learnable(stream: Stream) -> Float64[np.ndarray, " pairs"]:
-    """The inter-event times; raises if they cannot be modelled."""
-    gaps = stream.gaps
-    if len(gaps) == 0:
-        raise ValueError(f"no group has a second event: nothing to train on in {len(stream.groups)} group(s)")
-    if not (gaps > 0).any():
-        raise ValueError(f"times must differ within some group: all {len(gaps)} gaps are 0")
-    return gaps
 
 
 def weights_of_events(stream: Stream, sample_weight: Any) -> Float64[np.ndarray, " n"] | None:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int, Shaped
-from torch import Tensor
 
 from keyquery.learn.data.series import Series
 from keyquery.learn.inputs import sequences, tables
@@ -44,8 +43,6 @@ def points_of(X: Any) -> Points:
     """
     if isinstance(X, Series):
         X = list(X.values)
-    if isinstance(X, Tensor) and X.is_nested:
-        X = list(X.unbind())
     if sequences.axes_of(X) == 3:
         names, each = sequences.columns_of(X), sequences.series_of(X)
         values, owner = np.concatenate(each), np.repeat(np.arange(len(each)), [len(sequence) for sequence in each])

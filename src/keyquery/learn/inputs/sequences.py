@@ -41,27 +41,21 @@ class Padded(NamedTuple):
 def series_of(X: Any, axis: int = 1) -> list[Float64[np.ndarray, "_ dims"]]:
     """A list of arrays (length, dims) from such a list, an array (n, length, dims) or (n, length), or a Series.
 
-    With `axis=2` time is the last axis, (n, dims, length). A data frame may hold one series per cell, dims as columns.
+    With `axis=2` time is the last axis, (n, dims, length).
     """
     if isinstance(X, Series):
         X, axis = X.values, 1
     X = dense(X)
-    if isinstance(X, Tensor):  # nested
-        X = list(X.unbind())
     if not isinstance(X, (list, tuple)):
         array = np.asarray(X)
-        if array.ndim == 2 and array.dtype == object and all(np.ndim(cell) == 1 for cell in array.flat):
-            X, axis = [_stacked(number, cells) for number, cells in enumerate(array)], 1
-        elif array.ndim == 1 and array.dtype == object:
-            X = list(array)
-        elif array.ndim in (2, 3) and 0 not in array.shape[1:]:
-            X = array
-        elif array.ndim in (2, 3):  # in the words of scikit-learn
-            raise ValueError(f"X has no values: 0 feature(s) (shape={array.shape}) while a minimum of 1 is required.")
-        else:
+        ragged = array.ndim == 1 and array.dtype == object
+        if not ragged and array.ndim not in (2, 3):
             received = f"shape {array.shape}. Reshape your data: pass a single series as X[None]"
             received = received if array.ndim else type(X).__name__
             raise ValueError(f"X must be (n, length, dims) or (n, length), or a list of series, got {received}")
+        if 0 in array.shape[1:]:  # in the words of scikit-learn
+            raise ValueError(f"X has no values: 0 feature(s) (shape={array.shape}) while a minimum of 1 is required.")
+        X = array
     if len(X) == 0:
         raise ValueError("X holds no series: found 0 sample(s), at least one is required")
     series = [_series(f"series {number} of X", values, axis) for number, values in enumerate(X)]
@@ -108,14 +102,6 @@ def _numbers(data: Any) -> np.ndarray:
         flat = [np.nan if is_missing(value) else value for value in values.ravel().tolist()]
         values = np.array(flat, dtype=object).reshape(values.shape)
     return values.astype(np.float64)
-
-
-def _stacked(number: int, cells: Any) -> np.ndarray:
-    """One series from a row of a nested frame: a cell per dimension."""
-    columns = [_numbers(cell) for cell in cells]
-    if len({len(column) for column in columns}) > 1:
-        raise ValueError(f"the dims of series {number} of X must have one length, got {[len(c) for c in columns]}")
-    return np.stack(columns, 1)
 
 
 def _series(name: str, data: Any, axis: int) -> np.ndarray:

@@ -127,7 +127,7 @@ def _target(name: str, y: Any, count: int, what: str) -> Shaped[np.ndarray, " n"
 
 def dense(X: Any) -> Any:
     """X, a tensor as an array, masked entries as None; sparse matrices and lazy frames are refused."""
-    if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout not in (torch.strided, torch.jagged)):
+    if hasattr(X, "toarray") or (isinstance(X, Tensor) and X.layout != torch.strided):
         remedy = "X.to_dense()" if isinstance(X, Tensor) else "X.toarray()"
         raise TypeError(f"X is a sparse matrix; dense data is required: use {remedy}")
     if type(X).__name__ == "LazyFrame":
@@ -136,7 +136,7 @@ def dense(X: Any) -> Any:
         values = X.data.astype(object)
         values[X.mask] = None
         return values
-    if not isinstance(X, Tensor) or X.is_nested:
+    if not isinstance(X, Tensor):
         return X
     return (X.double() if X.is_floating_point() else X).detach().cpu().numpy()  # numpy has no bfloat16
 
@@ -164,6 +164,6 @@ def classes_of(facts: dict[str, Any]) -> Shaped[np.ndarray, " classes"]:
     if dtype.kind not in LABELS or dtype.itemsize > max(listed.itemsize, 4 * LETTERS):
         raise ValueError(f"labels cannot be of dtype {dtype}")
     labels = np.char.encode(listed, "latin-1").astype(dtype) if dtype.kind == "S" else listed.astype(dtype)
-    if labels.ndim != 1 or len(np.unique(labels)) != len(labels):
-        raise ValueError("labels must be a list without duplicates")
+    if len(labels) == 0 or not np.array_equal(labels, np.unique(labels)):
+        raise ValueError("labels must be one or more, in rising order")
     return labels
