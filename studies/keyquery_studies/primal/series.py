@@ -135,10 +135,11 @@ def _load(path: Path, device: str) -> tuple[Labelled, Labelled]:
             for part in ("train", "test")
         ]
     mean, scale = statistics(parts[0][0])
-    learned, test = (
-        Labelled(padded(series, mean, scale, device), torch.from_numpy(labels).to(device)) for series, labels in parts
-    )
-    return learned, test
+    sets = []
+    for series, labels in parts:
+        target = torch.from_numpy(labels).to(device)
+        sets.append(Labelled(padded(series, mean, scale, device), target, torch.ones_like(target, dtype=torch.float64)))
+    return sets[0], sets[1]
 
 
 @dataclass(frozen=True, kw_only=True)

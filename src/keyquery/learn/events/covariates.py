@@ -41,7 +41,7 @@ class CovariateCode:
             knots.append(tuple(map(float, quantiles)))
         bare = cls(tuple(fields), tuple(knots), (), columns.names is not None)
         parts = bare._parts(columns)
-        means = (part[~missing].mean(0) if not missing.all() else np.zeros(part.shape[1]) for part, missing in parts)
+        means = (part[~missing].sum(0) / max((~missing).sum(), 1) for part, missing in parts)
         return replace(bare, means=tuple(tuple(map(float, row)) for row in means))
 
     @property
@@ -72,7 +72,7 @@ class CovariateCode:
                 cuts, numbers = np.array(knots), np.where(missing, 0.0, columns.values[index].astype(np.float64))
                 part = ((numbers[:, None] - cuts[:-1]) / np.diff(cuts)).clip(0, 1)
             else:
-                part = np.eye(field.size)[rows.codes[:, index].numpy()] if field.size else np.zeros((len(missing), 0))
+                part = (rows.codes[:, index, None].numpy() == np.arange(field.size)).astype(np.float64)
             parts.append((part, missing))
         return parts
 

@@ -25,7 +25,8 @@ def interactions(reading: Interactions, pyplot: Any, pairs: int = 6) -> Any:
     change, error = np.array(reading.change), np.array(reading.error)
     sure = np.abs(change) - 2 * error
     best = np.take_along_axis(change, sure.argmax(-1)[..., None], -1)[..., 0]
-    kept = _kept(sure.max(-1))
+    weight = np.maximum(sure.max((0, 2)), sure.max((1, 2)))
+    kept = np.sort(np.argsort(-weight, kind="stable")[:TYPES])
     side, rows = 1.5 + 0.19 * len(kept), -(-len(strongest) // COLUMNS)
     left, height = max(side, 2.6), max(side, 0.5 + 1.15 * rows, 2.4)
     figure = pyplot.figure(figsize=(left + 4.2, height), layout="constrained")
@@ -42,12 +43,6 @@ def interactions(reading: Interactions, pyplot: Any, pairs: int = 6) -> Any:
     curves.supxlabel(f"time before {NOW[reading.information]} ({unit})", fontsize=8)
     curves.supylabel("change of log-probability (nats)", fontsize=8)
     return figure
-
-
-def _kept(sure: np.ndarray) -> np.ndarray:
-    """Event types in order; if there are too many, those with the largest changes."""
-    weight = np.maximum(sure.max(0), sure.max(1))
-    return np.sort(np.argsort(-weight, kind="stable")[:TYPES])
 
 
 def _map(figure: Any, reading: Interactions, best: np.ndarray, names: list[str]) -> None:

@@ -89,7 +89,7 @@ class SeriesEstimator(Classifier, SavedEstimator):
         training data; relevance is the mean drop of the predicted class's log-odds over the windows that cover a step.
         """
         check_count("stretch", stretch, least=1, optional=True)
-        data, rows = self._padded(X), []
+        data, rows, classes = self._padded(X), [], label_facts(self.classes_)["labels"]
         with bars(self.verbose) as progress:
             for number, values in enumerate(series_of(X, self.axis)):
                 one = Padded(*(part[number] for part in data))
@@ -99,11 +99,10 @@ class SeriesEstimator(Classifier, SavedEstimator):
                         "values": [[None if value != value else value for value in row] for row in values.tolist()],
                         "relevance": (relevance + [0.0] * len(values))[: len(values)],
                         "stretch": width,
-                        "predicted": plain_label(self.classes_[chosen]),
+                        "predicted": classes[chosen],
                         "probability": probability,
                     }
                 )
-        classes = [plain_label(label) for label in self.classes_]
         return Importance(classes=classes, series=rows, columns=self.columns_, provenance=self._provenance())
 
     def plot(self, x: Any, stretch: int | None = None) -> Any:
@@ -141,7 +140,7 @@ class SeriesEstimator(Classifier, SavedEstimator):
         weights = weights_of(type(self).__name__, labels, sample_weight, self.class_weight)
         kept = np.flatnonzero(weights)
         if len(classes := np.unique(labels[kept])) < 2:
-            only = plain_label(classes[0])
+            only = label_facts(classes)["labels"][0]
             raise ValueError(f"y holds only one class, {only!r}: a classifier needs two or more")
         return [series[index] for index in kept], labels[kept], weights[kept]
 
@@ -175,9 +174,3 @@ class SeriesEstimator(Classifier, SavedEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = tags.input_tags.allow_nan = True
         return tags
-
-
-def plain_label(label: Any) -> str | int | float | bool:
-    """A label as JSON."""
-    value = label.item() if isinstance(label, np.generic) else label
-    return value if isinstance(value, (str, int, float, bool)) else str(value)

@@ -150,7 +150,6 @@ class SeriesClassifier(SeriesEstimator):
         return SeriesNetwork(dims, classes, *shape, self.attention, rank, self.eta, self.dropout, tokens=self.tokens)
 
     def _learn(self, samples: Labelled, classes: int, seed: int) -> None:
-        assert samples.weight is not None
         samples = samples._replace(weight=samples.weight.float())
         learned, held = hold_out(samples.target.cpu().numpy(), self.validation_fraction, seed)
         with seeded(seed, str(samples.target.device)), bars(self.verbose) as progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import torch
@@ -43,35 +43,32 @@ class Convolutions(nn.Module):
         super().__init__()
         self.plans = plans  # for series and differences: (dilation, thresholds per kernel) of each dilation
         self.levels = levels  # of sustained values
-        self.thresholds, self.dims = nn.ParameterList(), nn.ParameterList()
-        for _dilation, count in (pair for plan in plans for pair in plan):
-            self.thresholds.append(nn.Parameter(torch.zeros(len(KERNELS), count), requires_grad=False))
-            self.dims.append(nn.Parameter(torch.ones(len(KERNELS), dims), requires_grad=False))
+        # For each dilation: whether it is one of the differences, the dilation, and the thresholds per kernel.
+        self.steps = [(view, *pair) for view, plan in enumerate(plans) for pair in plan]
+        counts = [count for _view, _dilation, count in self.steps]
+        self.thresholds = nn.ParameterList(_fixed(torch.zeros(len(KERNELS), count)) for count in counts)
+        self.dims = nn.ParameterList(_fixed(torch.ones(len(KERNELS), dims)) for _ in counts)
 
     @classmethod
     def fitted(cls, series: Padded, per_kernel: int, generator: np.random.Generator) -> Convolutions:
         """`per_kernel` thresholds for each kernel and each view, at quantiles of these series."""
         views = [series, differences(series)]
         plans = [plan(int(view.real.sum(1).max()), per_kernel) for view in views]
-        levels = level_count(int(series.real.sum(1).max()))
-        module, number, used = cls(series.values.shape[-1], plans, levels), 0, 0
+        module, used = cls(series.values.shape[-1], plans, level_count(int(series.real.sum(1).max()))), 0
         module.to(series.values.device)
-        for view, each in zip(views, plans, strict=True):
-            for dilation, count in each:
-                dims = module.dims[number].data
-                dims.copy_(torch.from_numpy(subsets(len(KERNELS), dims.shape[1], generator)))
-                drawn = generator.integers(len(view.real), size=len(KERNELS))
-                levels_of = torch.arange(1, count * len(KERNELS) + 1, dtype=torch.float64) + used
-                levels_of = (levels_of * GOLDEN % 1).view(-1, count).to(dims.device)
-                one_each = view.take(torch.from_numpy(drawn).to(dims.device))
-                module.thresholds[number].data.copy_(quantiles(one_each, weights(dims), dilation, levels_of))
-                number, used = number + 1, used + count * len(KERNELS)
+        for (view, dilation, count), dims, thresholds in zip(module.steps, module.dims, module.thresholds, strict=True):
+            dims.copy_(torch.from_numpy(subsets(len(KERNELS), dims.shape[1], generator)))
+            drawn = torch.from_numpy(generator.integers(len(series.real), size=len(KERNELS)))
+            shares = torch.arange(1, thresholds.numel() + 1, dtype=torch.float64) + used
+            shares = (shares * GOLDEN % 1).view(-1, count).to(dims.device)
+            thresholds.copy_(quantiles(views[view].take(drawn.to(dims.device)), weights(dims), dilation, shares))
+            used += thresholds.numel()
         return module
 
     @property
     def width(self) -> int:
         """Number of features."""
-        return len(KERNELS) // 2 * sum(4 * count + self.levels for plan in self.plans for _dilation, count in plan)
+        return len(KERNELS) // 2 * sum(4 * count + self.levels for _view, _dilation, count in self.steps)
 
     @torch.no_grad()
     def forward(self, series: Padded, progress: Progress = silent) -> Float[Tensor, "batch features"]:
@@ -79,17 +76,20 @@ class Convolutions(nn.Module):
         return batched(self._features, series, len(KERNELS), "convolutions", progress)
 
     def _features(self, series: Padded) -> Float[Tensor, "batch features"]:
-        features, number = list[Tensor](), 0
-        for view, each in zip((series, differences(series)), self.plans, strict=True):
-            for dilation, _count in each:
-                values = convolved(view.values, weights(self.dims[number]), dilation)
-                for half in (0, 1):
-                    inside = view.real if (half + number) % 2 == 0 else windows_inside(view.real, dilation)
-                    shown = within(values[half::2], inside)
-                    features += pooled(shown, inside.sum(1), self.thresholds[number][half::2])
-                    features += sustained(shown, self.levels) if half else []
-                number += 1
+        features, views = list[Tensor](), (series, differences(series))
+        for number, (which, dilation, _count) in enumerate(self.steps):
+            view = views[which]
+            values = convolved(view.values, weights(self.dims[number]), dilation)
+            for half in (0, 1):
+                inside = view.real if (half + number) % 2 == 0 else windows_inside(view.real, dilation)
+                shown = within(values[half::2], inside)
+                features += pooled(shown, inside.sum(1), self.thresholds[number][half::2])
+                features += sustained(shown, self.levels) if half else []
         return torch.cat(features).T
+
+
+def _fixed(values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values, requires_grad=False)
 
 
 def batched(
@@ -224,7 +224,7 @@ class Competing(nn.Module):
         super().__init__()
         self.dilations = dilations
         shape = (2 * len(dilations), GROUP, GROUPS, LENGTH * dims)
-        self.weight = nn.Parameter(torch.zeros(shape), requires_grad=False)
+        self.weight = _fixed(torch.zeros(shape))
 
     @classmethod
     def fitted(cls, series: Padded, generator: np.random.Generator) -> Competing:
@@ -251,12 +251,11 @@ class Competing(nn.Module):
         return batched(self._features, series, GROUP * CHUNK, "competing kernels", progress)
 
     def _features(self, series: Padded) -> Float[Tensor, "batch features"]:
-        features, number = list[Tensor](), 0
-        for view in (series, differences(series)):
-            for dilation in self.dilations:
-                for weight in self.weight[number].split(CHUNK, 1):
-                    features += scores(convolved(view.values, weight.flatten(0, 1), dilation), view)
-                number += 1
+        features = list[Tensor]()
+        views = product((series, differences(series)), self.dilations)
+        for (view, dilation), kernels in zip(views, self.weight, strict=True):
+            for weight in kernels.split(CHUNK, 1):
+                features += scores(convolved(view.values, weight.flatten(0, 1), dilation), view)
         return torch.cat(features).clamp(min=0).sqrt().T
 
 

@@ -87,7 +87,6 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
         network = Linear(convolutions, Competing.fitted(samples.data, generator), classes).to(samples.target.device)
         with bars(self.verbose) as progress:
             features = network.features(samples.data, progress)
-        assert samples.weight is not None
         ridge = fit_ridge(features, samples.target, samples.weight)
         network.weight.data.copy_(ridge.weight)
         network.bias.data.copy_(ridge.bias)

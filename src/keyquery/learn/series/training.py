@@ -26,13 +26,12 @@ class Labelled(NamedTuple):
 
     data: Padded
     target: Int[Tensor, " batch"]
-    weight: Float[Tensor, " batch"] | None = None  # default: equal
+    weight: Float[Tensor, " batch"]
 
     def take(self, index: Any) -> Labelled:
         """A subset."""
         chosen = torch.as_tensor(index, device=self.target.device)
-        weight = None if self.weight is None else self.weight[chosen]
-        return Labelled(self.data.take(chosen), self.target[chosen], weight)
+        return Labelled(self.data.take(chosen), self.target[chosen], self.weight[chosen])
 
 
 def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int, least: int = 1) -> tuple[Draw, int]:
@@ -61,8 +60,6 @@ def augmented(samples: Labelled, strength: float, generator: torch.Generator) ->
 
 def class_loss(model: nn.Module, batch: Labelled) -> Float[Tensor, ""]:
     """Weighted cross-entropy plus the regularizer of primal layers."""
-    if batch.weight is None:
-        return cross_entropy(model(*batch.data), batch.target) + regularizer(model)
     losses = cross_entropy(model(*batch.data), batch.target, reduction="none")
     return (batch.weight * losses).mean() + regularizer(model)
 
@@ -88,6 +85,5 @@ def judged(model: nn.Module, samples: Labelled, size: int) -> tuple[float, float
 def _weighted(logits: Float[Tensor, "n classes"], samples: Labelled) -> tuple[float, float]:
     losses = cross_entropy(logits, samples.target, reduction="none")
     errors = logits.argmax(1) != samples.target
-    weight = torch.ones_like(losses) if samples.weight is None else samples.weight
-    weight = weight.double() / weight.double().sum()
+    weight = samples.weight.double() / samples.weight.double().sum()
     return float(weight @ errors.double()), float(weight @ losses.double())
