@@ -274,13 +274,18 @@ def test_a_reading_of_the_kernel():
 @pytest.mark.parametrize(
     ("times", "options", "error", "words"),
     [
-        (torch.zeros(3), {}, TypeError, "times must be float64 or integers, got torch.float32.*128 s apart"),
-        ([0.0], {}, TypeError, "times must be a tensor"),
+        (
+            torch.zeros(3),
+            {},
+            TypeError,
+            "must be a tensor of float64 or integers, got torch.float32.*128 s apart",
+        ),
+        ([0.0], {}, TypeError, "times must be a tensor .*got list"),
         (torch.tensor([0.0, math.nan]).double(), {}, ValueError, "finite, got 1 NaN or infinite of 2"),
-        (torch.zeros(2).double(), {"mask": torch.ones(3, dtype=torch.bool)}, ValueError, r"mask must be \(2,\)"),
-        (torch.zeros(2).double(), {"origin": "now"}, TypeError, "origin must be a number"),
-        (torch.zeros(2).double(), {"origin": torch.zeros(())}, TypeError, "origin must be float64"),
-        (torch.zeros(4, 2).double(), {"origin": torch.zeros(3).double()}, ValueError, r"origin must be.*\(4,\)"),
+        (torch.zeros(2).double(), {"mask": torch.ones(3, dtype=torch.bool)}, ValueError, r"mask must be bool \(2,\)"),
+        (torch.zeros(2).double(), {"origin": "now"}, TypeError, "origin must be .*got str"),
+        (torch.zeros(2).double(), {"origin": torch.zeros(())}, TypeError, "origin must be a tensor of float64"),
+        (torch.zeros(4, 2).double(), {"origin": torch.zeros(3).double()}, RuntimeError, "size of the tensor"),
     ],
 )
 def test_times_that_are_none_are_told(times, options, error, words):
@@ -295,8 +300,6 @@ def test_codes_that_cannot_be_are_told():
         kq.BochnerTime(7)
     with pytest.raises(ValueError, match="spectrum must be one of"):
         kq.BochnerTime(8, "gaussian")
-    with pytest.raises(ValueError, match="periods must be above 0"):
-        kq.MercerTime(2, 1, [-1.0])
     with pytest.raises(ValueError, match="two different times"):
         kq.MercerTime(2, 1, 1).see(torch.ones(3, 4).double())
 
@@ -305,10 +308,10 @@ def test_codes_that_cannot_be_are_told():
 @pytest.mark.parametrize(
     ("periods", "error", "words"),
     [
-        ("7", ValueError, "periods must be a number of periods, or a non-empty list of them, got '7'"),
-        ([], ValueError, r"periods must be a number of periods, or a non-empty list of them, got \[\]"),
+        ([], ValueError, r"periods must be a count, or a list of numbers, each at least 1e-300, got \[\]"),
         (1.5, TypeError, "periods must be an integer, got 1.5"),
-        ([1e-320], ValueError, "periods must be above 0, at least 1e-300, got 1e-320"),
+        ([-1.0], ValueError, "each at least 1e-300, got"),
+        ([1e-320], ValueError, "each at least 1e-300, got"),
     ],
 )
 def test_periods_that_are_none_are_told(periods, error, words):
@@ -322,8 +325,7 @@ def test_periods_that_are_none_are_told(periods, error, words):
 @pytest.mark.parametrize(
     ("lags", "words"),
     [
-        ([1.0, 2.0], r"lags must be a tensor \(lags,\) of finite numbers, at least one, got list"),
-        (torch.ones(2, 2), r"got shape \(2, 2\)"),
+        (torch.ones(2, 2), r"lags must be finite numbers \(lags,\), at least one"),
         (torch.tensor([1.0, math.nan]), "finite numbers"),
     ],
 )

@@ -17,7 +17,7 @@ from keyquery.layers.cache import Cache
 from keyquery.layers.fused import as_wide
 from keyquery.learn.layers.time.base import TimeCode
 from keyquery.learn.layers.time.reading import TimeKernel
-from keyquery.support.checks import broadcast, check_choice
+from keyquery.support.checks import check_choice
 
 WAYS = ("concatenated", "additive", "interaction")
 POSITIVE = ("psd", "rbf")  # kernels that stay positive only if the weights of the time kernel are
@@ -69,9 +69,13 @@ class TimeAttention(nn.Module):
         if not isinstance(time, TimeCode):
             raise TypeError(f"time must be a kq.BochnerTime or kq.MercerTime, got {type(time).__name__}")
         self.dim, self.heads, self.how, self.time = dim, heads, how, time
-        place: dict[str, Any] = {name: attention.get(name) for name in ("device", "dtype")}
-        self.mix = nn.Linear(dim + time.dim, dim, **place) if how == "interaction" else None
-        self.joint = _MADE[how](dim, heads, time, kernel=kernel, **attention)
+        factory: dict[str, Any] = {name: attention.get(name) for name in ("device", "dtype")}
+        self.mix = nn.Linear(dim + time.dim, dim, **factory) if how == "interaction" else None
+        if how == "interaction":
+            self.joint = Attention(dim, heads, kernel, **attention)
+        else:
+            kind = _Concatenated if how == "concatenated" else _Additive
+            self.joint = kind(dim, heads, time, kernel=kernel, **attention)
 
     def forward(
         self,
@@ -111,13 +115,11 @@ class TimeAttention(nn.Module):
         """The input of the inner attention `joint`, which `form` acts on: [x; Φ(t)], or relu(W[x; Φ(t)])."""
         if x.ndim != 3 or x.shape[-1] != self.dim:
             raise ValueError(f"x must be (batch, n, {self.dim}), got {tuple(x.shape)}")
-        if not isinstance(times, Tensor):
-            raise TypeError(f"times must be a tensor, float64 or integers, got {type(times).__name__}")
-        if tuple(times.shape) != tuple(x.shape[:2]):
-            raise ValueError(f"times must be {tuple(x.shape[:2])}, one per event of x, got {tuple(times.shape)}")
+        if (shape := tuple(getattr(times, "shape", ()))) != x.shape[:2]:
+            raise ValueError(f"times must be {tuple(x.shape[:2])}, one per event of x, got {shape}")
         real = mask if mask is not None and mask.ndim == 2 else None
         gain = 1.0 if self.how == "additive" else math.sqrt(self.time.dim)  # entries of size 1, as events have
-        z = torch.cat((x, self.time.features(times, origin, real, gain).to(x.dtype)), -1)
+        z = torch.cat((x, self.time.encode(times, origin, real, gain).to(x.dtype)), -1)
         if self.mix is None:
             return z  # padding is masked by the inner attention
         return self.mix(z if real is None else z.where(real.unsqueeze(-1), 0.0)).relu()
@@ -152,14 +154,13 @@ class _Concatenated(Attention):
             raise ValueError(f"heads must divide dim unless head_dim is set: {heads} does not divide {dim}")
         width = options.get("head_dim") or dim // heads
         super().__init__(dim + time.dim, heads, **{**options, "head_dim": width})
-        place = {name: options.get(name) for name in ("device", "dtype")}
-        self.output = nn.Linear(heads * self.head_dim, dim, options.get("bias", True), **place)
+        factory = {name: options.get(name) for name in ("device", "dtype")}
+        self.output = nn.Linear(heads * self.head_dim, dim, options.get("bias", True), **factory)
 
     def output_form(self) -> Form:
         """The OV circuit of each head; nothing is written to the time dimensions."""
-        out = self.output.weight.mT.unflatten(0, (self.heads, self.head_dim))
-        value = self.value.weight.unflatten(0, (self.kv_heads, self.head_dim))
-        return self._grouped(pad(out, (0, self.dim - out.shape[-1])), value)
+        events = super().output_form()
+        return Form(pad(events.query, (0, self.dim - events.dim)), events.key)
 
 
 class _Additive(Attention):
@@ -169,8 +170,8 @@ class _Additive(Attention):
         super().__init__(dim, heads, **options)
         self.events, self.dim = dim, dim + time.dim
         start = math.log(math.expm1(1.0)) if self.kernel in POSITIVE else 1.0
-        place = {name: options.get(name) for name in ("device", "dtype")}
-        self.raw = nn.Parameter(torch.full((heads, time.dim // 2), start, **place))
+        factory = {name: options.get(name) for name in ("device", "dtype")}
+        self.raw = nn.Parameter(torch.full((heads, time.dim // 2), start, **factory))
 
     def weights(self) -> Float[Tensor, "heads f"]:
         """a, the weight of each frequency of ψ per head; ≥ 0 if the kernel must stay positive."""
@@ -178,39 +179,30 @@ class _Additive(Attention):
 
     def queries_and_keys(self, x: Float[Tensor, "batch n dim"]) -> tuple[Tensor, Tensor]:
         """Queries (batch, heads, n, r + T) and keys (batch, kv_heads, n, r + T), before RoPE."""
-        return self._longer(*super().queries_and_keys(x[..., : self.events]), x[..., self.events :])
+        query, key = super().queries_and_keys(x[..., : self.events])
+        code = x[..., self.events :].unsqueeze(1)
+        longer = code * self._gains().unsqueeze(1).to(code.dtype)
+        return torch.cat((query, longer), -1), torch.cat((key, code.expand(-1, self.kv_heads, -1, -1)), -1)
 
     def form(self) -> Form:
         """The forms of events and of times, as diagonal blocks."""
-        events = super().form()
-        gains = self._gains().to(events.dtype)
-        times = torch.diag_embed(gains)
-        if self.kv_heads != self.heads:
-            times = times.unflatten(0, (self.kv_heads, -1))
-        same = torch.eye(self.dim - self.events, dtype=times.dtype, device=times.device)
-        same = same.expand(*events.key.shape[:-2], -1, -1)
-        query, key = (_blocks(*pair) for pair in ((events.query, times), (events.key, same)))
-        return Form(query, key)
+        events, gains, width = super().form(), self._gains(), self.dim - self.events
+        same = torch.eye(width, dtype=gains.dtype, device=gains.device).expand(self.kv_heads, -1, -1)
+        times = self._grouped(torch.diag_embed(gains), same).to(events.dtype)
+        return _padded(events, 0, width) + _padded(times, self.events, 0)
 
     def output_form(self) -> Form:
         """The OV circuit of each head; it neither reads nor writes the time dimensions."""
-        out = super().output_form()
-        grown = (0, self.dim - self.events)
-        return Form(pad(out.query, grown), pad(out.key, grown))
+        return _padded(super().output_form(), 0, self.dim - self.events)
 
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
         """Biases of queries and keys; 0 in the time dimensions."""
         query, key = super().biases()
-        grown = (0, self.dim - self.events)
-        return None if query is None else pad(query, grown), None if key is None else pad(key, grown)
+        width = self.dim - self.events
+        return query if query is None else pad(query, (0, width)), key if key is None else pad(key, (0, width))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return *self.queries_and_keys(x), self._heads(self.value(x[..., : self.events]), self.kv_heads)
-
-    def _longer(self, query: Tensor, key: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
-        code = code.unsqueeze(1)
-        longer = code * self._gains().unsqueeze(1).to(code.dtype)
-        return torch.cat((query, longer), -1), torch.cat((key, code.expand(-1, self.kv_heads, -1, -1)), -1)
 
     def _gains(self) -> Float[Tensor, "heads t"]:
         """The factor on Φ(t) in the query: a, divided by the score scale, which does not apply to ψ."""
@@ -232,15 +224,6 @@ class _Additive(Attention):
         return super()._key_norm(key[..., : self.head_dim])
 
 
-def _mixed(dim: int, heads: int, time: TimeCode, **options: Any) -> Attention:
-    return Attention(dim, heads, **options)
-
-
-_MADE: dict[str, Any] = {"concatenated": _Concatenated, "additive": _Additive, "interaction": _mixed}
-
-
-def _blocks(first: Tensor, second: Tensor) -> Tensor:
-    """[[first, 0], [0, second]]."""
-    batch = broadcast(first.shape[:-2], second.shape[:-2])
-    first, second = first.expand(*batch, -1, -1), second.expand(*batch, -1, -1)
-    return torch.cat((pad(first, (0, second.shape[-1])), pad(second, (first.shape[-1], 0))), -2)
+def _padded(form: Form, before: int, after: int) -> Form:
+    """A form of some dimensions of a wider space."""
+    return Form(pad(form.query, (before, after)), pad(form.key, (before, after)))

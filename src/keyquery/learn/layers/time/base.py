@@ -12,12 +12,14 @@ import torch
 from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor, nn
 
-from keyquery.learn.layers.time.reading import TimeKernel, checked_lags, usual_lags
-from keyquery.learn.layers.time.timestamps import elapsed
+from keyquery.learn.layers.time.reading import TimeKernel
+from keyquery.learn.layers.time.timestamps import elapsed, spread
 from keyquery.reading import digests, provenance
 
 LEAST = 1e-30  # smallest share: the root has no gradient at 0
 TURN = 2 * math.pi
+FIRST = (1.0, 1e4)  # shortest and longest initial period, before `see`
+POINTS = 1001  # default number of lags of a reading
 
 
 class TimeCode(nn.Module, ABC):
@@ -32,6 +34,7 @@ class TimeCode(nn.Module, ABC):
         Width of Φ(t): two per frequency.
     """
 
+    base: Tensor  # the constants with a unit
     sampled = False  # whether frequencies are resampled in training
 
     def __init__(self, dim: int) -> None:
@@ -48,47 +51,36 @@ class TimeCode(nn.Module, ABC):
         """w, which sum to 1."""
 
     @abstractmethod
+    def _base(self, shortest: float, longest: float) -> Tensor:
+        """The constants with a unit, of frequencies between two periods."""
+
+    @torch.no_grad()
     def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
-        """Initialise the frequencies from the inter-event times and lengths of the data."""
+        """Initialise the frequencies from data: periods from twice an inter-event time to twice a sequence length."""
+        self.base.copy_(self._base(*spread(times, mask)))
 
     def encode(
         self,
         times: Shaped[Tensor, "*batch n"],
         origin: Shaped[Tensor, "*#batch"] | float | None = None,
         mask: Bool[Tensor, "*batch n"] | None = None,
+        gain: float = 1.0,
     ) -> Float[Tensor, "*batch n dim"]:
-        """Φ(times − origin), in the module's dtype; 0 where `mask` is False.
+        """gain·Φ(times − origin), in the module's dtype; 0 where `mask` is False.
 
         Times are float64 or integers; phases are float64, reduced to one period before the cast. The default origin is
         the first real time of each sequence; encodings are comparable between calls only with the same origin.
         """
-        code = self.features(times, origin, mask)
-        return code if mask is None else code.where(mask.unsqueeze(-1), 0.0)
-
-    def features(
-        self,
-        times: Shaped[Tensor, "*batch n"],
-        origin: Shaped[Tensor, "*#batch"] | float | None = None,
-        mask: Bool[Tensor, "*batch n"] | None = None,
-        gain: float = 1.0,
-    ) -> Float[Tensor, "*batch n dim"]:
-        """gain·Φ(times − origin) as `encode`, but Φ(0) where `mask` is False, for callers that mask it themselves."""
         if self.training and not self._held:
             self._draw()
         wide = torch.promote_types(self.dtype, torch.float32)
         sizes = (gain * self.shares().clamp(min=LEAST).sqrt()).to(wide)
         turns = elapsed(times, origin, mask).unsqueeze(-1) * (self.frequencies() / TURN)
         angles = ((turns - turns.round()) * TURN).to(wide)
-        return torch.stack((angles.cos() * sizes, angles.sin() * sizes), -1).flatten(-2).to(self.dtype)
+        code = torch.stack((angles.cos() * sizes, angles.sin() * sizes), -1).flatten(-2).to(self.dtype)
+        return code if mask is None else code.where(mask.unsqueeze(-1), 0.0)
 
-    def forward(
-        self,
-        times: Shaped[Tensor, "*batch n"],
-        origin: Shaped[Tensor, "*#batch"] | float | None = None,
-        mask: Bool[Tensor, "*batch n"] | None = None,
-    ) -> Float[Tensor, "*batch n dim"]:
-        """`encode`."""
-        return self.encode(times, origin, mask)
+    forward = encode
 
     def kernel(self, lags: Shaped[Tensor, "*lags"]) -> Float64[Tensor, "*lags"]:
         """ψ(lags) in float64, with the current frequencies."""
@@ -97,9 +89,15 @@ class TimeCode(nn.Module, ABC):
     def time_kernel(self, lags: Shaped[Tensor, " lags"] | None = None) -> TimeKernel:
         """ψ over lags as a Reading with a plot. Default lags: up to half of the longest period."""
         with torch.no_grad():
-            lags = usual_lags(self.frequencies()) if lags is None else checked_lags(lags)
-            values = self.kernel(lags.to(self.frequencies().device))
-            both = zip(self.frequencies().tolist(), self.shares().tolist(), strict=True)
+            frequencies = self.frequencies()
+            if lags is None:
+                lowest = max(float(frequencies.abs().min()), 1e-6 * float(frequencies.abs().max()), 1e-300)
+                lags = torch.linspace(0, math.pi / lowest, POINTS, dtype=torch.float64)
+            lags = torch.as_tensor(lags, dtype=torch.float64, device=frequencies.device)
+            if lags.ndim != 1 or len(lags) == 0 or not lags.isfinite().all():
+                raise ValueError(f"lags must be finite numbers (lags,), at least one, got {lags}")
+            values = self.kernel(lags)
+            both = zip(frequencies.tolist(), self.shares().tolist(), strict=True)
             spectrum = [{"frequency": frequency, "share": share} for frequency, share in both]
         described = f"{type(self).__name__}({self.extra_repr()})"
         source = provenance(code=described, tensors=digests(self.state_dict()))

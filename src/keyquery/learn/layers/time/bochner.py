@@ -6,17 +6,16 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from keyquery.learn.layers.time.base import TimeCode
-from keyquery.learn.layers.time.timestamps import spaced, spread
+from keyquery.learn.layers.time.base import FIRST, TimeCode
+from keyquery.learn.layers.time.timestamps import spaced
 from keyquery.support.checks import check_choice, check_count
 
 SPECTRA = ("normal", "inverse_cdf", "free")
 HIDDEN = 8  # units of the monotone network
-FIRST = (1.0, 1e4)  # shortest and longest initial period, before `see`
 STD = 0.3  # initial σ/μ: with more, frequencies differ too much between draws for later layers to train
 TAIL = math.log(0.95 / 0.05)  # the logit of u = .95
 
@@ -56,7 +55,6 @@ class BochnerTime(TimeCode):
     torch.Size([1, 3, 16])
     """
 
-    base: Tensor
     noise: Tensor
 
     def __init__(self, dim: int, spectrum: str = "normal", device: Any = None, dtype: Any = None) -> None:
@@ -66,13 +64,15 @@ class BochnerTime(TimeCode):
         check_choice("spectrum", spectrum, SPECTRA)
         super().__init__(dim)
         self.spectrum, self.sampled = spectrum, spectrum != "free"
-        place, count = {"device": device, "dtype": dtype}, dim // 2
+        factory, count = {"device": device, "dtype": dtype}, dim // 2
         if spectrum == "normal":  # vectors of one number: `fully_shard` takes no scalars
-            self.mean, self.log_std = (nn.Parameter(torch.full((1,), start, **place)) for start in (1.0, math.log(STD)))
+            self.mean, self.log_std = (
+                nn.Parameter(torch.full((1,), start, **factory)) for start in (1.0, math.log(STD))
+            )
         elif spectrum == "inverse_cdf":
-            self.network = Monotone(HIDDEN, **place)
+            self.network = Monotone(HIDDEN, **factory)
         else:
-            self.change = nn.Parameter(torch.zeros(count, **place))
+            self.change = nn.Parameter(torch.zeros(count, **factory))
         base = torch.ones((), dtype=torch.float64) if spectrum == "normal" else self._base(*FIRST)
         self.register_buffer("base", base.to(device))
         self.register_buffer("noise", self._sample(torch.empty(count, dtype=torch.float64, device=device)))
@@ -92,17 +92,12 @@ class BochnerTime(TimeCode):
         """1/(dim/2) for every frequency."""
         return torch.full((self.dim // 2,), 2 / self.dim, dtype=torch.float64, device=self.base.device)
 
-    @torch.no_grad()
-    def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
-        """Initialise the frequencies from data: periods from twice an inter-event time to twice a sequence length."""
-        self.base.copy_(self._base(*spread(times, mask)))
-
     def extra_repr(self) -> str:
         """For the repr of the module."""
         return f"{self.dim}, spectrum={self.spectrum!r}"
 
     def _base(self, shortest: float, longest: float) -> Tensor:
-        """The constants with a unit: a frequency, the centre and half-width of log ω, or all frequencies."""
+        """A frequency, the centre and half-width of log ω, or all frequencies."""
         if self.spectrum == "free":
             return 2 * math.pi / spaced(shortest, longest, self.dim // 2)
         middle = math.log(2 * math.pi) - math.log(shortest * longest) / 2
@@ -127,11 +122,11 @@ class Monotone(nn.Module):
 
     def __init__(self, hidden: int, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
-        place = {"device": device, "dtype": dtype}
-        self.line = nn.Parameter(torch.full((1,), math.log(math.expm1(1 / TAIL)), **place))
-        self.weight = nn.Parameter(torch.full((hidden,), -4.0, **place))
-        self.slope = nn.Parameter(torch.zeros(hidden, **place))
-        self.bias = nn.Parameter(torch.linspace(-2, 2, hidden, **place))
+        factory = {"device": device, "dtype": dtype}
+        self.line = nn.Parameter(torch.full((1,), math.log(math.expm1(1 / TAIL)), **factory))
+        self.weight = nn.Parameter(torch.full((hidden,), -4.0, **factory))
+        self.slope = nn.Parameter(torch.zeros(hidden, **factory))
+        self.bias = nn.Parameter(torch.linspace(-2, 2, hidden, **factory))
 
     def forward(self, u: Float64[Tensor, " f"]) -> Float64[Tensor, " f"]:
         """g(u), in float64."""

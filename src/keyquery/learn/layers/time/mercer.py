@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from numbers import Number
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from keyquery.learn.layers.time.base import TimeCode
-from keyquery.learn.layers.time.timestamps import spaced, spread
-from keyquery.support.checks import check_count, check_number
+from keyquery.learn.layers.time.base import FIRST, TimeCode
+from keyquery.learn.layers.time.timestamps import spaced
+from keyquery.support.checks import check_count
 
-FIRST = (1.0, 1e4)  # shortest and longest initial period, before `see`
 SHORTEST = 1e-300  # shortest period, so that frequencies are finite
 
 
@@ -53,8 +52,6 @@ class MercerTime(TimeCode):
     >>> code.encode(torch.tensor([[0.0, 0.5, 3.0]], dtype=torch.float64)).shape
     torch.Size([1, 3, 20])
     """
-
-    base: Tensor
 
     def __init__(
         self,
@@ -97,12 +94,9 @@ class MercerTime(TimeCode):
         """The coefficients, in the order of the frequencies."""
         return self.coefficients().flatten()
 
-    @torch.no_grad()
-    def see(self, times: Shaped[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None = None) -> None:
-        """Initialise the periods from data, unless they were listed: from twice a gap to twice a sequence."""
-        periods = spaced(*spread(times, mask), len(self.base))
-        if not self.given:
-            self.base.copy_(periods)
+    def _base(self, shortest: float, longest: float) -> Tensor:
+        """The initial periods; those that were listed stay."""
+        return self.base if self.given else spaced(shortest, longest, len(self.base))
 
     def extra_repr(self) -> str:
         """For the repr of the module."""
@@ -111,12 +105,9 @@ class MercerTime(TimeCode):
 
 def _periods(periods: Any) -> Float64[Tensor, " p"]:
     if isinstance(periods, Number):
-        check_count("periods", periods, least=1)
+        check_count("periods", periods)
         return spaced(*FIRST, int(periods))  # type: ignore[call-overload]
-    if not isinstance(periods, Iterable) or isinstance(periods, (str, bytes)) or not (listed := list(periods)):
-        raise ValueError(f"periods must be a number of periods, or a non-empty list of them, got {periods!r}")
-    for period in (listed := [period.item() if isinstance(period, Tensor) else period for period in listed]):
-        check_number("periods", period)
-        if period < SHORTEST:
-            raise ValueError(f"periods must be above 0, at least {SHORTEST:g}, got {period}")
-    return torch.tensor(listed, dtype=torch.float64)
+    listed = torch.as_tensor(periods, dtype=torch.float64)
+    if listed.ndim != 1 or len(listed) == 0 or not (listed.isfinite() & (listed >= SHORTEST)).all():
+        raise ValueError(f"periods must be a count, or a list of numbers, each at least {SHORTEST:g}, got {periods}")
+    return listed

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from jaxtyping import Float64
-from torch import Tensor
-
 from keyquery.reading import Reading
-
-POINTS = 1001  # default number of lags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +31,3 @@ class TimeKernel(Reading, kind="time kernel"):
         heads = {f"head_{number}": row for number, row in enumerate(self.heads or [])}
         columns = {"lag": self.lags, "psi": self.values, **heads}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def usual_lags(frequencies: Float64[Tensor, " f"]) -> Float64[Tensor, " lags"]:
-    """From 0 to half of the longest period."""
-    least = frequencies.abs().min().clamp(min=1e-6 * frequencies.abs().max().clamp(min=1e-300))
-    return torch.linspace(0, math.pi / float(least), POINTS, dtype=torch.float64)
-
-
-def checked_lags(lags: Any) -> Float64[Tensor, " lags"]:
-    """Validated lags, as float64 on the CPU."""
-    if not isinstance(lags, Tensor) or lags.ndim != 1 or len(lags) == 0 or not bool(lags.isfinite().all()):
-        received = f"shape {tuple(lags.shape)}" if isinstance(lags, Tensor) else type(lags).__name__
-        raise ValueError(f"lags must be a tensor (lags,) of finite numbers, at least one, got {received}")
-    return lags.double().cpu()

@@ -21,7 +21,10 @@ def elapsed(
 
     Default origin: the first real time of each sequence.
     """
-    _check(times, mask)
+    _check_dtype("times", times)
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != times.shape):
+        received = f"{mask.dtype} {tuple(mask.shape)}"
+        raise ValueError(f"mask must be bool {tuple(times.shape)}, True for real times, got {received}")
     start = _first(times, mask) if origin is None else _origin(origin, times)
     since = (times - start.unsqueeze(-1)).double()
     if mask is not None:
@@ -66,43 +69,22 @@ def _first(times: Tensor, mask: Tensor | None) -> Tensor:
         return times.new_zeros(times.shape[:-1])
     if mask is None:
         return times[..., 0]
-    first = times.gather(-1, mask.int().argmax(-1, keepdim=True)).squeeze(-1)
-    return first.where(mask.any(-1), torch.zeros_like(first))
+    return times.gather(-1, mask.int().argmax(-1, keepdim=True)).squeeze(-1).where(mask.any(-1), 0)
 
 
 def _origin(origin: Any, times: Tensor) -> Tensor:
-    if not isinstance(origin, Tensor):
-        if isinstance(origin, bool) or not isinstance(origin, Real):
-            raise TypeError(f"origin must be a number or a tensor, got {type(origin).__name__}")
+    if isinstance(origin, Real):
         whole = isinstance(origin, int) and not times.is_floating_point()
         return torch.tensor(origin, dtype=torch.int64 if whole else torch.float64, device=times.device)
     _check_dtype("origin", origin)
-    batch = times.shape[:-1]
-    fits = origin.ndim <= len(batch)
-    if not fits or not all(a in (1, b) for a, b in zip(origin.shape[::-1], batch[::-1], strict=False)):
-        raise ValueError(f"origin must be a number or {tuple(batch)}, got {tuple(origin.shape)}")
-    return origin.to(times.device)
+    return origin.to(times.device).expand(times.shape[:-1])
 
 
-def _check(times: Tensor, mask: Tensor | None) -> None:
-    if not isinstance(times, Tensor):
-        raise TypeError(f"times must be a tensor, float64 or integers, got {type(times).__name__}")
-    _check_dtype("times", times)
-    if times.ndim == 0:
-        raise ValueError("times must be (..., n), got a single number")
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        mask_dtype = getattr(mask, "dtype", type(mask).__name__)
-        raise TypeError(f"mask must be bool, True for real times, got {mask_dtype}")
-    if mask.shape != times.shape:
-        raise ValueError(f"mask must be {tuple(times.shape)}, as times are, got {tuple(mask.shape)}")
-
-
-def _check_dtype(name: str, value: Tensor) -> None:
+def _check_dtype(name: str, value: Any) -> None:
     """Raise for float32 and shorter."""
-    if value.dtype not in (torch.float64, torch.int64, torch.int32):
+    dtype = getattr(value, "dtype", type(value).__name__)
+    if dtype not in (torch.float64, torch.int64, torch.int32):
         raise TypeError(
-            f"{name} must be float64 or integers, got {value.dtype}: float32 cannot resolve Unix seconds that are less "
-            "than 128 s apart; convert before anything is computed, or subtract an origin and call .double()"
+            f"{name} must be a tensor of float64 or integers, got {dtype}: float32 cannot tell Unix seconds less than "
+            "128 s apart; convert before anything is computed, or subtract an origin and call .double()"
         )
