@@ -5,7 +5,6 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -44,8 +43,7 @@ def load_images(path: str | Path) -> Images:
     path
         A folder with one subfolder of .png or .jpg files per class, sorted by name (extra `images`; alpha is dropped,
         and if only some are greyscale, all become RGB); or an .npz file with `images`, uint8 (n, h, w) or (n, h, w, c),
-        or with `jpeg`, the concatenated bytes of all files, and their `offsets` (n + 1,), and perhaps with integer
-        `labels` (n,) and names `classes`.
+        and perhaps with integer `labels` (n,) and names `classes`.
 
     Returns
     -------
@@ -58,46 +56,20 @@ def load_images(path: str | Path) -> Images:
     if not zipfile.is_zipfile(regular(path)):
         raise ValueError(f"{path} must be an .npz file or a folder with one subfolder per class")
     arrays = read_arrays(path)
-    if "images" in arrays:
-        pixels = _as_pixels(path, arrays["images"])
-    elif {"jpeg", "offsets"} <= set(arrays):
-        pixels = _unpacked(path, arrays["jpeg"], arrays["offsets"])
-    else:
-        raise ValueError(f"{path} must hold images, or jpeg and offsets; it holds {', '.join(arrays) or 'nothing'}")
-    names = arrays.get("classes", np.array([], dtype=str))
+    if "images" not in arrays:
+        raise ValueError(f"{path} must hold images; it holds {', '.join(arrays) or 'nothing'}")
+    pixels, labels, names = arrays["images"], arrays.get("labels"), arrays.get("classes", np.array([], dtype=str))
+    if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or pixels.size == 0:
+        shape = f"{pixels.dtype} {pixels.shape}"
+        raise ValueError(f"{path}: images must be uint8 (n, h, w) or (n, h, w, c), and not empty, got {shape}")
     if names.ndim != 1 or len(names) > CLASSES:
         raise ValueError(f"{path}: classes must be at most {CLASSES} names, got {names.dtype} {names.shape}")
-    classes = tuple(map(str, names))
-    return Images(pixels, _as_labels(path, arrays.get("labels"), len(pixels), classes), classes)
-
-
-def _as_pixels(path: Path, images: np.ndarray) -> UInt8[np.ndarray, "n h w c"]:
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.size == 0:
-        shape = f"{images.dtype} {images.shape}"
-        raise ValueError(f"{path}: images must be uint8 (n, h, w) or (n, h, w, c), and not empty, got {shape}")
-    return images if images.ndim == 4 else images[..., None]
-
-
-def _as_labels(
-    path: Path, labels: np.ndarray | None, count: int, classes: tuple[str, ...]
-) -> Int64[np.ndarray, " n"] | None:
-    if labels is None:
-        return None
-    if labels.dtype.kind not in "iu" or labels.shape != (count,):
-        raise ValueError(f"{path}: labels must be integers ({count},), got {labels.dtype} {labels.shape}")
-    if classes and not (labels.min() >= 0 and labels.max() < len(classes)):
-        raise ValueError(f"{path}: labels must be from 0 to {len(classes) - 1}, got {labels.min()} to {labels.max()}")
-    return labels.astype(np.int64)
-
-
-def _unpacked(path: Path, jpeg: np.ndarray, offsets: np.ndarray) -> UInt8[np.ndarray, "n h w c"]:
-    if jpeg.dtype != np.uint8 or jpeg.ndim != 1:
-        raise ValueError(f"{path}: jpeg must be uint8 (bytes,), got {jpeg.dtype} {jpeg.shape}")
-    if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or len(offsets) < 2:
-        raise ValueError(f"{path}: offsets must be integers (n + 1,), got {offsets.dtype} {offsets.shape}")
-    if offsets[0] < 0 or offsets[-1] > len(jpeg) or (offsets[1:] < offsets[:-1]).any():
-        raise ValueError(f"{path}: offsets must rise from 0 to at most {len(jpeg)}, the bytes of jpeg")
-    return _decoded((f"{path}, image {i}", jpeg[a:b].tobytes()) for i, (a, b) in enumerate(pairwise(offsets)))
+    if labels is not None and (labels.dtype.kind not in "iu" or labels.shape != (len(pixels),)):
+        raise ValueError(f"{path}: labels must be integers ({len(pixels)},), got {labels.dtype} {labels.shape}")
+    if labels is not None and len(names) and not (labels.min() >= 0 and labels.max() < len(names)):
+        raise ValueError(f"{path}: labels must be from 0 to {len(names) - 1}, got {labels.min()} to {labels.max()}")
+    labels = None if labels is None else labels.astype(np.int64)
+    return Images(pixels if pixels.ndim == 4 else pixels[..., None], labels, tuple(map(str, names)))
 
 
 def _from_folder(path: Path) -> Images:

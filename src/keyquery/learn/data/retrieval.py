@@ -17,6 +17,7 @@ from keyquery.support.arrays import ARRAYS, read_arrays
 from keyquery.support.bounded_pickle import Pickle, Stateful, UnknownName, latin1
 from keyquery.support.checks import check_choice
 from keyquery.support.files import decompressed_limit, read_bytes, regular
+from keyquery.support.printable import brief
 
 SETUPS = {"easy": ("easy",), "medium": ("easy", "hard"), "hard": ("hard",)}  # groups that count as relevant
 GROUPS = ("easy", "hard", "junk")
@@ -67,7 +68,9 @@ def load_revisited(truth: str | Path, features: str | Path) -> Revisited:
         Descriptors, ground truth and names.
     """
     names, query_names, groups = _truth(Path(truth))
-    arrays = _arrays(Path(features))
+    if regular(features).suffix not in (".mat", ".npz"):
+        raise ValueError(f"features must be an .npz or .mat file, got {features}")
+    arrays = _matlab(Path(features)) if Path(features).suffix == ".mat" else read_arrays(features, "Q", "X")
     for key in ("Q", "X"):
         if key not in arrays:
             raise ValueError(f"{features} must hold Q (queries) and X (database); {key} is missing")
@@ -163,7 +166,7 @@ def _truth(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, tupl
         raise ValueError(f"{path} must hold imlist, qimlist and gnd")
     for key in ("imlist", "qimlist"):
         if not isinstance(truth[key], (list, tuple)) or not all(isinstance(name, str) for name in truth[key]):
-            raise ValueError(f"{path}: {key} must be a list of texts, got {_brief(truth[key])}")
+            raise ValueError(f"{path}: {key} must be a list of texts, got {brief(truth[key])}")
     names, query_names, queries = tuple(truth["imlist"]), tuple(truth["qimlist"]), truth["gnd"]
     if not isinstance(queries, (list, tuple)) or len(queries) != len(query_names):
         raise ValueError(f"{path}: gnd must be a list with an entry for each of {len(query_names)} queries")
@@ -183,21 +186,8 @@ def _checked(path: Path, where: str, value: Any, count: int) -> Int64[np.ndarray
     if isinstance(index, np.ndarray) and not index.size:
         return np.zeros(0, dtype=np.int64)
     if not isinstance(index, np.ndarray) or index.dtype.kind not in "iu" or index.min() < 0 or index.max() >= count:
-        raise ValueError(f"{path}: {where} must hold image indices from 0 to {count - 1}, got {_brief(value)}")
+        raise ValueError(f"{path}: {where} must hold image indices from 0 to {count - 1}, got {brief(index)}")
     return index.ravel().astype(np.int64)
-
-
-def _brief(value: Any) -> str:
-    value = value.values if isinstance(value, _Array) else value
-    return f"{value[:5]!r:.60}" if isinstance(value, (list, tuple, np.ndarray)) and len(value) else f"{value!r:.60}"
-
-
-def _arrays(path: Path) -> Mapping[str, np.ndarray]:
-    if regular(path).suffix == ".mat":
-        return _matlab(path)
-    if path.suffix != ".npz":
-        raise ValueError(f"features must be an .npz or .mat file, got {path}")
-    return read_arrays(path, "Q", "X")
 
 
 def _matlab(path: Path) -> Mapping[str, np.ndarray]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from keyquery.learn.data.numbers import to_number
+from keyquery.learn.data.tables import to_number
 from keyquery.support.files import LONGEST, UNPACK, read_text
 from keyquery.support.printable import TEXT, printable
 

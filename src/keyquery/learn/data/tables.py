@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Shaped
 
-from keyquery.learn.data.numbers import to_number
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.files import UNPACK, lines_of, read_text
 
@@ -163,3 +162,10 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def to_number(text: str) -> float:
+    """Parse a number; unlike `float`, 1_0 is not ten."""
+    if "_" in text:
+        raise ValueError(f"{text!r} is not a number")
+    return float(text)
