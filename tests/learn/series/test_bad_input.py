@@ -137,7 +137,9 @@ def test_time_may_be_the_last_axis():
 
 def test_probabilities_are_softened_where_the_validation_split_shows_them_too_sure():
     logits = torch.tensor([[9.0, 0.0], [9.0, 0.0], [9.0, 0.0], [9.0, 0.0]])
-    samples = Labelled(Padded(torch.zeros(4, 1, 1), torch.ones(4, 1, dtype=torch.bool)), torch.tensor([0, 0, 0, 1]))
+    samples = Labelled(
+        Padded(torch.zeros(4, 1, 1), torch.ones(4, 1, dtype=torch.bool)), torch.tensor([0, 0, 0, 1]), torch.ones(4)
+    )
     network = torch.nn.Module()
     network.forward = lambda values, real: logits
     # Three of four are right: the best temperature makes the probability 3/4, a logit of log 3.

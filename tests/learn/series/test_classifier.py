@@ -310,7 +310,9 @@ def test_weights_of_series_and_classes():
 
 def test_augmentation_scales_adds_noise_and_cuts_ends():
     real = torch.arange(100)[None] < torch.tensor([[100], [50]]).repeat(200, 1)
-    samples = Labelled(Padded(torch.ones(400, 100, 1).where(real.unsqueeze(-1), 0.0), real), torch.zeros(400).long())
+    samples = Labelled(
+        Padded(torch.ones(400, 100, 1).where(real.unsqueeze(-1), 0.0), real), torch.zeros(400).long(), torch.ones(400)
+    )
     changed = augmented(samples, 0.2, torch.Generator().manual_seed(0))
     values, kept = changed.data
     assert not (kept & ~real).any()

@@ -123,14 +123,14 @@ class SeriesEstimator(Classifier, SavedEstimator):
         facts = {"classes": label_facts(self.classes_), "columns": self.columns_, "temperature": self.temperature_}
         return facts, {"mean": torch.from_numpy(self.mean_), "scale": torch.from_numpy(self.scale_)}
 
-    def _restore_common(self, facts: dict[str, Any], tensors: dict[str, Tensor], least: float, most: float) -> None:
-        """What both classifiers save; the temperature must be within bounds."""
+    def _restore_common(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """What both classifiers save."""
         self.classes_, self.columns_ = classes_of(facts["classes"]), facts.get("columns")
         self.mean_, self.scale_ = restored_statistics(tensors, "dims")
-        check_number("temperature", temperature := facts.get("temperature", 1.0))
-        if not least <= temperature <= most:
-            raise ValueError(f"temperature must be from {least:g} to {most:g}, got {temperature}")
-        self.temperature_ = float(temperature)
+        check_number("temperature", facts["temperature"])
+        if not facts["temperature"] > 0:
+            raise ValueError(f"temperature must be above 0, got {facts['temperature']}")
+        self.temperature_ = float(facts["temperature"])
 
     def _samples(self, X: Any, y: Any, sample_weight: Any) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """Validated series (length, dims), labels and weights; samples of weight 0 are left out."""

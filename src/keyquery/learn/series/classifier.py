@@ -18,7 +18,6 @@ from keyquery.learn.series.network import KINDS, TOKENS, SeriesNetwork
 from keyquery.learn.series.training import (
     BATCHES,
     TIE,
-    WARMEST,
     Labelled,
     augmented,
     class_loss,
@@ -131,7 +130,7 @@ class SeriesClassifier(SeriesEstimator):
         self.random_state, self.device, self.verbose = random_state, device, verbose
 
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], SeriesNetwork], int]:
-        self._restore_common(facts, tensors, 1, WARMEST)
+        self._restore_common(facts, tensors)
         return lambda: self._network(len(self.mean_), len(self.classes_)), self.depth
 
     def _check(self) -> None:

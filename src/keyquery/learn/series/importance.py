@@ -18,7 +18,7 @@ SHARE = 16  # default window: this fraction of a series
 TOGETHER = 16  # windows per batch: more do not fit into the caches of a CPU
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class Importance(Reading, kind="importance"):
     """Values, predicted class and relevance of each time step, per series."""
 
@@ -27,9 +27,6 @@ class Importance(Reading, kind="importance"):
     classes: Sequence[Any]  # as in `classes_` of the estimator
     series: Sequence[Mapping[str, Any]]  # per series: values, predicted class and its probability, window and relevance
     columns: Sequence[str] | None = None  # names of the dimensions, from data frames
-
-    def __repr__(self) -> str:
-        return f"Importance({len(self.series)} series, {len(self.classes)} classes)"
 
     @property
     def relevance(self) -> list[list[float]]:

@@ -12,7 +12,6 @@ from torch.nn.functional import gelu
 
 from keyquery.layers import Encoder
 from keyquery.layers.kernels import KERNELS
-from keyquery.support.checks import check_choice
 
 BINS = 16
 WIDTHS = (3, 9, 27)  # of the convolutions of multiscale tokens
@@ -45,8 +44,6 @@ class SeriesNetwork(nn.Module):
         **primal: Any,
     ) -> None:
         super().__init__()
-        check_choice("attention", attention, KINDS)
-        check_choice("tokens", tokens, TOKENS)
         options: dict[str, Any] = {"kernel": attention, "dropout": dropout}
         if attention.startswith("primal"):
             options["primal"] = {"rank": rank, "eta": eta, **primal}

@@ -104,19 +104,14 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
         return facts | {"levels": convolutions.levels, "dilations": competing.dilations}, tensors
 
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], Linear], int]:
-        self._restore_common(facts, tensors, 1e-9, 1e9)
+        self._restore_common(facts, tensors)
         check_number("penalty", facts["penalty"])
         self.penalty_, self.loss_ = float(facts["penalty"]), facts["loss"]
         plans, levels, dilations = facts["plans"], facts["levels"], facts["dilations"]
-        check_count("levels", levels, least=1, most=64)
-        check_count("number of dilations", len(dilations), least=1, most=64)
-        if len(plans) != 2 or sum(map(len, plans)) > len(tensors):
+        if len(plans) != 2 or not all(plans) or sum(map(len, plans)) + len(dilations) > len(tensors) + 64:
             raise ValueError("the dilations do not match the tensors")
-        pairs = [(dilation, count) for plan in plans for dilation, count in plan]
-        for dilation in (*dilations, *(dilation for dilation, _ in pairs)):
-            check_count("dilation", dilation, least=1, most=2**40)
-        for _, count in pairs:
-            check_count("thresholds", count, least=1, most=2**20)
+        for dilation in (*dilations, *(dilation for plan in plans for dilation, _count in plan)):
+            check_count("dilation", dilation, least=1, most=2**40)  # all else shows in shapes
         dims, classes = len(self.mean_), len(self.classes_)
         return lambda: Linear(Convolutions(dims, plans, levels), Competing(dims, dilations), classes), 1
 

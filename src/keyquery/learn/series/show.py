@@ -11,6 +11,7 @@ from keyquery.learn.series.importance import Importance
 from keyquery.pages.colours import AGAINST, FOR
 from keyquery.support.checks import check_count
 from keyquery.support.extras import optional
+from keyquery.support.printable import printable
 
 LINE = "#24292f"
 MOST = 12  # dimensions that are drawn
@@ -41,7 +42,8 @@ def stretches(reading: Importance, pyplot: Any, series: int = 0) -> Any:
     below.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
     for axis in (above, below):
         axis.spines[["top", "right"]].set_visible(False)
-    above.set_title(f"predicted {_cut(row['predicted'])} ({row['probability']:.0%})", loc="left", weight="bold")
+    predicted = printable(str(row["predicted"]), LETTERS)
+    above.set_title(f"predicted {predicted} ({row['probability']:.0%})", loc="left", weight="bold")
     around = f"the {row['stretch']} steps around" if row["stretch"] > 1 else "the step itself"
     below.set_title(f"drop in its log-odds without {around}", loc="left", fontsize=7)
     words = (("evidence for", FOR), ("evidence against", AGAINST))
@@ -55,13 +57,13 @@ def _lines(axis: Any, values: Float64[np.ndarray, "n dims"], names: list[str]) -
     """One line on its own scale, or several stacked, each scaled to its row."""
     if values.shape[1] == 1:
         _line(axis, values[:, 0])
-        axis.set_ylabel(_cut(names[0]) if names else "value")
+        axis.set_ylabel(printable(names[0], LETTERS) if names else "value")
         return
     for row, line in enumerate(values.T[::-1]):
         finite = line[np.isfinite(line)]
         low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
         _line(axis, row + (0.85 * (line - low) / (high - low) if high > low else 0.4 + 0 * line))
-    shown = [_cut(name) for name in names] or [f"dim {dim}" for dim in range(values.shape[1])]
+    shown = [printable(name, LETTERS) for name in names] or [f"dim {dim}" for dim in range(values.shape[1])]
     axis.set_yticks(np.arange(values.shape[1]) + 0.4, shown[: values.shape[1]][::-1])
     axis.tick_params(axis="y", length=0)
 
@@ -73,11 +75,6 @@ def _line(axis: Any, values: Float64[np.ndarray, " n"]) -> None:
     alone = np.flatnonzero(finite[1:-1] & ~finite[:-2] & ~finite[2:])
     if len(alone):
         axis.plot(alone, values[alone], ".", color=LINE, markersize=4)
-
-
-def _cut(name: Any) -> str:
-    text = str(name)
-    return text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"
 
 
 def _shade(axis: Any, relevance: Float64[np.ndarray, " n"]) -> None:
