@@ -153,8 +153,6 @@ def test_ends_that_cannot_be_learned_are_refused(tmp_path):
         kq.EventModel(**QUICK).fit(types, times, groups, ended=np.ones(3, dtype=bool))
     with pytest.raises(ValueError, match='ended needs information="past"'):
         kq.EventModel(**QUICK, information="target_time").fit(types, times, groups, ended=True)
-    with pytest.raises(ValueError, match="does not know ends: fit it with ended="):
-        kq.EventModel(**QUICK).fit(types, times, groups).predict_end(types, times, groups)
     model = kq.EventModel(**QUICK).fit(types, times, groups, ended=True)
     model.save(tmp_path / "model")
     again = kq.EventModel.load(tmp_path / "model", device="cpu")
