@@ -10,6 +10,7 @@ import threading
 from inspect import signature
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn import config_context
@@ -18,7 +19,6 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
-from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import check_is_fitted
 
 import keyquery as kq
@@ -27,17 +27,6 @@ from keyquery.learn.base import Estimator, seed_of
 from keyquery.learn.training import train
 
 SMALL = {"width": 8, "heads": 2, "depth": 1, "device": "cpu"}
-# Checks that cannot hold of series, and why.
-ANY_LENGTH = "a row of X is a series of any length, so that there is no number of features"
-REPEATED = "a series of weight 2 is drawn once per epoch or threshold, two copies twice, and may be held out"
-NOT_FOR_SERIES = {
-    "check_n_features_in": ANY_LENGTH,
-    "check_n_features_in_after_fitting": ANY_LENGTH,
-    "check_classifiers_train": ANY_LENGTH + ": all else of this check is tested in test_series",
-    "check_methods_subset_invariance": "it wants 1e-7, and the network computes in float32",
-    "check_sample_weight_equivalence_on_dense_data": REPEATED,
-}
-NOT_FOR_RIDGE = {name: NOT_FOR_SERIES[name] for name in NOT_FOR_SERIES if name != "check_methods_subset_invariance"}
 
 
 def slopes(count, length=16, seed=0):
@@ -45,51 +34,6 @@ def slopes(count, length=16, seed=0):
     rng = np.random.default_rng(seed)
     up = rng.normal(size=(count, length)) / 2 + np.linspace(-2, 2, length)
     return np.concatenate((up, -up)), np.repeat(["up", "down"], count)
-
-
-@pytest.mark.unchecked
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        pytest.param(
-            kq.SeriesClassifier(**SMALL, epochs=6, batch_size=64, lr=0.02, random_state=0),
-            NOT_FOR_SERIES,
-            marks=pytest.mark.slow,  # dozens of trainings
-        ),
-        (kq.ConvolutionRidgeClassifier(features=168, random_state=0, device="cpu"), NOT_FOR_RIDGE),
-    ],
-)
-def test_series_pass_the_checks_of_scikit_learn(model, expected, monkeypatch):
-    monkeypatch.setattr("keyquery.learn.series.classifier.BATCHES", 1)
-    found = check_estimator(model, expected_failed_checks=expected, on_fail=None)
-    assert [(one["check_name"], one["exception"]) for one in found if one["status"] == "failed"] == []
-    assert {one["check_name"] for one in found if one["status"] == "xfail"} <= set(expected)
-    assert sum(one["status"] == "passed" for one in found) > 40
-
-
-@pytest.mark.slow
-@pytest.mark.unchecked
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@pytest.mark.parametrize("kind", [kq.NPTClassifier, kq.NPTRegressor])
-def test_tables_pass_the_checks_of_scikit_learn(kind):
-    model = kind(embedding=4, depth=2, heads=2, steps=100, random_state=0, device="cpu")
-    repeated = {"check_sample_weight_equivalence_on_dense_data": REPEATED.replace("series", "row")}
-    found = check_estimator(model, expected_failed_checks=repeated, on_fail=None)
-    assert [(one["check_name"], one["exception"]) for one in found if one["status"] == "failed"] == []
-    assert sum(one["status"] == "passed" for one in found) > 40
-
-
-@pytest.mark.slow
-@pytest.mark.unchecked
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@pytest.mark.parametrize("geometry", ["circle", "simplex", "learned"])
-def test_transport_passes_the_checks_of_scikit_learn(geometry):
-    model = kq.TransportClassifier(geometry, epochs=20, random_state=0, device="cpu")
-    repeated = {"check_sample_weight_equivalence_on_dense_data": REPEATED.replace("series", "sample")}
-    found = check_estimator(model, expected_failed_checks=repeated, on_fail=None)
-    assert [(one["check_name"], one["exception"]) for one in found if one["status"] == "failed"] == []
-    assert sum(one["status"] == "passed" for one in found) > 50
 
 
 @pytest.mark.slow
@@ -104,23 +48,17 @@ def test_it_walks_through_folds_grids_and_pipelines():
     assert line.score(-X, y) < 0.2
 
 
-def test_clones_are_unfitted_and_alike():
+def test_clones_are_unfitted_and_alike_and_pickles_fitted():
     X, y = slopes(6)
     model = kq.SeriesClassifier(**SMALL, epochs=2, eta=0.3, random_state=1).fit(X, y)
     assert is_classifier(model)
     check_is_fitted(model)
-    twin = clone(model)
+    twin, again = clone(model), pickle.loads(pickle.dumps(model))
     assert twin.get_params() == model.get_params()
     with pytest.raises(NotFittedError, match="This SeriesClassifier instance is not fitted yet"):
         twin.predict(X)
-    assert np.array_equal(twin.fit(X, y).predict_proba(X), model.predict_proba(X))
-
-
-def test_it_is_pickled():
-    X, y = slopes(6)
-    model = kq.SeriesClassifier(**SMALL, epochs=2, random_state=1).fit(X, y)
-    again = pickle.loads(pickle.dumps(model))
-    assert np.array_equal(again.predict_proba(X), model.predict_proba(X))
+    for same in (twin.fit(X, y), again):
+        assert np.array_equal(same.predict_proba(X), model.predict_proba(X))
     assert repr(again) == repr(model)
 
 
@@ -296,6 +234,74 @@ def test_metadata_is_routed_through_pipelines():
         line = make_pipeline(StandardScaler().set_fit_request(sample_weight=False), model)
         scores = cross_val_score(line, X, y, cv=2, params={"sample_weight": weights}, error_score="raise")
         assert np.isfinite(scores).all()
+
+
+def table(rows=40, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"size": rng.normal(size=rows), "width": rng.normal(size=rows)})
+    return frame, np.where(frame["size"] > 0, "yes", "no")
+
+
+SMALL_TABLES = [
+    kq.NPTClassifier(embedding=4, depth=2, heads=2, steps=5, random_state=0, device="cpu"),
+    kq.TransportClassifier(epochs=2, random_state=0, device="cpu"),
+]
+
+
+@pytest.mark.parametrize("model", SMALL_TABLES, ids=["npt", "transport"])
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_frames_that_a_pipeline_sets_as_output_are_read(model, kind):
+    if kind == "polars":
+        pytest.importorskip("polars")
+    X, y = table()
+    line = make_pipeline(StandardScaler(), clone(model)).set_output(transform=kind).fit(X, y)
+    assert list(line[-1].feature_names_in_) == ["size", "width"]
+    plain = make_pipeline(StandardScaler(), clone(model)).fit(X, y)
+    assert np.array_equal(line.predict_proba(X), plain.predict_proba(X))
+    with config_context(transform_output=kind):
+        assert np.array_equal(make_pipeline(StandardScaler(), clone(model)).fit(X, y).predict(X), line.predict(X))
+
+
+@pytest.mark.parametrize("model", SMALL_TABLES, ids=["npt", "transport"])
+def test_polars_are_read_as_pandas(model):
+    polars = pytest.importorskip("polars")
+    X, y = table()
+    expected = model.fit(X, y).predict_proba(X)
+    same = model.fit(polars.from_pandas(X), polars.Series(y)).predict_proba(polars.from_pandas(X))
+    assert np.array_equal(same, expected)
+    with pytest.raises(TypeError, match=r"lazy frame, whose rows are not known yet: pass X.collect\(\)"):
+        model.fit(polars.from_pandas(X).lazy(), y)
+
+
+def test_weights_of_tables_decide_what_is_learned():
+    """Every row is there twice, once with the opposite label: the heavier of the two decides."""
+    X, y = table(30)
+    both, labels = pd.concat([X, X]), np.concatenate([y, np.where(y == "yes", "no", "yes")])
+    model = kq.NPTClassifier(embedding=8, depth=2, heads=2, steps=30, random_state=0, device="cpu")
+    right = model.fit(both, labels, sample_weight=np.repeat([1.0, 0.0], 30))
+    alone = kq.NPTClassifier(**model.get_params()).fit(X, y)
+    assert np.array_equal(right.predict_proba(X), alone.predict_proba(X))  # rows of weight 0 are left out
+    assert set(right.context_rows_) <= set(range(30))
+    heavy = model.fit(both, labels, sample_weight=np.repeat([0.05, 1.0], 30)).predict_proba(X)
+    light = model.fit(both, labels, sample_weight=np.repeat([1.0, 0.05], 30)).predict_proba(X)
+    of_yes = list(model.classes_).index("yes")
+    assert (light - heavy)[y == "yes", of_yes].mean() > 0.2
+
+
+def test_weights_of_classes_and_of_values():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 1)), np.repeat(["often", "seldom"], [54, 6])
+    small = {"embedding": 4, "depth": 2, "heads": 2, "steps": 40, "random_state": 0, "device": "cpu"}
+    plain = kq.NPTClassifier(**small).fit(X, y).predict_proba(X)[:, 1].mean()
+    balanced = kq.NPTClassifier(**small, class_weight="balanced").fit(X, y).predict_proba(X)[:, 1].mean()
+    assert plain < 0.3
+    assert balanced > plain + 0.15
+    values, noise = np.repeat([0.0, 1.0], 30), np.zeros((60, 1))
+    high = kq.NPTRegressor(**small).fit(noise, values, sample_weight=np.repeat([1.0, 9.0], 30)).predict(noise[:1])
+    low = kq.NPTRegressor(**small).fit(noise, values, sample_weight=np.repeat([9.0, 1.0], 30)).predict(noise[:1])
+    assert high > low + 0.3
+    with pytest.raises(ValueError, match=r"[Ss]ample.weight"):
+        kq.NPTRegressor(**small).fit(noise, values, sample_weight=np.zeros(60))
 
 
 @pytest.mark.parametrize(

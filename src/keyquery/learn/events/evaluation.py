@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 
-from keyquery.learn.events.network import Mixture
-from keyquery.learn.events.training import judged
+from keyquery.learn.events.network import Mixture, judged
 from keyquery.learn.inputs.event_streams import Stream, longer
 from keyquery.learn.inputs.times import in_clock
 from keyquery.reading import Reading

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from keyquery.learn.events.network import Mixture
-from keyquery.learn.events.training import following
+from keyquery.learn.events.network import Mixture, following
 from keyquery.learn.events.windows import Batch, Windows
 from keyquery.learn.inputs.targets import label_facts
 from keyquery.reading import Reading

@@ -17,8 +17,8 @@ from keyquery.learn.base import SavedEstimator, check_is_fitted, check_sizes, se
 from keyquery.learn.events.covariates import Described
 from keyquery.learn.events.evaluation import EventEvaluation, Events, evaluated, sampled, transitions
 from keyquery.learn.events.interactions import Interactions, interactions_of
-from keyquery.learn.events.network import TIMES, EventNetwork, Mixture
-from keyquery.learn.events.training import following, lasts_of, learn, log_ends
+from keyquery.learn.events.network import TIMES, EventNetwork, Mixture, following, log_ends
+from keyquery.learn.events.training import lasts_of, learn
 from keyquery.learn.events.windows import Clock, Windows, cut, ends
 from keyquery.learn.inputs.event_streams import Stream, stream_of, times_per_group, unpacked, weights_of_events
 from keyquery.learn.inputs.targets import classes_of, label_facts

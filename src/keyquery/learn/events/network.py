@@ -1,4 +1,4 @@
-"""The network of an EventModel: predicts the type of the next event, and the distribution of the time until it."""
+"""The network of an EventModel: the type of the next event, the distribution of the time until it, and losses."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import cross_entropy, softplus
 
 from keyquery.layers import Block
-from keyquery.learn.events.windows import Windows
+from keyquery.learn.events.windows import Batch, Windows
 from keyquery.learn.layers import BochnerTime, MercerTime, TimeAttention
 from keyquery.learn.layers.time import TimeCode
 from keyquery.learn.series.network import places
+from keyquery.support.progress import Progress, silent
 
 TIMES = ("mercer", "bochner", "positions")
 COMPONENTS = 8  # of the mixture
@@ -249,3 +250,76 @@ def _targeted(real: Bool[Tensor, "batch n"]) -> Bool[Tensor, "batch m m"]:
     seen = past & real.unsqueeze(1)
     itself = torch.eye(n, dtype=torch.bool, device=real.device).expand_as(seen)
     return torch.cat((torch.cat((seen, torch.zeros_like(seen)), 2), torch.cat((seen, itself), 2)), 1)
+
+
+def losses(model: nn.Module, batch: Batch, types: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Per predicted event of a known type: cross-entropy, negative log-likelihood of its gap, and whether it is right.
+
+    All (count,), in nats; cross-entropies include that an event follows at all, unless `types` is their number.
+    """
+    logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times, batch.inputs)
+    chosen = batch.predicted
+    logits, target = logits[chosen][:, :types].float(), batch.next_types[chosen]
+    kinds = cross_entropy(logits, target, reduction="none")
+    return kinds, -mixture.at(chosen).log_density(batch.gaps[chosen]), logits.argmax(-1) == target
+
+
+@torch.no_grad()
+def judged(
+    model: nn.Module, windows: Windows, size: int, types: int | None = None, progress: Progress = silent
+) -> dict[str, float]:
+    """Weighted means over all predicted events: accuracy, and negative log-likelihoods of type and gap."""
+    model.eval()
+    sums, count = torch.zeros(3, dtype=torch.float64), 0.0
+    for batch in progress(windows.batches(size), "evaluating", -(-len(windows.starts) // size)):
+        kind, gap, right = losses(model, batch, types)
+        weight = torch.ones_like(kind).double() if batch.weights is None else batch.weights[batch.predicted]
+        sums += (torch.stack((right, kind, gap)).double() * weight).sum(1).cpu()
+        count += float(weight.sum())
+    return dict(zip(("accuracy", "nll_type", "nll_gap"), (sums / count).tolist(), strict=True))
+
+
+def following(model: nn.Module, batch: Batch) -> tuple[Tensor, Mixture]:
+    """Logits and gap distribution after the one counted event of each row."""
+    logits, mixture = model(batch.types, batch.times, batch.real, batch.next_times, batch.inputs)
+    return logits[batch.counted].float(), mixture.at(batch.counted)
+
+
+def log_ends(logits: Tensor, types: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities that no event follows, −∞ if the model does not know ends, and that one does."""
+    logs = logits.double().log_softmax(-1)
+    return logs[..., types:].logsumexp(-1), logs[..., :types].logsumexp(-1)
+
+
+class Lasts(NamedTuple):
+    """The last events of groups that have ended, or that were observed for a span without another event (censoring)."""
+
+    windows: Windows
+    spans: Float64[Tensor, " groups"]  # in units of the median gap
+    ended: Bool[Tensor, " groups"]
+    weights: Float64[Tensor, " groups"]
+    owners: Int[np.ndarray, " groups"]
+    types: int  # number of event types
+
+    def of(self, chosen: Bool[np.ndarray, " groups"]) -> Lasts:
+        """Some of the groups."""
+        which = torch.from_numpy(chosen).to(self.spans.device)
+        spans, ended, weights = self.spans[which], self.ended[which], self.weights[which]
+        return Lasts(self.windows.of(which), spans, ended, weights, self.owners[chosen], self.types)
+
+    def losses(self, model: nn.Module, index: Tensor) -> Tensor:
+        """Weighted −log P(end) of groups that have ended, and −log P(no event within the span) of others, in nats."""
+        batch = self.windows.take(index)
+        batch = batch._replace(next_times=batch.times)  # what follows is another group's
+        logits, mixture = following(model, batch)
+        rows = index.to(self.spans.device)
+        end, more = log_ends(logits, self.types)
+        silence = torch.logaddexp(end, more + mixture.log_survival(self.spans[rows]))
+        return -(end.where(self.ended[rows], silence) * self.weights[rows]).float()
+
+    @torch.no_grad()
+    def judged(self, model: nn.Module, size: int) -> float:
+        """The mean over all groups."""
+        model.eval()
+        parts = torch.arange(len(self.spans)).split(size)
+        return float(torch.cat([self.losses(model, part) for part in parts]).double().mean())
