@@ -89,31 +89,32 @@ def test_torch_attention_gives_the_same_layer():
 
 
 @pytest.mark.unchecked
-def test_bad_input():
-    data = torch.randn(4, 10, 16)
-    with pytest.raises(ValueError, match="at least 3 sequences, for fitting, validation and test, got 2"):
-        kq.distill(kq.Attention(16, 2), data[:2], rank=3)
-    with pytest.raises(ValueError, match="d = 16"):
-        kq.distill(kq.Attention(16, 2), data[..., :8], rank=3)
-    with pytest.raises(ValueError, match="rank must be at most 8"):
-        kq.distill(kq.Attention(16, 2), data, rank=9)
-    with pytest.raises(ValueError, match="heads · head_dim = width, got 2 of 4 in 16"):
-        kq.distill(kq.Attention(16, 2, head_dim=4), data, rank=3)
-    with pytest.raises(ValueError, match="in training mode with dropout"):
-        kq.distill(kq.Attention(16, 2, dropout=0.1), data, rank=3)
-    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
-        kq.distill("attention", data, rank=3)
-    with pytest.raises(ValueError, match="has 2"):
-        kq.distill(nn.Sequential(*(nn.MultiheadAttention(16, 2) for _ in range(2))).eval(), data, rank=3)
+@pytest.mark.parametrize(
+    ("layer", "tokens", "options", "error", "words"),
+    [
+        (
+            kq.Attention(16, 2),
+            (2, 10, 16),
+            {},
+            ValueError,
+            "at least 3 sequences, for fitting, validation and test, got 2",
+        ),
+        (kq.Attention(16, 2), (4, 10, 8), {}, ValueError, "d = 16"),
+        (kq.Attention(16, 2), (4, 10, 16), {"rank": 9}, ValueError, "rank must be at most 8"),
+        (kq.Attention(16, 2), (4, 10, 16), {"bias": False}, ValueError, "omit them"),
+        (kq.Attention(16, 2, head_dim=4), (4, 10, 16), {}, ValueError, "heads · head_dim = width, got 2 of 4 in 16"),
+        (kq.Attention(16, 2, dropout=0.1), (4, 10, 16), {}, ValueError, "in training mode with dropout"),
+        (nn.MultiheadAttention(16, 2, dropout=0.1), (4, 10, 16), {}, ValueError, "in training mode with dropout"),
+        (nn.Linear(3, 3), (4, 10, 16), {}, ValueError, "Linear has no known attention module"),
+        (nn.Sequential(*(nn.MultiheadAttention(16, 2) for _ in range(2))).eval(), (4, 10, 16), {}, ValueError, "has 2"),
+        ("attention", (4, 10, 16), {}, TypeError, r"must be a torch\.nn\.Module"),
+    ],
+)
+def test_bad_input(layer, tokens, options, error, words):
+    with pytest.raises(error, match=words):
+        kq.distill(layer, torch.randn(tokens), **{"rank": 3, **options})
 
 
-def test_dropout_that_sleeps_is_no_hindrance_and_bad_options_are_told():
-    teacher = torch.nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True)
-    data = torch.randn(8, 20, 16)
-    with pytest.raises(ValueError, match="in training mode with dropout"):
-        kq.distill(teacher, data, rank=2)
-    assert kq.distill(teacher.eval(), data, rank=2, data_dependent=False).reading.kept <= 1
-    with pytest.raises(ValueError, match="omit them"):
-        kq.distill(teacher, data, rank=2, bias=False)
-    with pytest.raises(ValueError, match="Linear has no known attention module"):
-        kq.distill(torch.nn.Linear(3, 3), data, rank=2)
+def test_dropout_that_sleeps_is_no_hindrance():
+    layer = nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True).eval()
+    assert kq.distill(layer, torch.randn(8, 20, 16), rank=2, data_dependent=False).reading.kept <= 1

@@ -149,9 +149,8 @@ def _fitted(teacher: Attention, student: PrimalAttention, data: Tensor, ridge: f
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     weights = torch.linalg.solve(gram + size * eye, centred.mT @ (targets - aim))  # (heads, 2·rows, p)
     spread = (weights.mT @ gram @ weights).sum(0)
-    common = torch.linalg.eigh(spread).eigenvectors[
-        :, -student.rank :
-    ]  # leading directions of the fitted outputs over all heads
+    # Leading directions of the fitted outputs over all heads.
+    common = torch.linalg.eigh(spread).eigenvectors[:, -student.rank :]
     sides = (weights @ common).unflatten(1, (2, -1)).transpose(0, 1)
     student.directions.zero_()  # unused rows contribute nothing
     student.directions[:, :, : sides.shape[2]] = sides.to(student.directions)
@@ -186,8 +185,8 @@ def _kept(teacher: Attention, student: PrimalAttention, data: Tensor) -> tuple[f
     """Explained variance of the output, and of every head up to a constant."""
     truth, ours = teacher(data).double().flatten(0, 1), student(data).double().flatten(0, 1)
     whole = 1 - (truth - ours).square().sum() / (truth - truth.mean(0)).square().sum().clamp(min=1e-30)
-    heads, own = _heads_of(teacher, data), _heads_of(student, data)
-    error = heads - own
+    heads = _heads_of(teacher, data)
+    error = heads - _heads_of(student, data)
     error = error - error.mean(1, keepdim=True)
     spread = (heads - heads.mean(1, keepdim=True)).square().sum((1, 2)).clamp(min=1e-30)
     return float(whole), (1 - error.square().sum((1, 2)) / spread).tolist()

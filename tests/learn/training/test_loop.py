@@ -49,47 +49,65 @@ def test_seeds_repeat_and_differ():
     assert not torch.equal(ends[0], ends[2])
 
 
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def interrupt(step, model):
+    if step == 25:
+        raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("optimiser", ["adamw", "npt"])
-def test_a_run_that_was_broken_off_ends_as_if_it_had_not(tmp_path, optimiser):
-    recipe = Recipe(40, optimiser=optimiser, check_every=10)
-    whole, broken = small(0.2), small(0.2)
+def test_a_run_that_was_killed_ends_as_if_it_had_not(tmp_path, optimiser):
+    recipe, file = Recipe(40, optimiser=optimiser, check_every=10), tmp_path / "run.checkpoint"
+    whole, killed, fresh, seen = small(0.2), small(0.2), small(0.2), []
     train(whole, draw, loss, recipe)
-
-    def interrupt(step, model):
-        if step == 25:
-            raise KeyboardInterrupt
-
-    file = tmp_path / "run.checkpoint"
     with pytest.raises(KeyboardInterrupt):
-        train(broken, draw, loss, recipe, after=interrupt, checkpoint=file)
-    fresh, seen = small(0.2), []
+        train(killed, draw, loss, recipe, after=interrupt, checkpoint=file)
     log = train(fresh, draw, loss, recipe, checkpoint=file, after=lambda step, model: seen.append(step))
     assert seen == list(range(21, 41))
     assert [row["step"] for row in log.rows] == [10, 20, 30, 40]
     assert not file.exists()
-    for one, other in zip(whole.parameters(), fresh.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert same(whole, fresh)
 
 
 def test_a_run_broken_off_on_purpose_keeps_its_checkpoint(tmp_path):
-    recipe, file, asked = Recipe(40, check_every=10), tmp_path / "run.checkpoint", []
+    recipe, file, steps = Recipe(40, check_every=10), tmp_path / "run.checkpoint", []
 
     def until(step):
-        asked.append(step)
+        steps.append(step)
         return step >= 25
 
-    whole, broken = small(0.2), small(0.2)
-    all_ = train(whole, draw, loss, recipe)
+    whole, broken, fresh = small(0.2), small(0.2), small(0.2)
+    expected = train(whole, draw, loss, recipe)
     log = train(broken, draw, loss, recipe, until=until, checkpoint=file)
-    assert asked == list(range(26))
+    assert steps == list(range(26))
     assert ([row["step"] for row in log.rows], log.stopped, file.exists()) == ([10, 20], False, True)
     train(broken, draw, loss, recipe, until=until, checkpoint=file)
-    assert asked[26:] == [25]  # nothing to do
-    fresh = small(0.2)
+    assert steps[26:] == [25]  # nothing to do
     rest = train(fresh, draw, loss, recipe, until=lambda step: step >= 40, checkpoint=file)
     assert not file.exists()  # it came to its end
-    assert rest.rows == all_.rows
-    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), fresh.parameters(), strict=True))
+    assert rest.rows == expected.rows
+    assert same(whole, fresh)
+
+
+@pytest.mark.parametrize(
+    ("model", "seed", "content", "said"),
+    [
+        (small(), 1, None, "was written with another recipe"),
+        (nn.Linear(3, 1), 0, None, "is not a complete checkpoint of this model: .*: delete it to restart"),
+        (small(), 0, b"half a file", "is not a complete checkpoint"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_not_gone_on_with(tmp_path, model, seed, content, said):
+    file = tmp_path / "run.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        train(small(), draw, loss, Recipe(40, check_every=10), after=interrupt, checkpoint=file)
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        train(model, draw, loss, Recipe(40, check_every=10, seed=seed), checkpoint=file)
 
 
 def test_patience_stops_and_the_best_weights_are_kept():
@@ -123,22 +141,6 @@ def test_settings_that_cannot_be_meant_are_refused_before_any_work(options):
         Recipe(**{"steps": 5, **options})
 
 
-def test_a_checkpoint_of_another_recipe_is_not_gone_on_with(tmp_path):
-    file = tmp_path / "run.checkpoint"
-
-    def interrupt(step, model):
-        if step == 15:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(small(), draw, loss, Recipe(40, check_every=10), after=interrupt, checkpoint=file)
-    with pytest.raises(ValueError, match="was written with another recipe"):
-        train(small(), draw, loss, Recipe(40, check_every=10, seed=1), checkpoint=file)
-    file.write_bytes(b"half a file")
-    with pytest.raises(ValueError, match="is not a complete checkpoint"):
-        train(small(), draw, loss, Recipe(40, check_every=10), checkpoint=file)
-
-
 # TensorBoard
 
 
@@ -148,19 +150,14 @@ def test_curves_are_told_to_tensorboard_once_also_after_a_kill(tmp_path, monkeyp
         "tensorboard.backend.event_processing.event_accumulator", reason="needs the extra board"
     )
     recipe, file, board = Recipe(40, check_every=10, lr=0.01, warmup=0), tmp_path / "run.checkpoint", tmp_path / "board"
-    checks = {"validate": lambda model: 1.0, "checkpoint": file}
-
-    def interrupt(step, model):
-        if step == 25:
-            raise KeyboardInterrupt
-
+    checks = {"validate": lambda model: {"validation": 1.0, "error": 0.5}, "checkpoint": file}
     with pytest.raises(KeyboardInterrupt):
         train(small(), draw, loss, recipe, after=interrupt, board=board, **checks)
     monkeypatch.setenv("KEYQUERY_TENSORBOARD", str(board))  # as studies and estimators are asked
     log = train(small(), draw, loss, recipe, **checks)
     found = events.EventAccumulator(str(board / "run"))
     found.Reload()
-    assert sorted(found.Tags()["scalars"]) == ["loss", "lr", "validation"]
+    assert sorted(found.Tags()["scalars"]) == ["error", "loss", "lr", "validation"]
     assert [(one.step, one.value) for one in found.Scalars("loss")] == [
         (row["step"], pytest.approx(row["loss"])) for row in log.rows
     ]

@@ -135,7 +135,7 @@ NAMES: dict[str, Any] = {
     "numpy.ndarray": None,
     "numpy.dtype": _DType,
     "_codecs.encode": latin1,
-    **{f"{place}.bytes": lambda: b"" for place in ("__builtin__", "builtins")},
+    **{f"{module}.bytes": lambda: b"" for module in ("__builtin__", "builtins")},
     **{
         f"numpy.{core}.{name}": function
         for core in ("core", "_core")
@@ -176,7 +176,7 @@ def _truth(path: Path) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, tupl
             if not isinstance(query, Mapping) or group not in query:
                 raise ValueError(f"{path}: gnd[{number}] must have {', '.join(GROUPS)}")
             groups[group].append(_checked(path, f"gnd[{number}]['{group}']", query[group], len(names)))
-    return names, query_names, {group: tuple(each) for group, each in groups.items()}
+    return names, query_names, {group: tuple(indices) for group, indices in groups.items()}
 
 
 def _checked(path: Path, where: str, value: Any, count: int) -> Int64[np.ndarray, " _"]:

@@ -57,12 +57,12 @@ def read_column(path: str | Path, column: str = "text") -> list[str]:
     header, *lines = _text(path, LONGEST).rstrip("\n").split("\n")
     names = header.rstrip("\r").split("\t")
     check_choice("column", column, names)
-    texts, place = [], names.index(column)
+    texts, index = [], names.index(column)
     for number, line in enumerate(lines, 2):
         row = line.rstrip("\r").split("\t")
         if len(row) != len(names):
             raise ValueError(f"{path}, line {number}: expected {len(names)} columns, as in the header, got {len(row)}")
-        texts.append(row[place])
+        texts.append(row[index])
     if not texts:
         raise ValueError(f"{path} holds a header and no rows")
     return texts

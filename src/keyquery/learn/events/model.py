@@ -191,7 +191,7 @@ class EventModel(SavedEstimator):
         with seeded(seed, device), bars(self.verbose) as progress:
             network = self._network(len(classes), floor, inputs=described.size, ends=ended is not None).to(device)
             network.begin(frequencies, gaps / scale, windows)
-            self.history_ = learn(self, network, windows, owners, lasts, seed, progress)
+            self.history_ = learn(self, network, stream, windows, owners, lasts, seed, progress)
         self.network_, self.classes_, self.scale_, self.floor_ = network, classes, scale, floor
         self.start_, self.params_, self.clock_ = clock.start, self._plain_params(), stream.clock
         self.transitions_, self.described_, self.ends_ = counts, described, ended is not None

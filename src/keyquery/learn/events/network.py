@@ -16,7 +16,7 @@ from keyquery.layers import Block
 from keyquery.learn.events.windows import Batch, Windows
 from keyquery.learn.layers import BochnerTime, MercerTime, TimeAttention
 from keyquery.learn.layers.time import TimeCode
-from keyquery.learn.series.network import places
+from keyquery.learn.series.network import sinusoids
 from keyquery.support.progress import Progress, silent
 
 TIMES = ("mercer", "bochner", "positions")
@@ -25,8 +25,8 @@ DEGREE, PERIODS = 2, 6  # of Mercer's Fourier series
 KNOTS = 17  # of the piecewise-linear function of a gap, at quantiles of the data
 APART = 0.01  # least distance of knots, in log gaps
 SEEN = 1000  # windows that time encodings are initialised from
-MOST_LOG_RATIO = 20.0  # log of how many times longer than the silence so far a gap may be
-LEAST_SPREAD = 0.05  # least standard deviation of log gaps: no spikes at frequent gaps
+MAX_LOG_RATIO = 20.0  # log of how many times longer than the silence so far a gap may be
+MIN_SPREAD = 0.05  # least standard deviation of log gaps: no spikes at frequent gaps
 
 
 class Mixture(NamedTuple):
@@ -44,7 +44,7 @@ class Mixture(NamedTuple):
     def of(cls, raw: Float[Tensor, "*batch parameters"], floor: float) -> Mixture:
         """From the 3 k outputs of a linear map."""
         weights, mean, spread = raw.float().chunk(3, -1)
-        return cls(weights, mean, LEAST_SPREAD + softplus(spread), floor)
+        return cls(weights, mean, MIN_SPREAD + softplus(spread), floor)
 
     def at(self, chosen: Bool[Tensor, "*batch"]) -> Mixture:
         """A subset of the distributions, (chosen, k)."""
@@ -90,7 +90,7 @@ class Mixture(NamedTuple):
         after = torch.zeros_like(self.mean[..., 0]) if after is None else after
         reach, least = 8 * self.spread.double(), after.double().clamp(min=self.floor).log()
         low = torch.minimum((self.mean - reach).amin(-1), least)
-        high = torch.maximum((self.mean + reach).amax(-1), least + MOST_LOG_RATIO)
+        high = torch.maximum((self.mean + reach).amax(-1), least + MAX_LOG_RATIO)
         left = math.log1p(-share) + self.log_survival(after)
         for _ in range(70):
             middle = (low + high) / 2
@@ -157,7 +157,7 @@ class EventNetwork(nn.Module):
     ) -> tuple[Float[Tensor, "batch n types"], Mixture]:
         """Logits of the next type and the distribution of the gap; `next_times` is needed if targeted."""
         n, width = types.shape[1], self.types.embedding_dim
-        positions = places(n + 1, width, types.device)
+        positions = sinusoids(n + 1, width, types.device)
         kinds = self._embedded(types)
         if self.inputs is not None and inputs is not None:
             kinds = kinds + self.inputs(inputs)

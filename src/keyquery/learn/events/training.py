@@ -48,6 +48,7 @@ def _ended(estimator: Any, ended: Any, count: int) -> Bool[np.ndarray, " groups"
 def learn(
     estimator: Any,
     network: EventNetwork,
+    stream: Stream,
     windows: Windows,
     owners: Int[np.ndarray, " windows"],
     lasts: Lasts,
@@ -56,7 +57,8 @@ def learn(
 ) -> list[dict[str, float]]:
     """Train in place, holding out some of the groups, whose windows `owners` name; one row per epoch."""
     gap_weight, size = estimator.gap_weight, estimator.batch_size
-    names = np.unique(owners[windows.weighed()])
+    predicted = stream.inside if stream.weights is None else stream.inside & (stream.weights[1:] > 0)
+    names = np.unique(stream.owners[1:][predicted])
     held = names[hold_out(np.zeros(len(names)), estimator.validation_fraction, seed)[1]]
     apart = torch.from_numpy(np.isin(owners, held)).to(windows.starts.device)
     learned, checked = windows.of(~apart), windows.of(apart)

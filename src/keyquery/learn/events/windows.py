@@ -86,14 +86,6 @@ class Windows(NamedTuple):
         """A subset of the windows."""
         return self._replace(starts=self.starts[chosen], lengths=self.lengths[chosen], skips=self.skips[chosen])
 
-    def weighed(self) -> Bool[np.ndarray, " windows"]:
-        """Which windows predict an event whose weight is above 0."""
-        if self.weights is None:
-            return np.ones(len(self.starts), dtype=bool)
-        above = torch.cat((torch.zeros(1), (self.weights > 0).cpu().cumsum(0)))
-        first, last = (self.starts + self.skips + 1).cpu(), (self.starts + self.lengths + 1).cpu()
-        return (above[last] > above[first]).numpy()
-
 
 def cut(stream: Stream, clock: Clock, window: int, device: str) -> tuple[Windows, Int[np.ndarray, " windows"]]:
     """Windows of at most `window` events, and the number of the group of each.

@@ -44,8 +44,8 @@ def points_of(X: Any) -> Points:
     if isinstance(X, Series):
         X = list(X.values)
     if sequences.axes_of(X) == 3:
-        names, each = sequences.columns_of(X), sequences.series_of(X)
-        values, owner = np.concatenate(each), np.repeat(np.arange(len(each)), [len(sequence) for sequence in each])
+        names, series = sequences.columns_of(X), sequences.series_of(X)
+        values, owner = np.concatenate(series), np.repeat(np.arange(len(series)), [len(steps) for steps in series])
     else:
         columns = tables.columns_of(X)
         names, values = columns.names, np.stack(list(map(_numbers, columns.called, columns.values)), 1)

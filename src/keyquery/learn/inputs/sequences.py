@@ -62,7 +62,7 @@ def series_of(X: Any, axis: int = 1) -> list[Float64[np.ndarray, "_ dims"]]:
     dims = series[0].shape[1]
     for number, values in enumerate(series):
         if values.shape[1] != dims:
-            swapped = axis == 1 and len({len(each) for each in series}) == 1
+            swapped = axis == 1 and len({len(other) for other in series}) == 1
             hint = "; if series are (dims, length), as in aeon, set axis=2" if swapped else ""
             raise ValueError(
                 f"all series of X must have the dims of the first, {dims}; series {number} has {values.shape[1]}{hint}"

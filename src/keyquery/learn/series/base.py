@@ -92,8 +92,8 @@ class SeriesEstimator(Classifier, SavedEstimator):
         data, rows, classes = self._padded(X), [], label_facts(self.classes_)["labels"]
         with bars(self.verbose) as progress:
             for number, values in enumerate(series_of(X, self.axis)):
-                one = Padded(*(part[number] for part in data))
-                relevance, width, chosen, probability = occlude(self._log_probabilities, one, stretch, progress)
+                alone = Padded(*(part[number] for part in data))
+                relevance, width, chosen, probability = occlude(self._log_probabilities, alone, stretch, progress)
                 rows.append(
                     {
                         "values": [[None if value != value else value for value in row] for row in values.tolist()],

@@ -16,8 +16,8 @@ from keyquery.support.progress import Progress, silent
 
 LENGTH, TWOS = 9, 3  # weights of a kernel, and how many of them are 2
 KERNELS = torch.full((84, LENGTH), -1.0)  # six values of −1, three of 2: their sum is 0
-for _row, _places in zip(KERNELS, combinations(range(LENGTH), TWOS), strict=True):
-    _row[list(_places)] = 2.0
+for _row, _twos in zip(KERNELS, combinations(range(LENGTH), TWOS), strict=True):
+    _row[list(_twos)] = 2.0
 DILATIONS = 16  # at most, on an exponential scale
 GOLDEN = (5**0.5 - 1) / 2  # its multiples modulo 1 are evenly spread
 TOGETHER = 2**19  # values of a convolution per batch: more do not fit into the caches of a CPU
@@ -133,7 +133,7 @@ def shifted(values: Float[Tensor, "batch n dims"], dilation: int) -> Float[Tenso
     """What each weight of a dilated kernel meets, in zero-padded series; time before series, for fast pooling."""
     n, reach = values.shape[1], dilation * (LENGTH // 2)
     longer = pad(values.permute(2, 1, 0), (0, 0, reach, reach))
-    return torch.stack([longer[:, place * dilation :][:, :n] for place in range(LENGTH)]).flatten(0, 1)
+    return torch.stack([longer[:, index * dilation :][:, :n] for index in range(LENGTH)]).flatten(0, 1)
 
 
 def quantiles(
@@ -155,8 +155,8 @@ def convolved(
 def windows_inside(real: Bool[Tensor, "batch n"], dilation: int) -> Bool[Tensor, "batch n"]:
     """Time steps whose window of a dilated kernel lies inside the series; all, if none does."""
     reach, length = dilation * (LENGTH // 2), real.sum(1, keepdim=True)
-    place = torch.arange(real.shape[1], device=real.device)
-    inside = (place >= reach) & (place < length - reach)
+    step = torch.arange(real.shape[1], device=real.device)
+    inside = (step >= reach) & (step < length - reach)
     return torch.where(length > 2 * reach, inside, real)
 
 
@@ -262,12 +262,12 @@ class Competing(nn.Module):
 def scores(values: Float[Tensor, "kernels n batch"], view: Padded) -> list[Float[Tensor, "kernels batch"]]:
     """Mean scores of the kernels k · groups + g of each group g: values of the largest, and counts of the smallest."""
     real, size = view.real.T, (1 / view.real.sum(1)).to(values)
-    each = values.unflatten(0, (GROUP, -1))
-    largest, smallest = each.amax(0) - TIE, each.amin(0) + TIE
+    grouped = values.unflatten(0, (GROUP, -1))
+    largest, smallest = grouped.amax(0) - TIE, grouped.amin(0) + TIE
     if not real.all():
         largest.masked_fill_(~real, torch.inf)
         smallest.masked_fill_(~real, -torch.inf)
-    wins = torch.lt(each, smallest, out=torch.empty_like(each))
+    wins = torch.lt(grouped, smallest, out=torch.empty_like(grouped))
     counts = wins.sum(2)
-    strength = torch.gt(each, largest, out=wins).mul_(each).sum(2)
+    strength = torch.gt(grouped, largest, out=wins).mul_(grouped).sum(2)
     return [(score * size).flatten(0, 1) for score in (strength, counts)]

@@ -60,11 +60,11 @@ def occlude(
     firsts = firsts[before[(firsts + width).clamp(max=len(real))] > before[firsts]]  # skip windows of padding
     logs = log_probabilities(Padded(values.unsqueeze(0), real.unsqueeze(0)))
     chosen = int(logs[0].argmax())
-    odds, at = _odds(logs, chosen), torch.arange(len(real), device=real.device)
+    odds, steps = _odds(logs, chosen), torch.arange(len(real), device=real.device)
     lost, times = torch.zeros(2, len(real), dtype=torch.float64, device=real.device)
     parts = firsts.split(TOGETHER)
     for starts in progress(parts, "occluding windows", len(parts)):
-        covered = (at >= starts[:, None]) & (at < starts[:, None] + width) & real
+        covered = (steps >= starts[:, None]) & (steps < starts[:, None] + width) & real
         without = Padded(values.masked_fill(covered.unsqueeze(-1), 0.0), real.expand(len(starts), -1))
         lost += (odds - _odds(log_probabilities(without), chosen)) @ covered.double()
         times += covered.sum(0)

@@ -15,7 +15,7 @@ from keyquery.layers.kernels import KERNELS
 
 BINS = 16
 WIDTHS = (3, 9, 27)  # of the convolutions of multiscale tokens
-MOST = 64  # tokens of a series after multiscale convolutions
+MAX_TOKENS = 64  # tokens of a series after multiscale convolutions
 TOKENS = ("multiscale", "plain")
 KINDS = ("primal+", "primal", *KERNELS)
 
@@ -60,9 +60,9 @@ class SeriesNetwork(nn.Module):
         """Logits."""
         values = values.where(real.unsqueeze(-1), 0.0)
         x = self.tokens(values.mT).mT
-        x = x + places(x.shape[1], x.shape[2], x.device)
+        x = x + sinusoids(x.shape[1], x.shape[2], x.device)
         if self.pooled:
-            weights = stretches(real, real.sum(1).clamp(max=MOST))
+            weights = stretches(real, real.sum(1).clamp(max=MAX_TOKENS))
             x, real = weights.to(x.dtype) @ x, weights.any(-1)
         x = self.encoder(self.dropout(x), real)
         return self.classes(self.dropout((stretches(real, self.bins).to(x.dtype) @ x).flatten(1)))
@@ -73,16 +73,16 @@ class Multiscale(nn.Module):
 
     def __init__(self, dims: int, width: int) -> None:
         super().__init__()
-        each = max(width // len(WIDTHS), 1)
-        self.scales = nn.ModuleList(nn.Conv1d(dims, each, size, padding=size // 2) for size in WIDTHS)
-        self.mix = nn.Conv1d(each * len(WIDTHS), width, 1)
+        channels = max(width // len(WIDTHS), 1)
+        self.scales = nn.ModuleList(nn.Conv1d(dims, channels, size, padding=size // 2) for size in WIDTHS)
+        self.mix = nn.Conv1d(channels * len(WIDTHS), width, 1)
 
     def forward(self, values: Float[Tensor, "batch dims n"]) -> Float[Tensor, "batch width n"]:
         """Features of every time step."""
         return self.mix(gelu(torch.cat([scale(values) for scale in self.scales], 1)))
 
 
-def places(n: int, width: int, device: torch.device | str = "cpu") -> Float[Tensor, "n width"]:
+def sinusoids(n: int, width: int, device: torch.device | str = "cpu") -> Float[Tensor, "n width"]:
     """Sinusoidal positions, with wavelengths from 2π to 20,000π, for any length."""
     rates = torch.exp(-math.log(1e4) / width * torch.arange(0, width, 2, device=device))
     angles = torch.arange(n, device=device).unsqueeze(1) * rates
@@ -95,8 +95,8 @@ def stretches(real: Bool[Tensor, "batch n"], bins: int | Int[Tensor, " batch"]) 
     Segment b of L tokens is ⌊bL/bins⌋ to ⌈(b + 1)L/bins⌉; in a short series segments overlap.
     """
     count, rank = real.sum(1)[:, None, None], (real.cumsum(1) - 1).unsqueeze(1)
-    each = torch.as_tensor(bins, device=real.device).expand(len(real))[:, None, None]
-    stretch = torch.arange(int(each.max()), device=real.device)[:, None]
-    first, end = stretch * count // each, -(-(stretch + 1) * count // each)
-    inside = ((rank >= first) & (rank < end) & (stretch < each) & real.unsqueeze(1)).float()
+    sizes = torch.as_tensor(bins, device=real.device).expand(len(real))[:, None, None]
+    stretch = torch.arange(int(sizes.max()), device=real.device)[:, None]
+    first, end = stretch * count // sizes, -(-(stretch + 1) * count // sizes)
+    inside = ((rank >= first) & (rank < end) & (stretch < sizes) & real.unsqueeze(1)).float()
     return inside / inside.sum(-1, keepdim=True).clamp(min=1)

@@ -58,9 +58,11 @@ def fit_ridge(
         scores = left_out / temperatures[:, None, None]
         right = scores.gather(-1, target.expand(len(temperatures), -1).unsqueeze(-1)).squeeze(-1)
         losses = (scores.logsumexp(-1) - (1 - doubt) * right - doubt * scores.mean(-1)) @ judged
-        at = int(losses.argmin())
-        if losses[at] < best.loss:
-            best = best._replace(temperature=float(temperatures[at]), penalty=float(penalty), loss=float(losses[at]))
+        lowest = int(losses.argmin())
+        if losses[lowest] < best.loss:
+            best = best._replace(
+                temperature=float(temperatures[lowest]), penalty=float(penalty), loss=float(losses[lowest])
+            )
     coefficients = Z.T @ (U @ (projected / (e + best.penalty)[:, None]))
     weight = coefficients / scale[:, None]
     return best._replace(weight=weight, bias=centre - mean @ weight)

@@ -154,8 +154,8 @@ def interpolated(values: Float64[np.ndarray, "n dims"]) -> Float64[np.ndarray, "
     values, present = (part[: np.flatnonzero(present.any(1))[-1] + 1] for part in (values, present))
     if present.all():
         return values
-    filled, places = values.copy(), np.arange(len(values))
+    filled, steps = values.copy(), np.arange(len(values))
     for dim in np.flatnonzero(present.any(0)):
-        there = present[:, dim]
-        filled[:, dim] = np.interp(places, places[there], values[there, dim])
+        known = present[:, dim]
+        filled[:, dim] = np.interp(steps, steps[known], values[known, dim])
     return filled

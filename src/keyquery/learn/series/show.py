@@ -14,7 +14,7 @@ from keyquery.support.extras import optional
 from keyquery.support.printable import printable
 
 LINE = "#24292f"
-MOST = 12  # dimensions that are drawn
+MAX_DIMS = 12  # dimensions that are drawn
 LETTERS = 24  # characters of a name that are shown
 
 
@@ -23,7 +23,7 @@ def stretches(reading: Importance, pyplot: Any, series: int = 0) -> Any:
     check_count("series", series, least=0, most=len(reading.series) - 1)
     row = reading.series[series]
     values, relevance = np.array(row["values"], dtype=np.float64), np.array(row["relevance"])
-    rows = min(values.shape[1], MOST)
+    rows = min(values.shape[1], MAX_DIMS)
     heights = [1.3 + 0.32 * (rows - 1), 0.8]
     size = (6.4, sum(heights) + 0.8)
     figure, (above, below) = pyplot.subplots(

@@ -61,9 +61,7 @@ class Recipe:
 class Log:
     """The log of a run: one row per `check_every` steps, and the best validation."""
 
-    rows: list[dict[str, float]] = field(
-        default_factory=list
-    )  # step, mean loss since the last row, and validation metrics
+    rows: list[dict[str, float]] = field(default_factory=list)  # step, mean loss and validation metrics
     best: float = float("inf")  # lowest validation loss
     best_step: int = 0  # its step
     stopped: bool = False  # whether `patience` ended the run
@@ -86,37 +84,13 @@ def train(
 ) -> Log:
     """Train a model in place and return the log. Under torchrun, gradients are averaged over processes.
 
-    Parameters
-    ----------
-    model
-        The model, trained in place.
-    draw
-        `draw(step, generator)` returns the batch of a step; the generator is seeded by seed, step and process.
-    loss
-        `loss(model, batch)` is a scalar.
-    recipe
-        Hyperparameters.
-    validate
-        The validation loss of a model, or metrics of which `validation` is that loss: the best weights are kept, and
-        `recipe.patience` stops early. Default: none.
-    after
-        `after(step, model)` is called before the first step (0) and after each. Default: none.
-    until
-        `until(step)` is called before the first step and after each: True interrupts the run and keeps its checkpoint.
-        Default: never.
-    checkpoint
-        A file: written every `check_every` steps, resumed from if it exists, deleted at the end. Default: none.
-    board
-        A folder for TensorBoard (the extra `board`). Default: the environment variable KEYQUERY_TENSORBOARD.
-    progress
-        Wraps iterables in progress bars. Default: none.
-    verbose
-        Print every row of the log to stderr, if that is no terminal, where `progress` shows bars. Default: False.
-
-    Returns
-    -------
-    Log
-        Losses and validation metrics by step.
+    `draw(step, generator)` is the batch of a step, its generator seeded by seed, step and process; `loss(model, batch)`
+    a scalar. `validate(model)` is the validation loss, or metrics of which `validation` is that loss: the best weights
+    are kept, and `recipe.patience` stops early. `after(step, model)` is called before the first step (0) and after
+    each, `until(step)` too: True interrupts the run and keeps its `checkpoint`, a file that is written every
+    `check_every` steps, resumed from if it exists, and deleted at the end. `board` is a folder for TensorBoard (the
+    extra `board`), by default the environment variable KEYQUERY_TENSORBOARD. `progress` wraps iterables in progress
+    bars; `verbose` prints every row of the log to stderr, if that is no terminal.
 
     Examples
     --------

@@ -138,8 +138,8 @@ class TimeAttention(nn.Module):
             return reading
         with torch.no_grad():
             phases = torch.tensor(reading.lags, dtype=torch.float64)[:, None] * self.time.frequencies().cpu()
-            each = phases.cos() @ (self.joint.weights().double() * self.time.shares()).cpu().mT
-        return replace(reading, heads=each.mT.tolist())
+            added = phases.cos() @ (self.joint.weights().double() * self.time.shares()).cpu().mT
+        return replace(reading, heads=added.mT.tolist())
 
     def extra_repr(self) -> str:
         """For the repr of the module."""

@@ -16,7 +16,7 @@ from keyquery.learn.layers.time.reading import TimeKernel
 from keyquery.learn.layers.time.timestamps import elapsed, spread
 from keyquery.reading import digests, provenance
 
-LEAST = 1e-30  # smallest share: the root has no gradient at 0
+MIN_SHARE = 1e-30  # smallest share: the root has no gradient at 0
 TURN = 2 * math.pi
 FIRST = (1.0, 1e4)  # shortest and longest initial period, before `see`
 POINTS = 1001  # default number of lags of a reading
@@ -74,7 +74,7 @@ class TimeCode(nn.Module, ABC):
         if self.training and not self._held:
             self._draw()
         wide = torch.promote_types(self.dtype, torch.float32)
-        sizes = (gain * self.shares().clamp(min=LEAST).sqrt()).to(wide)
+        sizes = (gain * self.shares().clamp(min=MIN_SHARE).sqrt()).to(wide)
         turns = elapsed(times, origin, mask).unsqueeze(-1) * (self.frequencies() / TURN)
         angles = ((turns - turns.round()) * TURN).to(wide)
         code = torch.stack((angles.cos() * sizes, angles.sin() * sizes), -1).flatten(-2).to(self.dtype)
