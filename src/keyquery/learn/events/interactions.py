@@ -55,7 +55,18 @@ class Interactions(Reading, kind="interactions"):
         ]
 
     def strongest(self, count: int = 6) -> list[dict[str, Any]]:
-        """Rows of the pairs with the largest increase minus two standard errors, each at its best lag."""
+        """The pairs with the largest increase minus two standard errors, each at its best lag, largest first.
+
+        Parameters
+        ----------
+        count
+            How many pairs.
+
+        Returns
+        -------
+        list of dict
+            Rows with the pair, its lag and its change.
+        """
 
         def lower_bound(row: Mapping[str, Any]) -> float:
             return float(row["change"] - 2 * row["error"])
