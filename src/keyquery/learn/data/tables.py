@@ -63,7 +63,7 @@ def load_table(path: str | Path, target: str | int | None = None) -> Table:
     Table
         Columns, their kinds, values and categories.
     """
-    rows = list(_within_limit(path, _rows(path, read_text(path, longest=LONGEST))))
+    rows = list(_rows(path, read_text(path, longest=LONGEST)))
     if not rows:
         raise ValueError(f"{path} is empty")
     names: tuple[str, ...] = tuple(map(str, range(len(rows[0]))))
@@ -76,29 +76,16 @@ def load_table(path: str | Path, target: str | int | None = None) -> Table:
     return Table(names, kinds, values, categories, index)
 
 
-def _within_limit(path: str | Path, rows: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The rows; those of a compressed file of a few bytes must not fill the memory."""
-    packed = Path(path).suffix in UNPACK
-    most = CELLS + DENSITY * Path(path).stat().st_size if packed else None
-    cells = 0
-    for row in rows:
-        cells += len(row) + 1
-        if most is not None and cells > most:
-            raise ValueError(
-                f"{path} decompresses to more than the limit of {most} cells and rows: decompress it first"
-            )
-        yield row
-
-
 def _rows(path: str | Path, text: str) -> Iterator[list[str]]:
-    """Fields of every non-blank line, the same number in each."""
+    """Fields of every non-blank line, the same number in each; a compressed file of a few bytes has no millions."""
     first, lines = re.sub(r'"[^"]*"', "", text.lstrip().split("\n", 1)[0]), lines_of(text)
     between = max("\t,;", key=first.count)
     reader = ((number, line.split()) for number, line in enumerate(lines, 1))
     if between in first:
         table = csv.reader(lines, delimiter=between, skipinitialspace=True, strict=True)
         reader = ((table.line_num, [field.strip() for field in row]) for row in table)
-    width = None
+    packed, width, cells = Path(path).suffix in UNPACK, None, 0
+    most = CELLS + DENSITY * Path(path).stat().st_size if packed else 0
     try:
         for number, row in reader:
             if row in ([], [""]):
@@ -109,6 +96,11 @@ def _rows(path: str | Path, text: str) -> Iterator[list[str]]:
             if len(row) != width:
                 raise ValueError(
                     f"{path}, line {number}: expected {width} columns, as in the first row, got {len(row)}"
+                )
+            cells += width + 1
+            if packed and cells > most:
+                raise ValueError(
+                    f"{path} decompresses to more than the limit of {most} cells and rows: decompress it first"
                 )
             yield row
     except csv.Error as error:

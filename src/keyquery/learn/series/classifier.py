@@ -155,8 +155,7 @@ class SeriesClassifier(SeriesEstimator):
             network = self._network(samples.data.values.shape[-1], classes).to(samples.target.device)
             first = {name: tensor.clone() for name, tensor in network.state_dict().items()}
             checked = samples.take(held) if len(held) else None
-            trained = samples.take(learned) if len(held) else samples
-            history, best, stopped = self._train(network, trained, seed, progress, checked)
+            history, best, stopped = self._train(network, samples.take(learned), seed, progress, checked)
             temperature = 1.0 if checked is None else temperature_of(network, checked, 4 * self.batch_size)
             if checked is not None and self.refit and best and not stopped:
                 network.load_state_dict(first)
