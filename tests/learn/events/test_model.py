@@ -321,7 +321,7 @@ def test_what_cannot_be_fitted_is_told(options, data, said):
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda m: m.score(["buy"], [1.0]), "no group has a second event: there is nothing to predict"),
+        (lambda m: m.score(["buy"], [1.0]), "nothing to predict: no event that follows another"),
         (lambda m: m.predict(*clicks(), at=np.ones(9)), r'at must .*"target_time" only: .*information="past"'),
         (lambda m: m.sample(*clicks(), n=0), "n must be at least 1, got 0"),
         (lambda m: m.predict_time(*clicks(), now=-1.0), "now must not be before a group's last event; 9 of 9 are"),

@@ -71,12 +71,10 @@ def transitions(last: Int[np.ndarray, " pairs"], following: Int[np.ndarray, " pa
 
 def evaluated(model: Any, stream: Stream) -> EventEvaluation:
     """The evaluation of a fitted EventModel on a stream."""
-    if len(stream.gaps) == 0:
-        raise ValueError("no group has a second event: there is nothing to predict")
     last, following = stream.types[:-1][stream.inside], stream.types[1:][stream.inside]
     known = following >= 0
     if not known.any():
-        raise ValueError("no event that follows another is of a type that occurred in training")
+        raise ValueError("nothing to predict: no event that follows another is of a type that occurred in training")
     windows, information = model._windows(stream), model.params_["information"]
     network = model.network_.to(windows.starts.device)
     with bars(model.verbose) as progress:
@@ -123,7 +121,7 @@ def sampled(model: Any, stream: Stream, n: int, seed: int, progress: Progress) -
     Where the model knows ends, a group has fewer if its end is drawn. Covariates of drawn events are unknown.
     """
     generator, types = torch.Generator().manual_seed(seed), len(model.classes_)
-    drawn_codes, drawn_times, alive = list[Any](), list[Any](), [np.ones(len(stream.groups), dtype=bool)]
+    alive = [np.ones(len(stream.groups), dtype=bool)]
     inputs = None if stream.inputs is None else model.described_.unknown(stream.inputs[stream.offsets[1:] - 1])
     for _ in progress(range(n), "sampling", n):
         logits, mixture = model._last(stream, stream.last)
@@ -132,11 +130,8 @@ def sampled(model: Any, stream: Stream, n: int, seed: int, progress: Progress) -
             logits, _ = model._last(stream, when)
         kind = torch.multinomial(logits.softmax(-1).cpu(), 1, generator=generator).squeeze(1).numpy()
         alive.append(alive[-1] & (kind < types))
-        kind = np.minimum(kind, types - 1)  # what follows an end is left out
-        stream = longer(stream, kind, when, inputs)
-        drawn_codes.append(kind)
-        drawn_times.append(when)
-    kept = np.stack(alive[1:], 1).ravel()
-    times = in_clock(np.stack(drawn_times, 1).ravel()[kept], model.clock_)
-    kinds = np.stack(drawn_codes, 1).ravel()[kept]
-    return Events(model.classes_[kinds], times, np.repeat(stream.groups, n)[kept])
+        stream = longer(stream, np.minimum(kind, types - 1), when, inputs)  # what follows an end is left out
+    kept = np.stack(alive[1:], 1)
+    rows = (stream.offsets[1:, None] + np.arange(-n, 0))[kept]
+    groups = np.repeat(stream.groups, kept.sum(1))
+    return Events(model.classes_[stream.types[rows]], in_clock(stream.times[rows], model.clock_), groups)
