@@ -85,7 +85,7 @@ def columns_of(X: Any) -> Columns:
     else:
         array = _array(X)
         columns = Columns(None, [_column(str(number), array[:, number]) for number in range(array.shape[1])])
-    shape = (len(X), len(columns.values))
+    shape = (len(columns.values[0] if columns.values else X), len(columns.values))
     if 0 in shape:  # in the words of scikit-learn
         what = "columns: 0 feature(s)" if shape[0] else "rows: 0 sample(s)"
         raise ValueError(f"X has no {what} (shape={shape}) while a minimum of 1 is required.")
