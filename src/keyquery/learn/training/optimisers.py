@@ -1,4 +1,4 @@
-"""Optimisers by name, and the two that torch does not have: LAMB and Lookahead."""
+"""Optimisers by name, and the one that torch does not have: LAMB inside Lookahead."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ LONGEST = 10.0  # the norm of a tensor that scales its step, at most
 
 
 class Lamb(Optimizer):
-    """LAMB as in NPT, without bias correction: w ← w − lr·min(‖w‖, 10)/‖u‖·u for each tensor, u = m/(√v + ε) + λw.
+    """LAMB inside Lookahead, as in NPT, without bias correction: for each tensor w, with u = m/(√v + ε) + λw,
 
-    If a tensor or its direction u is 0, the step is lr·u.
+        w ← w − lr·min(‖w‖, 10)/‖u‖·u, or w − lr·u if w or u is 0;
+
+    every six steps the slow weights move half of the way to w, and w is reset to them.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class Lamb(Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "count": 0})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -43,13 +45,14 @@ class Lamb(Optimizer):
                 continue
             for weight in weights:
                 if not self.state[weight]:
-                    self.state[weight].update(mean=torch.zeros_like(weight), square=torch.zeros_like(weight))
+                    zeros = {name: torch.zeros_like(weight) for name in ("mean", "square")}
+                    self.state[weight].update(zeros, slow=weight.clone())
             gradients = [weight.grad for weight in weights]
-            means, squares = ([self.state[weight][name] for weight in weights] for name in ("mean", "square"))
-            slow, slower = group["betas"]
-            torch._foreach_lerp_(means, gradients, 1 - slow)
-            torch._foreach_mul_(squares, slower)
-            torch._foreach_addcmul_(squares, gradients, gradients, 1 - slower)
+            means, squares, slow = ([self.state[w][name] for w in weights] for name in ("mean", "square", "slow"))
+            first, second = group["betas"]
+            torch._foreach_lerp_(means, gradients, 1 - first)
+            torch._foreach_mul_(squares, second)
+            torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
             roots = torch._foreach_sqrt(squares)
             torch._foreach_add_(roots, group["eps"])
             updates = torch._foreach_div(means, roots)
@@ -59,43 +62,10 @@ class Lamb(Optimizer):
             ratios = torch.where(moving, length.clamp(max=LONGEST) / size.where(moving, 1.0), 1.0)
             for weight, update, ratio in zip(weights, updates, (group["lr"] * ratios).unbind(), strict=True):
                 weight.addcmul_(update, -ratio)
-
-
-class Lookahead(Optimizer):
-    """Lookahead: every six steps of the inner optimiser, the slow weights move half of the way to the fast ones, and
-    the fast ones are reset to them.
-    """
-
-    def __init__(self, inner: Optimizer) -> None:
-        self.inner, self.count = inner, 0
-        self.param_groups, self.defaults, self.state = inner.param_groups, inner.defaults, inner.state
-        self.slow = [[weight.detach().clone() for weight in group["params"]] for group in inner.param_groups]
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One inner step, and every sixth time one of the slow weights."""
-        self.inner.step()
-        self.count += 1
-        if self.count % EVERY == 0:
-            for group, kept in zip(self.param_groups, self.slow, strict=True):
-                torch._foreach_lerp_(kept, group["params"], 0.5)
-                torch._foreach_copy_(group["params"], kept)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients."""
-        self.inner.zero_grad(set_to_none)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The inner state, the slow weights and the count."""
-        return {"inner": self.inner.state_dict(), "slow": self.slow, "count": self.count}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a saved state."""
-        self.inner.load_state_dict(state_dict["inner"])
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
-        for kept, saved in zip(self.slow, state_dict["slow"], strict=True):
-            torch._foreach_copy_(kept, saved)
-        self.count = state_dict["count"]
+            group["count"] += 1
+            if group["count"] % EVERY == 0:
+                torch._foreach_lerp_(slow, weights, 0.5)
+                torch._foreach_copy_(weights, slow)
 
 
 def make_optimiser(name: str, model: nn.Module, lr: float, weight_decay: float) -> Optimizer:
@@ -112,7 +82,7 @@ def make_optimiser(name: str, model: nn.Module, lr: float, weight_decay: float) 
     if name == "radam":
         return RAdam(groups, lr=lr, decoupled_weight_decay=True)
     check_choice("optimiser", name, OPTIMISERS)
-    return Lookahead(Lamb(groups, lr=lr))
+    return Lamb(groups, lr=lr)
 
 
 def schedule(name: str, step: int, steps: int, warmup: int, flat: float = 0.7) -> float:
