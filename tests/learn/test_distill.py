@@ -101,7 +101,7 @@ def test_torch_attention_gives_the_same_layer():
         ),
         (kq.Attention(16, 2), (4, 10, 8), {}, ValueError, "d = 16"),
         (kq.Attention(16, 2), (4, 10, 16), {"rank": 9}, ValueError, "rank must be at most 8"),
-        (kq.Attention(16, 2), (4, 10, 16), {"bias": False}, ValueError, "omit them"),
+        (kq.Attention(16, 2), (4, 10, 16), {"bias": False}, TypeError, "multiple values .* 'bias'"),
         (kq.Attention(16, 2, head_dim=4), (4, 10, 16), {}, ValueError, "heads · head_dim = width, got 2 of 4 in 16"),
         (kq.Attention(16, 2, dropout=0.1), (4, 10, 16), {}, ValueError, "in training mode with dropout"),
         (nn.MultiheadAttention(16, 2, dropout=0.1), (4, 10, 16), {}, ValueError, "in training mode with dropout"),

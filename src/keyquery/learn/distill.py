@@ -89,9 +89,7 @@ def distill(layer: nn.Module, data: Float[Tensor, "batch n d"], rank: int, **opt
     if len(data) < 3:
         raise ValueError(f"data must have at least 3 sequences, for fitting, validation and test, got {len(data)}")
     weight = teacher.value.weight
-    if not {"bias", "device", "dtype"}.isdisjoint(options):
-        raise ValueError("bias, device and dtype are taken from the distilled layer: omit them")
-    student = PrimalAttention(teacher.dim, teacher.heads, rank, **options).to(weight.device, weight.dtype)
+    student = PrimalAttention(teacher.dim, teacher.heads, rank, bias=True, **options).to(weight.device, weight.dtype)
     _carry(teacher, student)
     data = data.to(weight.device, weight.dtype)
     share = max(1, len(data) // 4)

@@ -26,12 +26,8 @@ class TimeCode(nn.Module, ABC):
     """Φ(t) = [√w₁ cos ω₁t, √w₁ sin ω₁t, …]: ⟨Φ(t), Φ(t')⟩ = ψ(t − t') = Σᵢ wᵢ cos ωᵢ(t − t'), Σ wᵢ = 1, wᵢ ≥ 0.
 
     Cosine and sine share ω and w, so that ψ depends only on the lag for all parameter values. Parameters are
-    dimensionless; quantities with a unit are float64 buffers, which keep their precision in any dtype.
-
-    Parameters
-    ----------
-    dim
-        Width of Φ(t): two per frequency.
+    dimensionless; quantities with a unit are float64 buffers, which keep their precision in any dtype. Φ(t) has `dim`
+    entries, two per frequency.
     """
 
     base: Tensor  # the constants with a unit
