@@ -94,10 +94,10 @@ def test_an_index_that_does_not_fit():
     ("options", "features", "labels", "said"),
     [
         ({}, VECTORS, None, "Reranker requires labels to be passed, but the target labels is None"),
-        ({}, None, LABELS, "fit needs features, vectors"),
+        ({}, None, LABELS, "features must be an array, got a single value"),
         ({}, VECTORS, LABELS[:9], r"inconsistent numbers of samples: \[96, 9\]"),
-        ({}, VECTORS, torch.arange(96), "at least two items must share a label, got 96 items with 96 labels"),
-        ({}, VECTORS, torch.zeros(96), "labels must have two or more classes"),
+        ({}, VECTORS, torch.arange(96), "labels must have two classes, one of two items, or more: 96 for 96 items"),
+        ({}, VECTORS, torch.zeros(96), "labels must have two classes, .* or more: 1 for 96 items"),
         ({}, HOLED, LABELS, "features must be finite: row 5 holds NaN"),
         ({"anchors": 100}, VECTORS, LABELS, "anchors is 100, but features have only 96 items"),
         ({"kernel": "gaussian"}, VECTORS, LABELS, "kernel must be one of 'general', .* got 'gaussian'"),

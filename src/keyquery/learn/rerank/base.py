@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int64
@@ -24,7 +24,6 @@ ROWS = {"cpu": 8192, "cuda": 131_072}  # candidates per batch
 # Most floats of a batch's widest activations on a CPU. The allocator maps larger tensors anew each time, and faulting
 # their pages in takes longer than larger matrix products save.
 FLOATS = 2**22
-Own = TypeVar("Own", bound="ListReranker")
 
 
 class ListReranker(Estimator, ABC):
@@ -35,7 +34,7 @@ class ListReranker(Estimator, ABC):
     verbose: bool = False
     database_: Any  # of `fit`, as given; None without
 
-    def fit(self: Own, features: Any = None, labels: Any = None) -> Own:
+    def fit(self, features: Any = None, labels: Any = None) -> Self:
         """Keep a database of vectors (n, dim) for later queries, if given; nothing is trained."""
         self._check()
         if features is not None:
@@ -46,8 +45,7 @@ class ListReranker(Estimator, ABC):
     def rerank(self, queries: Any, database: Any = None, top: int | None = None, index: Any = None) -> tuple[Any, Any]:
         """Search the database, by `index` if given, and re-rank the nearest neighbours of each query."""
         asked = self._asked(queries, database)
-        top = self._top(top, len(asked.database), "the database has")
-        order, scores = self._reranked(asked, top, index)
+        order, scores = self._reranked(asked, self._top(top, len(asked.database), "the database has"), index)
         return like(queries, order), like(queries, scores)
 
     def rerank_lists(self, queries: Any, database: Any, lists: Any, top: int | None = None) -> tuple[Any, Any]:
@@ -55,18 +53,11 @@ class ListReranker(Estimator, ABC):
 
         The rest of each list keeps its order. Returns lists (q, m) and the scores (q, top) of the re-ranked part.
         """
-        _, order, scores = self._both(self._asked(queries, database), lists, top)
+        _, order, scores = self.before_and_after(queries, database, lists, top)
         return like(queries, order), like(queries, scores)
 
     def moves(
-        self,
-        queries: Any,
-        database: Any,
-        lists: Any = None,
-        *,
-        top: int | None = None,
-        most: int = 10,
-        **shown: Any,
+        self, queries: Any, database: Any, lists: Any = None, *, top: int | None = None, most: int = 10, **shown: Any
     ) -> Reranking:
         """The first `most` ranks of each query before and after re-ranking, as a Reading.
 
@@ -75,22 +66,22 @@ class ListReranker(Estimator, ABC):
         check_count("most", most)
         asked, display = self._asked(queries, database), Shown(**shown)
         display.check(len(asked.queries), len(asked.database))
-        before, after, scores = self._both(asked, lists, top)
-        return reranking_of(repr(self), before.cpu(), after.cpu(), scores.cpu(), most, display)
+        return reranking_of(repr(self), *self._before_and_after(asked, lists, top), most, display)
 
     def before_and_after(
         self, queries: Any, database: Any, lists: Any = None, top: int | None = None
     ) -> tuple[Int64[Tensor, "q m"], Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
         """Lists before and after re-ranking, and the scores of the first `top`. Default lists: exact search."""
-        before, after, scores = self._both(self._asked(queries, database), lists, top)
-        return before.cpu(), after.cpu(), scores.cpu()
+        return self._before_and_after(self._asked(queries, database), lists, top)
 
-    def _both(self, asked: Asked, lists: Any, top: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _before_and_after(self, asked: Asked, lists: Any, top: int | None) -> tuple[Tensor, Tensor, Tensor]:
         if lists is None:
             top = self._top(top, len(asked.database), "the database has")
-            return search(*asked, top, self.verbose), *self._reranked(asked, top, None)
-        before = lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
-        return before, *self._ordered(asked, before, self._top(top, before.shape[1], "lists hold"))
+            before, (after, scores) = search(*asked, top, self.verbose), self._reranked(asked, top, None)
+        else:
+            before = lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
+            after, scores = self._ordered(asked, before, self._top(top, before.shape[1], "lists hold"))
+        return before.cpu(), after.cpu(), scores.cpu()
 
     def _check(self) -> None:
         check_count("top", self.top, optional=True)
@@ -117,10 +108,7 @@ class ListReranker(Estimator, ABC):
         return int(chosen)
 
     def _first(self, asked: Asked, top: int, index: Any) -> Int64[Tensor, "q top"]:
-        if index is None:
-            return search(*asked, top, self.verbose)
-        lists = search_index(index, asked.queries, len(asked.database), top)
-        return lists_of(lists, len(asked.queries), len(asked.database), str(asked.queries.device))
+        return search(*asked, top, self.verbose) if index is None else search_index(index, asked, top)
 
     def _reranked(self, asked: Asked, top: int, index: Any) -> tuple[Int64[Tensor, "q top"], Float[Tensor, "q top"]]:
         return self._ordered(asked, self._first(asked, top, index), top)
@@ -128,20 +116,14 @@ class ListReranker(Estimator, ABC):
     def _ordered(
         self, asked: Asked, lists: Int64[Tensor, "q m"], top: int
     ) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
-        """The first `top` sorted by score."""
-        return by_score(lists, self._scores(asked, lists[:, :top]))
+        """The first `top` of each list sorted by score, stably; the rest follows unchanged."""
+        scores = self._scores(asked, lists, top)
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        return torch.cat((lists[:, :top].gather(1, order), lists[:, top:]), 1), scores.gather(1, order)
 
     @abstractmethod
-    def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        """Scores of the candidates, in the order of the lists."""
-
-
-def by_score(
-    lists: Int64[Tensor, "q m"], scores: Float[Tensor, "q top"]
-) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
-    """Sort the first `top` of each list by score, stably; the rest follows unchanged."""
-    top, order = scores.shape[1], scores.argsort(dim=1, descending=True, stable=True)
-    return torch.cat((lists[:, :top].gather(1, order), lists[:, top:]), 1), scores.gather(1, order)
+    def _scores(self, asked: Asked, lists: Int64[Tensor, "q m"], top: int) -> Float[Tensor, "q top"]:
+        """Scores of the first `top` of each list, in their order."""
 
 
 def in_batches(
@@ -212,14 +194,12 @@ class AffinityReranker(ListReranker):
         super()._check()
         check_count("anchors", self.anchors, optional=True)
 
-    def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        anchors = min(PUBLISHED_ANCHORS, lists.shape[1] + 1) if self.anchors is None else self.anchors
-        check_anchors(anchors, lists.shape[1])
-        scores = [
-            cosines(affinities(rows_of(asked, lists, chosen), anchors))[:, 1:]
-            for chosen in in_batches(asked, lists, self.verbose)
-        ]
-        return torch.cat(scores)
+    def _scores(self, asked: Asked, lists: Int64[Tensor, "q m"], top: int) -> Float[Tensor, "q top"]:
+        anchors = min(PUBLISHED_ANCHORS, top + 1) if self.anchors is None else self.anchors
+        check_anchors(anchors, top)
+        lists = lists[:, :top]
+        batches = in_batches(asked, lists, self.verbose)
+        return torch.cat([cosines(affinities(rows_of(asked, lists, chosen), anchors))[:, 1:] for chosen in batches])
 
 
 class AlphaQueryExpansion(ListReranker):
@@ -231,16 +211,12 @@ class AlphaQueryExpansion(ListReranker):
 
     Parameters
     ----------
-    top
-        Candidates per query. Default: 1024, or all if there are fewer.
+    top, device, verbose
+        As in `kq.AffinityReranker`.
     neighbours
         Neighbours in the sum; all candidates, if there are fewer. Default: 5.
     alpha
         Exponent α. Default: 3.
-    device
-        Default: "auto", a GPU if there is one.
-    verbose
-        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     See Also
     --------
@@ -268,19 +244,18 @@ class AlphaQueryExpansion(ListReranker):
         super()._check()
         check_sizes(self, ("neighbours",), alpha=float("inf"))
 
-    def _expanded(self, asked: Asked, lists: Int64[Tensor, "q m"]) -> Float[Tensor, "q dim"]:
+    def _expanded(self, asked: Asked, lists: Int64[Tensor, "q m"]) -> Asked:
         near = asked.database[lists[:, : self.neighbours]]
         weight = (near @ asked.queries.unsqueeze(-1)).clamp(min=0) ** self.alpha
-        return normalize(asked.queries + (weight * near).sum(1), dim=-1)
+        return asked._replace(queries=normalize(asked.queries + (weight * near).sum(1), dim=-1))
 
     def _reranked(self, asked: Asked, top: int, index: Any) -> tuple[Int64[Tensor, "q top"], Float[Tensor, "q top"]]:
-        first = self._first(asked, min(self.neighbours, len(asked.database)), index)
-        again = Asked(self._expanded(asked, first), asked.database)
-        lists = self._first(again, top, index)
-        return lists, self._dots(again, lists)
+        expanded = self._expanded(asked, self._first(asked, min(self.neighbours, len(asked.database)), index))
+        lists = self._first(expanded, top, index)
+        return lists, self._dots(expanded, lists)
 
-    def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        return self._dots(Asked(self._expanded(asked, lists), asked.database), lists)
+    def _scores(self, asked: Asked, lists: Int64[Tensor, "q m"], top: int) -> Float[Tensor, "q top"]:
+        return self._dots(self._expanded(asked, lists[:, :top]), lists[:, :top])
 
     def _dots(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
         return torch.cat([dots(asked, lists, chosen) for chosen in in_batches(asked, lists, self.verbose)])

@@ -28,8 +28,8 @@ class DiffusionReranker(GraphReranker):
 
     Parameters
     ----------
-    top
-        Candidates per query that are re-ranked. Default: 1024, or all if there are fewer.
+    top, device, verbose
+        As in `kq.AffinityReranker`.
     neighbours
         k, itself excluded; all items if the database has fewer. Default: 50.
     seeds
@@ -40,10 +40,6 @@ class DiffusionReranker(GraphReranker):
         γ. Default: 3.
     rounds
         Of conjugate gradients. Default: 20.
-    device
-        Default: "auto", a GPU if there is one.
-    verbose
-        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     See Also
     --------
@@ -94,9 +90,9 @@ class DiffusionReranker(GraphReranker):
         indices = torch.stack((item, column))
         return torch.sparse_coo_tensor(indices, values, (count, count), check_invariants=False).coalesce()
 
-    def _by_graph(self, asked: Asked, lists: Int64[Tensor, "q m"], graph: Tensor, top: int) -> Float[Tensor, "q top"]:
-        """Scores of the first `top` candidates, given S; it begins at the first `seeds` of the lists."""
-        first, scores = lists[:, : self.seeds], []
+    def _scores(self, asked: Asked, lists: Int64[Tensor, "q m"], top: int) -> Float[Tensor, "q top"]:
+        """Scores of the first `top`; the diffusion begins at the first `seeds` of the lists."""
+        graph, first, scores = self._kept_graph(asked.database), lists[:, : self.seeds], []
         batches = torch.arange(len(lists), device=lists.device).split(max(NUMBERS // len(asked.database), 1))
         with bars(self.verbose) as progress:
             for some in progress(batches, "re-ranking", len(batches)):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from keyquery.learn.inputs.vectors import Asked, vectors_of
-from keyquery.learn.rerank.base import ListReranker, by_score
+from keyquery.learn.rerank.base import ListReranker
 from keyquery.learn.rerank.search import search
 from keyquery.support.devices import pick_device
 
 CHUNK = 1024  # items per batch
-Own = TypeVar("Own", bound="GraphReranker")
 
 
 class GraphReranker(ListReranker):
@@ -24,7 +23,7 @@ class GraphReranker(ListReranker):
     _of_graph: ClassVar[tuple[str, ...]]  # the parameters that the graph depends on
     _of_query: ClassVar[str]  # the parameter that is the number of a query's neighbours
 
-    def fit(self: Own, features: Any = None, labels: Any = None) -> Own:
+    def fit(self, features: Any = None, labels: Any = None) -> Self:
         """Keep a database of vectors (n, dim), if given, and its graph, so that queries are fast."""
         super().fit(features, labels)
         self.graph_: tuple[Tensor, list[Any], Any] | None = None
@@ -36,10 +35,6 @@ class GraphReranker(ListReranker):
     @abstractmethod
     def _graph(self, database: Float[Tensor, "n dim"]) -> Any:
         """The graph of a database of unit vectors; it is independent of the queries."""
-
-    @abstractmethod
-    def _by_graph(self, asked: Asked, lists: Int64[Tensor, "q m"], graph: Any, top: int) -> Float[Tensor, "q top"]:
-        """Scores of the first `top` candidates of lists, given the graph of the database."""
 
     def _graph_params(self) -> list[Any]:
         return [getattr(self, name) for name in self._of_graph]
@@ -58,26 +53,18 @@ class GraphReranker(ListReranker):
         order, scores = self._ordered(asked, self._first(asked, longest, index), top)
         return order[:, :top], scores
 
-    def _ordered(
-        self, asked: Asked, lists: Int64[Tensor, "q m"], top: int
-    ) -> tuple[Int64[Tensor, "q m"], Float[Tensor, "q top"]]:
-        return by_score(lists, self._by_graph(asked, lists, self._kept_graph(asked.database), top))
-
-    def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        return self._by_graph(asked, lists, self._kept_graph(asked.database), lists.shape[1])
-
 
 def nearest(database: Float[Tensor, "n dim"], count: int, verbose: bool = False) -> Int64[Tensor, "n count"]:
     """The `count` nearest items of each item, itself first; duplicates might have put another one first."""
     lists = search(database, database, count, verbose)
-    own = torch.arange(len(lists), device=lists.device).unsqueeze(1)
-    away = (lists == own).long()
+    items = torch.arange(len(lists), device=lists.device).unsqueeze(1)
+    away = (lists == items).long()
     away[:, -1] += 1 - away.sum(1)  # drop the last if the item is not in its list
     rest = lists.gather(1, away.argsort(dim=1, stable=True))[:, :-1]
-    return torch.cat((own, rest), 1)
+    return torch.cat((items, rest), 1)
 
 
 def mutual(near: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
     """Which neighbours are reciprocal: have the item among their own."""
-    own = torch.arange(len(near), device=near.device)
-    return torch.cat([(near[near[chunk]] == chunk[:, None, None]).any(-1) for chunk in own.split(CHUNK)])
+    items = torch.arange(len(near), device=near.device)
+    return torch.cat([(near[near[chunk]] == chunk[:, None, None]).any(-1) for chunk in items.split(CHUNK)])

@@ -44,18 +44,14 @@ class KReciprocalReranker(GraphReranker):
 
     Parameters
     ----------
-    top
-        Candidates per query that are re-ranked. Default: 1024, or all if there are fewer.
+    top, device, verbose
+        As in `kq.AffinityReranker`.
     neighbours
         k; all items if the database has fewer. Default: 20.
     smoothing
         Neighbours that rows are averaged over; at most k. Default: 6.
     weight
         Weight of the dot product, from 0 to 1. Default: 0.3.
-    device
-        Default: "auto", a GPU if there is one.
-    verbose
-        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     Notes
     -----
@@ -106,14 +102,14 @@ class KReciprocalReranker(GraphReranker):
         least = (database * database[near[:, -1]]).sum(1)
         return Graph(near, least, half, raw, _mean(raw, near[:, : self.smoothing]))
 
-    def _by_graph(self, asked: Asked, lists: Int64[Tensor, "q m"], graph: Graph, top: int) -> Float[Tensor, "q top"]:
-        """Scores of the first `top`, given the graph; the query's neighbours are the first k of the lists."""
+    def _scores(self, asked: Asked, lists: Int64[Tensor, "q m"], top: int) -> Float[Tensor, "q top"]:
+        """Scores of the first `top`; the query's neighbours are the first k of the lists."""
+        graph = self._kept_graph(asked.database)
         near, lists = lists[:, : self.neighbours], lists[:, :top]
         smoothing = min(self.smoothing, near.shape[1])
         similar = dots(asked, near, torch.arange(len(near), device=near.device))
         both = similar >= graph.least[near] - ROUNDING
-        own = _weights(asked.queries, asked.database, near, both, graph.near, graph.half)
-        rows = own / smoothing
+        rows = _weights(asked.queries, asked.database, near, both, graph.near, graph.half) / smoothing
         if smoothing > 1:
             rows = rows + _mean(graph.raw, near[:, : smoothing - 1]) * ((smoothing - 1) / smoothing)
         scores = []
@@ -134,12 +130,12 @@ def _weights(
     """Sparse rows (m, n): exp(x_i·x_j − 1) over the expanded reciprocal sets, normalised to sum 1."""
     pairs = []
     for chunk in torch.arange(len(near), device=near.device).split(CHUNK):
-        known, own = near[chunk], both[chunk]
+        known, member = near[chunk], both[chunk]
         theirs, reciprocal = graph[known, : half.shape[1]], half[known]  # neighbours of neighbours, (chunk, k, h)
-        met = (theirs.unsqueeze(-1) == known.masked_fill(~own, -1)[:, None, None]).any(-1) & reciprocal
-        added = own & (met.sum(-1) >= SHARE * reciprocal.sum(-1)) & reciprocal.any(-1)
+        met = (theirs.unsqueeze(-1) == known.masked_fill(~member, -1)[:, None, None]).any(-1) & reciprocal
+        added = member & (met.sum(-1) >= SHARE * reciprocal.sum(-1)) & reciprocal.any(-1)
         brought = reciprocal & added.unsqueeze(-1)
-        pairs.append(torch.stack((chunk[own.nonzero()[:, 0]], known[own])))
+        pairs.append(torch.stack((chunk[member.nonzero()[:, 0]], known[member])))
         pairs.append(torch.stack((chunk[brought.nonzero()[:, 0]], theirs[brought])))
     rows, columns = torch.cat(pairs, 1)
     once = (rows * len(database) + columns).unique()

@@ -55,8 +55,8 @@ class Reranker(ListReranker, SavedEstimator):
 
     Parameters
     ----------
-    top
-        Candidates per query that are re-ranked. Default: 1024, or all if there are fewer.
+    top, device, verbose
+        As in `kq.AffinityReranker`.
     anchors
         Length L of the affinity vectors. Default: 96, or all items if there are fewer; 512, as published, with 50,000
         items or more.
@@ -69,10 +69,6 @@ class Reranker(ListReranker, SavedEstimator):
         Training steps. Default: 400.
     random_state
         Seed: None, an integer or a numpy generator. Default: None.
-    device
-        Default: "auto", a GPU if there is one.
-    verbose
-        Show progress: bars in a terminal, elsewhere lines. Default: False.
 
     See Also
     --------
@@ -129,21 +125,19 @@ class Reranker(ListReranker, SavedEstimator):
         """
         self._check()
         device = pick_device(self.device)
-        if features is None:
-            raise ValueError("fit needs features, vectors (n, dim), and labels (n,)")
         vectors = vectors_of("features", features, device)
         count = len(vectors)
         if self.anchors is not None and self.anchors > count:
             raise ValueError(
                 f"anchors is {self.anchors}, but features have only {count} items: use fewer anchors, or more items"
             )
-        checked = labels_of(type(self).__name__, labels, count, "labels")
-        _, numbers, members = np.unique(checked, return_inverse=True, return_counts=True)
+        labels = labels_of(type(self).__name__, labels, count, "labels")
+        _, numbers, members = np.unique(labels, return_inverse=True, return_counts=True)
         queries = np.flatnonzero(members[numbers] > 1)
-        if not len(queries):
-            raise ValueError(f"at least two items must share a label, got {count} items with {count} labels")
-        if len(members) < 2:
-            raise ValueError("labels must have two or more classes, got one")
+        if len(members) < 2 or not len(queries):
+            raise ValueError(
+                f"labels must have two classes, one of two items, or more: {len(members)} for {count} items"
+            )
         seed = seed_of(self.random_state)
         large = count >= LARGE
         anchors = min(PUBLISHED_ANCHORS if large else ANCHORS, count) if self.anchors is None else self.anchors
@@ -190,14 +184,7 @@ class Reranker(ListReranker, SavedEstimator):
             check_every=max(self.steps // 20, 1),
         )
         with bars(self.verbose) as progress:
-            log = fit_network(
-                network,
-                lambda step, g: lists.draw(BATCH, g),
-                rerank_loss,
-                recipe,
-                progress=progress,
-                verbose=self.verbose,
-            )
+            log = fit_network(network, lists.draw, rerank_loss, recipe, progress=progress, verbose=self.verbose)
         return [{"step": int(row["step"]), "loss": row["loss"]} for row in log.rows]
 
     def _asked(self, queries: Any, database: Any) -> Asked:
@@ -205,10 +192,10 @@ class Reranker(ListReranker, SavedEstimator):
         return asked_of(queries, self._database(database), pick_device(self.device), self.network_.tokens.weight.dtype)
 
     @torch.no_grad()
-    def _scores(self, asked: Asked, lists: Int64[Tensor, "q top"]) -> Float[Tensor, "q top"]:
-        device = asked.queries.device
+    def _scores(self, asked: Asked, lists: Int64[Tensor, "q m"], top: int) -> Float[Tensor, "q top"]:
+        device, lists = asked.queries.device, lists[:, :top]
         network = self.network_.to(device).eval()
-        check_anchors(network.anchors, lists.shape[1])
+        check_anchors(network.anchors, top)
         half_precision = device.type == "cuda" and asked.queries.dtype == torch.float32
         widest = max(layer.out_features for layer in network.modules() if isinstance(layer, nn.Linear))
         scores = []
@@ -228,16 +215,16 @@ class Lists(NamedTuple):
     labels: Int64[Tensor, " n"]
     queries: Int64[Tensor, " queries"]
 
-    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Affinities (count, size, size) and positives (count, size) of random lists.
+    def draw(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Affinities (batch, size, size) and positives (batch, size) of random lists.
 
         Rows after the first are shuffled, as published, so that their order carries no information.
         """
         torch.randint(1, (), generator=generator)  # as before, so that seeds give the same lists
-        drawn = self.queries[torch.randint(len(self.queries), (count,), generator=generator)].to(self.lists.device)
+        drawn = self.queries[torch.randint(len(self.queries), (BATCH,), generator=generator)].to(self.lists.device)
         chosen = self.lists[drawn]
         size = chosen.shape[1]
-        rest = torch.rand(count, size - 1, generator=generator).argsort(1).to(chosen.device) + 1
+        rest = torch.rand(BATCH, size - 1, generator=generator).argsort(1).to(chosen.device) + 1
         rows = torch.cat((torch.zeros_like(rest[:, :1]), rest), 1)
         affinity = affinities(self.vectors[chosen], size).gather(1, rows.unsqueeze(-1).expand(-1, -1, size))
         return affinity, self.labels[chosen.gather(1, rows)] == self.labels[drawn].unsqueeze(1)

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -63,12 +63,6 @@ def cosines(x: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n"]:
     return (unit @ unit[:, 0].unsqueeze(-1)).squeeze(-1)
 
 
-def contrastive(cosine: Float[Tensor, "batch n"], positive: Bool[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
-    """−log(Σ_{i positive} s_i / Σ_i s_i) with s_i = exp(cos(x_0, x_i)/τ), row by row; row 0 is a positive itself."""
-    logits = cosine / TAU
-    return logits.logsumexp(-1) - logits.masked_fill(~positive, -math.inf).logsumexp(-1)
-
-
 def distance(
     affinity: Float[Tensor, "batch n anchors"], restored: Float[Tensor, "batch n anchors"]
 ) -> Float[Tensor, " batch"]:
@@ -78,13 +72,18 @@ def distance(
 
 
 def rerank_loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Float[Tensor, ""]:
-    """L = L_con + α·L_dist of affinities (batch, n, anchors) and which of their rows are positives (batch, n)."""
+    """L = L_con + α·L_dist of affinities (batch, n, anchors) and which of their rows are positives (batch, n).
+
+    L_con = −log(Σ_{i positive} s_i / Σ_i s_i) with s_i = exp(cos(x_0, x_i)/τ); row 0 is a positive itself.
+    """
     affinity, positive = batch
     x = network(affinity)
     back: Any = getattr(network, "module", network).back  # unwraps DistributedDataParallel
     with torch.autocast(affinity.device.type, enabled=False):
         restored = back(x.to(affinity.dtype))
-        return (contrastive(cosines(x), positive) + ALPHA * distance(affinity, restored)).mean()
+        logits = cosines(x) / TAU
+        contrastive = logits.logsumexp(-1) - logits.masked_fill(~positive, -math.inf).logsumexp(-1)
+        return (contrastive + ALPHA * distance(affinity, restored)).mean()
 
 
 def check_anchors(anchors: int, top: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from keyquery.learn.inputs.vectors import Asked, lists_of
 from keyquery.support.progress import bars
 
 QUERIES, ITEMS = 1024, 65_536  # per batch of dot products
@@ -21,34 +22,31 @@ def search(
 
     Exact; ties are sorted by index, except among those at the end of the list.
     """
-    if top > len(database):
-        raise ValueError(f"top is {top}, but the database has only {len(database)} items")
     chunks = queries.split(QUERIES)
     with bars(verbose) as progress:
         return torch.cat([_nearest(chunk, database, top) for chunk in progress(chunks, "searching", len(chunks))])
 
 
-def search_index(index: Any, queries: Float[Tensor, "q dim"], count: int, top: int) -> Int64[Tensor, "q top"]:
-    """The same with a search index over the `count` items of the database, such as one of faiss."""
+def search_index(index: Any, asked: Asked, top: int) -> Int64[Tensor, "q top"]:
+    """The same with a search index over the database, such as one of faiss."""
+    queries, database = asked
     if not hasattr(index, "search"):
         raise TypeError(f"index must have search(vectors, k), like a faiss index, got {type(index).__name__}")
-    for name, attribute, expected in (("items", "ntotal", count), ("dims", "d", queries.shape[1])):
+    for name, attribute, expected in (("items", "ntotal", len(database)), ("dims", "d", queries.shape[1])):
         if (actual := getattr(index, attribute, expected)) != expected:
             raise ValueError(f"index does not fit the database: it has {actual} {name}, not {expected}")
-    lists = torch.as_tensor(np.asarray(index.search(queries.float().cpu().numpy(), top)[1])).to(queries.device)
+    lists = np.asarray(index.search(queries.float().cpu().numpy(), top)[1])
     if lists.shape != (len(queries), top):
-        raise ValueError(f"index.search must return indices ({len(queries)}, {top}), got {tuple(lists.shape)}")
+        raise ValueError(f"index.search must return indices ({len(queries)}, {top}), got {lists.shape}")
     if (lists < 0).any():
-        row = int((lists < 0).any(1).nonzero()[0, 0])
+        row = (lists < 0).any(1).argmax()
         raise ValueError(f"index finds fewer than {top} items for query {row}: widen its search, or use a smaller top")
-    return lists.long()
+    return lists_of(lists, len(queries), len(database), str(queries.device))
 
 
 def _nearest(queries: Tensor, database: Tensor, top: int) -> Tensor:
-    scores, items = (
-        queries.new_empty(len(queries), 0),
-        torch.empty(len(queries), 0, dtype=torch.long).to(queries.device),
-    )
+    scores = queries.new_empty(len(queries), 0)
+    items = scores.long()
     for start in range(0, len(database), ITEMS):
         part = queries @ database[start : start + ITEMS].mT
         best = part.topk(min(top, part.shape[1]), dim=1)
