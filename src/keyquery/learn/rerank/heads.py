@@ -15,10 +15,9 @@ from keyquery.learn.base import Estimator
 from keyquery.listening.call import Call
 from keyquery.listening.inputs.data import token_argument
 from keyquery.listening.inputs.encoding import encoded, special_tokens
-from keyquery.listening.inputs.load import in_float32, load_model
+from keyquery.listening.inputs.load import load_model
 from keyquery.listening.maps import is_square, layers_of, maps_by_head, run_with
 from keyquery.support.checks import check_count
-from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 NULL = "N/A"  # the query without content that popularity is measured with
@@ -36,7 +35,7 @@ class HeadReranker(Estimator):
     Parameters
     ----------
     model
-        A model folder or file, as in `kq.look`, or a live model that takes token ids.
+        A model folder or file, as in `kq.look`, or a live model that takes token ids, which stays where it is.
     tokenizer
         Of a model that is not a path. Default: that of the path.
     heads
@@ -44,7 +43,7 @@ class HeadReranker(Estimator):
     calibrate
         Whether popularity is removed. Default: True.
     device
-        Default: "auto", a GPU if there is one.
+        Of a model that is a path. Default: "auto", a GPU if there is one.
     verbose
         Show progress: bars in a terminal, elsewhere lines. Default: False.
 
@@ -99,18 +98,19 @@ class HeadReranker(Estimator):
         if not len(queries) == len(passages) == len(relevant) or len(queries) == 0:
             sizes = f"{len(queries)}, {len(passages)} and {len(relevant)}"
             raise ValueError(f"queries, passages and relevant must be of one length, at least 1, got {sizes}")
-        masks = [np.isin(np.arange(len(texts)), own) for texts, own in zip(passages, relevant, strict=True)]
+        masks = [np.isin(np.arange(len(texts)), items) for texts, items in zip(passages, relevant, strict=True)]
         for number, mask in enumerate(masks):
             if mask.all() or not mask.any():
                 raise ValueError(f"query {number} must have relevant passages and others, got {mask.sum()} relevant")
         separation = []
         with bars(self.verbose) as progress:
-            for number in progress(range(len(queries)), "choosing heads", len(queries)):
-                scores, mask = self.head_scores(queries[number], passages[number]), masks[number]
+            labelled = zip(queries, passages, masks, strict=True)
+            for query, texts, mask in progress(labelled, "choosing heads", len(queries)):
+                scores = self.head_scores(query, texts)
                 separation.append(scores[..., mask].mean(-1) - scores[..., ~mask].mean(-1))
         self.separation_ = np.mean(separation, 0)
         best = np.argsort(-self.separation_, axis=None, kind="stable")[: self.heads]
-        self.chosen_ = [divmod(int(place), self.separation_.shape[1]) for place in best]
+        self.chosen_ = [divmod(int(number), self.separation_.shape[1]) for number in best]
         return self
 
     def rerank(self, query: Any, passages: Any) -> tuple[Int[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
@@ -130,7 +130,7 @@ class HeadReranker(Estimator):
         """
         scores = self.head_scores(query, passages)
         chosen = getattr(self, "chosen_", None)
-        mean = scores.mean((0, 1)) if chosen is None else np.mean([scores[place] for place in chosen], 0)
+        mean = scores.mean((0, 1)) if chosen is None else np.mean([scores[head] for head in chosen], 0)
         order = np.argsort(-mean, kind="stable")
         return order, mean[order]
 
@@ -156,7 +156,6 @@ class HeadReranker(Estimator):
         scores = self._attention(query, passages)
         return scores - self._attention(NULL, passages) if self.calibrate else scores
 
-    @torch.no_grad()
     def _attention(self, query: str, passages: Sequence[str]) -> Float64[np.ndarray, "layers heads n"]:
         """Attention of the query's tokens to each passage, averaged over them."""
         model, tokenizer = self._loaded()
@@ -164,8 +163,7 @@ class HeadReranker(Estimator):
         before, after = QUERY.split("{}")
         texts = [PASSAGE.format(number + 1, text) for number, text in enumerate(passages)]
         parts = [encoded(tokenizer, text) for text in (*texts, before, query + after)]
-        ends = list(accumulate(map(len, parts), initial=len(start)))
-        spans = list(pairwise(ends))
+        spans = list(pairwise(accumulate(map(len, parts), initial=len(start))))
         device = next(model.parameters()).device
         ids = torch.tensor([[*start, *(token for part in parts for token in part)]], device=device)
         scores: dict[int, list[np.ndarray]] = {}
@@ -182,16 +180,17 @@ class HeadReranker(Estimator):
         return np.stack([np.stack(scores[layer.number]) for layer in layers])
 
     def _loaded(self) -> tuple[nn.Module, Any]:
-        """The model in float32 on the device, and its tokenizer; a path is read once."""
-        key = (str(self.model), str(self.device))
-        if isinstance(self.model, nn.Module) or not hasattr(self, "_read") or self._read[0] != key:
-            live = isinstance(self.model, nn.Module)
-            model, tokenizer = (self.model, None) if live else load_model(self.model)
-            tokenizer = self.tokenizer or tokenizer
-            if tokenizer is None:
-                raise ValueError("the model has no tokenizer: pass one as tokenizer=")
-            self._read = (key, (model if live else in_float32(model)).to(pick_device(self.device)).eval(), tokenizer)
-        return self._read[1:]
+        """The model and its tokenizer; a path is read once, in float32."""
+        model, tokenizer = self.model, None
+        if not isinstance(model, nn.Module):
+            source = (str(self.model), str(self.device))
+            if not hasattr(self, "_read") or self._read[0] != source:
+                self._read = (source, *load_model(self.model, device=self.device, dtype="float32"))
+            _, model, tokenizer = self._read
+        tokenizer = self.tokenizer or tokenizer
+        if tokenizer is None:
+            raise ValueError("the model has no tokenizer: pass one as tokenizer=")
+        return model, tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: a model that was read from a path is read again."""
