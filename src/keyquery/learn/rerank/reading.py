@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from torch import Tensor
 from keyquery.learn.data.images import Images
 from keyquery.learn.rankings.rankings import score_rankings
 from keyquery.reading import Reading, digests, provenance
+from keyquery.support.extras import optional
 
 EDGE = 64  # largest side of a thumbnail, in pixels
 
@@ -77,13 +77,13 @@ class Shown:
 
     def check(self, queries: int, items: int) -> None:
         """Require one per item and one per query."""
-        for name, count in (("names", items), ("query_names", queries), ("images", items), ("query_images", queries)):
-            entries = getattr(self, name)
-            if entries is not None and len(entries) != count:
-                kind = "item of the database" if count == items and "query" not in name else "query"
-                raise ValueError(f"{name} must have one entry per {kind}, {count}, got {len(entries)}")
-            if entries is not None and "images" in name:
-                _pixels(name, entries)
+        for name in ("names", "query_names", "images", "query_images"):
+            if (entries := getattr(self, name)) is not None:
+                count, of = (queries, "query") if "query" in name else (items, "item of the database")
+                if len(entries) != count:
+                    raise ValueError(f"{name} must have one entry per {of}, {count}, got {len(entries)}")
+                if "images" in name:
+                    _pixels(name, entries)
 
 
 def reranking_of(
@@ -95,59 +95,58 @@ def reranking_of(
     shown: Shown,
 ) -> Reranking:
     """The reading of lists before and after."""
-    most, queries = min(most, before.shape[1]), []
-    sides = {"before": before, "after": after}
-    scored = {
-        side: score_rankings(lists, shown.relevant).rows for side, lists in sides.items() if shown.relevant is not None
-    }
+    most, queries, sides = min(most, before.shape[1]), [], {"before": before, "after": after}
+    known = {} if shown.relevant is None else sides
+    precisions = {side: score_rankings(lists, shown.relevant).rows for side, lists in known.items()}
     for number, lists in enumerate(zip(before.tolist(), after.tolist(), strict=True)):
-        precision = {side: rows[number]["average_precision"] for side, rows in scored.items()} or None
-        name = None if shown.query_names is None else str(shown.query_names[number])
-        places = _places(lists, scores[number].tolist(), most, shown, number)
-        queries.append({"query": number, "name": name, "precision": precision, **places})
+        query = {
+            "query": number,
+            "name": None if shown.query_names is None else str(shown.query_names[number]),
+            "precision": {side: rows[number]["average_precision"] for side, rows in precisions.items()} or None,
+            "before": lists[0][:most],
+            "after": lists[1][:most],
+        }
+        queries.append(query | {"items": _items(*lists, scores[number].tolist(), most, shown, number)})
     return Reranking(
         method=method,
         top=scores.shape[1],
         most=most,
         queries=queries,
         thumbnails=_thumbnails(queries, shown),
-        provenance=provenance(method=method, tensors=digests({"before": before, "after": after, "scores": scores})),
+        provenance=provenance(method=method, tensors=digests({**sides, "scores": scores})),
     )
 
 
-def _places(
-    lists: tuple[list[int], list[int]], scores: list[float], most: int, shown: Shown, query: int
-) -> dict[str, Any]:
-    """The first ranks of a query's lists, and what is known of their items."""
-    ranks = [{item: rank for rank, item in enumerate(ranked, 1)} for ranked in lists]
+def _items(
+    before: list[int], after: list[int], scores: list[float], most: int, shown: Shown, query: int
+) -> list[dict[str, Any]]:
+    """What is known of the items of a query's first ranks."""
+    ranks = [{item: rank for rank, item in enumerate(ranked, 1)} for ranked in (before, after)]
+    score = dict(zip(after, scores, strict=False))
     relevant: set[int] | None = None
     if shown.relevant is not None:
         row = np.asarray(torch.as_tensor(shown.relevant[query]).cpu())
         relevant = set((np.flatnonzero(row) if row.dtype == bool else row).tolist())
-    before, after = lists[0][:most], lists[1][:most]
-    items = [
+    return [
         {
             "item": item,
             "name": None if shown.names is None else str(shown.names[item]),
             "before": ranks[0].get(item),
-            "after": (rank := ranks[1].get(item)),
-            "score": scores[rank - 1] if rank is not None and rank <= len(scores) else None,
+            "after": ranks[1].get(item),
+            "score": score.get(item),
             "relevant": None if relevant is None else item in relevant,
         }
-        for item in dict.fromkeys([*after, *before])
+        for item in dict.fromkeys([*after[:most], *before[:most]])
     ]
-    return {"before": before, "after": after, "items": items}
 
 
 def _thumbnails(queries: list[dict[str, Any]], shown: Shown) -> dict[str, str]:
+    items = sorted({item["item"] for query in queries for item in query["items"]})
     thumbnails: dict[str, str] = {}
-    if shown.query_images is not None:
-        pixels = _pixels("query_images", shown.query_images)
-        thumbnails |= {f"query {query['query']}": thumbnail(pixels[query["query"]]) for query in queries}
-    if shown.images is not None:
-        pixels = _pixels("images", shown.images)
-        items = sorted({item["item"] for query in queries for item in query["items"]})
-        thumbnails |= {f"item {item}": thumbnail(pixels[item]) for item in items}
+    for kind, name, numbers in (("query", "query_images", range(len(queries))), ("item", "images", items)):
+        if getattr(shown, name) is not None:
+            pixels = _pixels(name, getattr(shown, name))
+            thumbnails |= {f"{kind} {number}": _thumbnail(pixels[number]) for number in numbers}
     return thumbnails
 
 
@@ -161,18 +160,9 @@ def _pixels(name: str, images: Any) -> UInt8[np.ndarray, "n h w c"]:
     return array
 
 
-def thumbnail(pixels: UInt8[np.ndarray, "h w c"]) -> str:
+def _thumbnail(pixels: UInt8[np.ndarray, "h w c"]) -> str:
     """A small PNG file of an image, in base64; a large one becomes the means of its blocks."""
-    block = -(-max(pixels.shape[:2]) // EDGE)
-    if block > 1:
-        rows, columns = (range(0, size, block) for size in pixels.shape[:2])
-        means = [[pixels[y : y + block, x : x + block].mean((0, 1)) for x in columns] for y in rows]
-        pixels = np.rint(means).astype(np.uint8)
-    height, width, channels = pixels.shape
-    kind = 0 if channels == 1 else 2  # grey, or colour
-    lines = b"".join(b"\0" + row.tobytes() for row in pixels)  # no filter
-    head = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
-    data = b"\x89PNG\r\n\x1a\n"
-    for name, content in ((b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")):
-        data += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-    return base64.b64encode(data).decode()
+    image = optional("PIL.Image", "a thumbnail").fromarray(pixels if pixels.shape[2] == 3 else pixels[..., 0])
+    file = io.BytesIO()
+    image.reduce(-(-max(image.size) // EDGE)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
