@@ -114,9 +114,9 @@ def test_each_setup_of_the_revisited_protocol_has_its_own_junk():
 @pytest.mark.parametrize(
     ("ranked", "relevant", "junk", "said"),
     [
-        ([[0.5, 1.0]], [[0]], None, r"ranked must be \(q, m\), item indices per query, got float64"),
+        ([[0.5, 1.0]], [[0]], None, r"ranked must be \(q, m\), item indices from 0, got float64"),
         ([0, 1], [[0]], None, r"ranked must be \(q, m\), .* of shape \(2,\)"),
-        ([[0, -1]], [[0]], None, "ranked must contain non-negative indices, got -1"),
+        ([[0, -1]], [[0]], None, r"ranked must be \(q, m\), item indices from 0, got int64"),
         ([[0, 1, 0]], [[0]], None, "ranked must contain each item once, got 0 twice in row 0"),
         ([[0, 1]], [[0], [1]], None, "relevant must have one entry for each of 1 queries, got 2"),
         ([[0, 1]], [["a"]], None, "relevant must be non-negative indices, or one boolean per item"),

@@ -103,21 +103,8 @@ def score_rankings(ranked: Any, relevant: Any, junk: Any = None, at: Sequence[in
 def score_revisited(ranked: Any, truth: Revisited, at: Sequence[int] = (1, 5, 10)) -> dict[str, RankingScores]:
     """Score rankings on ROxford or RParis under each setup; published numbers are means of `trapezoidal_precision`.
 
-    Easy: easy items are relevant, hard ones are junk. Medium: both are relevant. Hard: easy ones are junk.
-
-    Parameters
-    ----------
-    ranked
-        Indices of the database, best first, one row per query.
-    truth
-        The ground truth, of `kq.data.load_revisited`.
-    at
-        The k of recall and ndcg. Default: 1, 5, 10.
-
-    Returns
-    -------
-    dict of RankingScores
-        By setup: "easy", "medium", "hard".
+    Easy: easy items are relevant, hard ones are junk. Medium: both are relevant. Hard: easy ones are junk. `ranked` and
+    `at` are as in `score_rankings`, `truth` is of `kq.data.load_revisited`.
     """
     return {name: score_rankings(ranked, *truth.setup(name), at) for name in SETUPS}
 
@@ -141,14 +128,12 @@ def _measures(
 
 def _lists(ranked: Any) -> Int[np.ndarray, "q m"]:
     lists = np.asarray(ranked.detach().cpu() if isinstance(ranked, Tensor) else ranked)
-    if lists.ndim != 2 or lists.dtype.kind not in "iu" or 0 in lists.shape:
-        raise ValueError(f"ranked must be (q, m), item indices per query, got {lists.dtype} of shape {lists.shape}")
-    if (lists < 0).any():
-        raise ValueError(f"ranked must contain non-negative indices, got {lists.min()}")
+    if lists.ndim != 2 or lists.dtype.kind not in "iu" or 0 in lists.shape or lists.min() < 0:
+        raise ValueError(f"ranked must be (q, m), item indices from 0, got {lists.dtype} of shape {lists.shape}")
     ordered = np.sort(lists, 1)
     if (twice := np.argwhere(ordered[:, 1:] == ordered[:, :-1])).size:
-        row, place = twice[0]
-        raise ValueError(f"ranked must contain each item once, got {ordered[row, place]} twice in row {row}")
+        row, rank = twice[0]
+        raise ValueError(f"ranked must contain each item once, got {ordered[row, rank]} twice in row {row}")
     return lists
 
 
@@ -156,8 +141,8 @@ def _indices(name: str, items: Any, lists: Int[np.ndarray, "q m"]) -> list[Int[n
     """Unique item indices per query."""
     queries, highest = len(lists), lists.max()
     per_query = items.detach().cpu().numpy() if isinstance(items, Tensor) else items
-    if not hasattr(per_query, "__len__") or len(per_query) != queries:
-        count = len(per_query) if hasattr(per_query, "__len__") else type(per_query).__name__
+    count = len(per_query) if hasattr(per_query, "__len__") else type(per_query).__name__
+    if count != queries:
         raise ValueError(f"{name} must have one entry for each of {queries} queries, got {count}")
     indices = []
     for number, entry in enumerate(per_query):
