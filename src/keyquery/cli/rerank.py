@@ -9,7 +9,6 @@ from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from zipfile import is_zipfile
 
 import numpy as np
 
@@ -122,22 +121,17 @@ def _reranker(options: Mapping[str, Any], top: int, quiet: bool) -> Any:
         compared = {"anchors": anchors} if options["method"] == "affinity" else {}
         return getattr(kq, METHODS[options["method"]])(device=device, **compared)
     check_anchors(anchors or 1, top)  # before training a re-ranker that could not be used
-    settings = {"width": options["width"], "steps": options["steps"], "kernel": options["kernel"]}
+    settings = {name: options[name] for name in ("width", "steps", "kernel") if options[name] is not None}
     settings["anchors"] = anchors or (top + 1 if top + 1 < ANCHORS else None)
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    reranker = kq.Reranker(device=device, top=top, verbose=not quiet, random_state=options["seed"] or 0, **given)
+    reranker = kq.Reranker(device=device, top=top, verbose=not quiet, random_state=options["seed"] or 0, **settings)
     return reranker.fit(_array("--fit", options["fit"]), _array("--labels", options["labels"]))
 
 
 def _array(name: str, path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"{name}: file not found: {path}")
-    if is_zipfile(path):
-        raise ValueError(f"{name}: {path} is an .npz file of several arrays; give an .npy file")
     try:
         return read_array(path)
-    except (ValueError, OSError):  # numpy's own message suggests to trust the file
-        raise ValueError(f"{name}: {path} is not an .npy file of numbers or strings") from None
+    except (ValueError, OSError) as error:
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _written(path: Path | None, values: Any) -> str | bytes:
