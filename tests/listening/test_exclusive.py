@@ -11,7 +11,6 @@ import torch
 from transformers import BertModel
 
 import keyquery as kq
-from keyquery.learn.transport.probe import Probe
 from keyquery.listening import attention_maps, joint_moments
 from keyquery.listening.exclusive import Changes, alone, left_open, temporarily
 from tests.intervene.dial.test_running import decoder, text
@@ -118,7 +117,7 @@ def test_a_thread_that_has_ended_uses_nothing():
 RUNS = {
     "joint_moments": lambda model, batch: joint_moments(model, [batch], kq.read(model)),
     "attention_maps": attention_maps,
-    "probe": lambda model, batch: Probe(model, "", batch)(),
+    "lens": lambda model, batch: kq.TransportLens(model, inputs=batch),
     "look": lambda model, batch: kq.look(model, inputs=batch),
 }
 

@@ -9,7 +9,6 @@ from torch import nn
 
 import keyquery as kq
 from keyquery.learn.training import Recipe, train
-from keyquery.learn.transport.path import RecordedCourse
 
 pytest.importorskip("ot")
 
@@ -63,34 +62,19 @@ def given(model, x):
 
 
 def test_the_path_is_what_the_module_gives():
-    x, _ = data()
+    x, y = data()
     model, lens = made()
     expected = [given(model, x)]
     fit(model, 4, lambda: (lens.step(), expected.append(given(model, x))))
-    path = lens.path()
-    assert path.shape == (5, 24 * 4, 8)
     assert lens.steps == [0, 1, 2, 3, 4]
-    truth = torch.stack(expected).flatten(1, 2)
-    for at in (0, 4):  # start and end are kept as they are
-        torch.testing.assert_close(path[at], truth[at], rtol=0, atol=1e-6)
-    moved = (truth - truth[0]).abs().amax((1, 2))
-    assert ((path - truth).abs().amax((1, 2)) <= 6e-4 * moved + 1e-6).all()
-
-
-def test_its_reading_is_that_of_the_whole_path():
-    x, y = data()
-    model, lens = made()
-    places = [given(model, x).flatten(0, 1)]
-    fit(model, 4, lambda: (lens.step(), places.append(given(model, x).flatten(0, 1))))
-    mine, truth = lens.reading(), kq.transport(torch.stack(places), y.repeat_interleave(4))
-    for name in ("distance", "wasserstein", "path_length", "efficiency", "optimality", "bures", "matched"):
-        assert getattr(mine, name) == pytest.approx(getattr(truth, name), rel=1e-5)
-        assert [row[name] for row in mine.classes] == pytest.approx([row[name] for row in truth.classes], rel=1e-5)
-    for name, values in truth.curves.items():
-        assert mine.curves[name][1:] == pytest.approx(values[1:], rel=2e-3)
-    assert mine.unit == "epoch"
-    assert mine.model == {"name": "Small", "module": "body"}
-    assert kq.Reading.load(mine.to_json()) == mine
+    torch.testing.assert_close(lens.path(), torch.stack(expected).flatten(1, 2), rtol=0, atol=1e-6)
+    reading, truth = lens.reading(frames=3), kq.transport(lens.path(), lens.labels, frames=3)
+    assert lens.labels.tolist() == y.repeat_interleave(4).tolist()
+    assert reading.steps == [0, 2, 4]
+    for name in ("distance", "path_length", "optimality", "classes", "curves", "sketch"):
+        assert getattr(reading, name) == getattr(truth, name)
+    assert (reading.unit, reading.model) == ("epoch", {"name": "Small", "module": "body"})
+    assert kq.Reading.load(reading.to_json()) == reading
 
 
 def state(model):
@@ -180,20 +164,6 @@ def test_padding_is_left_out_and_tokens_are_chosen():
     same(points("mean"), [body[i][mask[i].bool()].mean(0) for i in range(4)], range(4))
 
 
-def test_a_recorded_path_keeps_small_steps_and_any_size():
-    start = 100 + torch.rand(5, 4)
-    course = RecordedCourse(start)
-    for step in range(1, 401):
-        course.add(step, start + step * 1e-3)
-    assert course.gone(200).numpy() == pytest.approx(200 * 2e-3, rel=1e-2)  # float32 of 100 has steps of 8e-6
-    torch.testing.assert_close(course.place(200), start.double() + 0.2, rtol=0, atol=2e-4)
-    course = RecordedCourse(torch.zeros(2, 2))
-    for step, size in enumerate((1e8, 1e-8, 0.0), 1):
-        course.add(step, torch.full((2, 2), size))
-    assert course.place(1).tolist() == [[1e8, 1e8]] * 2
-    assert course.place(2).numpy() == pytest.approx(1e-8, rel=1e-3)
-
-
 def test_points_are_drawn_once_and_keep_their_labels():
     x, y = data()
     model, whole = made(points=None, inputs=[x[:10], x[10:]])
@@ -246,7 +216,7 @@ def test_modules_that_are_not_there_or_never_run():
     with pytest.raises(ValueError, match="module must be a submodule of Small"):
         kq.TransportLens(Small(), nn.Linear(1, 1), inputs=x)
     model = Small()
-    assert kq.TransportLens(model, model.body, inputs=x).probe.module == "body"
+    assert kq.TransportLens(model, model.body, inputs=x).module == "body"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +227,6 @@ def test_modules_that_are_not_there_or_never_run():
         ({"labels": [0, 1]}, r"labels must have one class per instance in inputs, 24, got shape \(2,\)"),
         ({"tokens": "middle"}, "tokens must be one of 'all', 'first', 'last', 'mean', got 'middle'"),
         ({"module": "out", "tokens": "first"}, r"tokens 'first' needs outputs \(batch, tokens, width\), not \(batch"),
-        ({"every": "step"}, "every must be 'epoch' or a number of steps, got 'step'"),
         ({"every": 0}, "every must be at least 1, got 0"),
         ({"points": 0}, "points must be at least 1, got 0"),
     ],

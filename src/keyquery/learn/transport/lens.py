@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import partial
+from threading import get_ident
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from keyquery.learn.transport.path import RecordedCourse, ends
-from keyquery.learn.transport.probe import Probe
+from keyquery.checkpoints.sources import bare
+from keyquery.learn.transport.path import Course
 from keyquery.learn.transport.transport import FRAMES, POINTS, Transport, measured
+from keyquery.listening.exclusive import temporarily
+from keyquery.listening.hooks import device_of, has_two_sides, on_output, untouched
+from keyquery.listening.tokens import mask_for, masks_of
 from keyquery.reading import provenance
-from keyquery.support.checks import check_count
+from keyquery.support.checks import check_choice, check_count
 from keyquery.support.extras import optional
+from keyquery.support.printable import first_line
 from keyquery.support.progress import Progress
+
+TOKENS = ("all", "first", "last", "mean")
 
 
 class TransportLens:
@@ -81,26 +92,30 @@ class TransportLens:
         name: str | None = None,
     ) -> None:
         check_count("points", points, optional=True)
+        check_choice("tokens", tokens, TOKENS)
         if every != "epoch":
-            if isinstance(every, str):
-                raise ValueError(f"every must be 'epoch' or a number of steps, got {every!r}")
             check_count("every", every)
-        self.every, self.count = every, 0
-        self.probe = Probe(model, module, inputs, tokens)
-        self.name = name or type(self.probe.model).__name__
-        start = self._points("the start")
+        self.model, self.tokens, self.every, self.count = bare(model), tokens, every, 0
+        self.module = _name_of(self.model, module)
+        self._called = self.module or type(self.model).__name__
+        self.name = name or type(self.model).__name__
+        self.batches = list(inputs) if isinstance(inputs, list) else [inputs]
+        if not self.batches:
+            raise ValueError("inputs must contain at least one batch, got none")
+        start, owners, instances = self._points("the start")
         self._all = len(start)
         drawn = torch.randperm(self._all, generator=torch.Generator().manual_seed(0))
         self._kept = drawn[: points or self._all].sort().values
-        self.labels = self._labels(labels)
-        self.course = RecordedCourse(start[self._kept])
+        self.labels: np.ndarray | None = None  # the class of every kept point
+        if labels is not None:
+            of_instances = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+            if (shape := of_instances.shape) != (instances,):
+                raise ValueError(f"labels must have one class per instance in inputs, {instances}, got shape {shape}")
+            self.labels = of_instances[owners[self._kept].numpy()]
+        self.steps = [0]  # recorded steps or epochs; 0 is the start
+        self._records = [start[self._kept]]
         self._hook: Any = None
         self._optimiser: Optimizer | None = None
-
-    @property
-    def steps(self) -> list[int]:
-        """Recorded steps or epochs; 0 is the start."""
-        return list(self.course.steps)
 
     @property
     def unit(self) -> str:
@@ -115,28 +130,21 @@ class TransportLens:
 
     def path(self) -> Tensor:
         """Positions of all points at every record, (records, points, width), float32."""
-        return torch.stack([self.course.place(record).float() for record in range(len(self.steps))])
+        return torch.stack(self._records)
 
     def reading(
-        self,
-        published: bool = False,
-        *,
-        frames: int = FRAMES,
-        points: int = POINTS,
-        progress: Progress | None = None,
+        self, published: bool = False, *, frames: int = FRAMES, points: int = POINTS, progress: Progress | None = None
     ) -> Transport:
         """The reading of `kq.transport` for the path so far; options as there."""
         if len(self.steps) < 2:
             progress_so_far = f" after {self.count} of {self.every} steps" if self.count else ""
             ways = "call lens.step() after each epoch, or pass every=100 and train inside `with lens`"
             raise ValueError(f"the lens has recorded only the start{progress_so_far}: {ways}")
-        recorded: dict[str, Any] = {"records": len(self.steps), "every": self.every, "tensors": ends(self.course)}
-        facts = {
-            "model": {"name": self.name, "module": self.probe.module},
-            "unit": self.unit,
-            "provenance": provenance(**recorded, points=f"{len(self._kept)} of {self._all}"),
-        }
-        return measured(self.course, self.labels, published, frames, points, facts, progress)
+        course = Course(self._records, self.steps)
+        recorded: dict[str, Any] = {"records": len(self.steps), "every": self.every, "tensors": course.ends()}
+        made = provenance(**recorded, points=f"{len(self._kept)} of {self._all}")
+        facts = {"model": {"name": self.name, "module": self.module}, "unit": self.unit, "provenance": made}
+        return measured(course, self.labels, published, frames, points, facts, progress)
 
     def callback(self) -> Any:
         """A TrainerCallback that records after each epoch, or every `every` optimiser steps (extra `hf`)."""
@@ -144,7 +152,7 @@ class TransportLens:
         event = f"on_{self.unit}_end"
         return type("Recorder", (base,), {event: lambda *_, **given: self.step()})()
 
-    def __enter__(self) -> TransportLens:
+    def __enter__(self) -> Self:
         if self.every != "epoch":
             self._hook = register_optimizer_step_post_hook(self._stepped)
         return self
@@ -161,8 +169,8 @@ class TransportLens:
     def _stepped(self, optimiser: Optimizer, *arguments: Any) -> None:
         """After a step of any optimiser: only the first with a parameter of the model counts."""
         if self._optimiser is None:
-            own = {id(weight) for weight in self.probe.model.parameters()}
-            if any(id(weight) in own for group in optimiser.param_groups for weight in group["params"]):
+            weights = set(self.model.parameters())
+            if any(weight in weights for group in optimiser.param_groups for weight in group["params"]):
                 self._optimiser = optimiser
         if optimiser is self._optimiser:
             self._count()
@@ -174,26 +182,99 @@ class TransportLens:
 
     def _record(self) -> None:
         when = f"{self.unit} {self.count}"
-        points = self._points(when)
+        points, *_ = self._points(when)
         if len(points) != self._all:
             then, now = f"{self._all} points at the start", f"{len(points)} at {when}"
-            raise ValueError(f"{self.probe.module or self.name} must give the same number of points: {then}, {now}")
-        self.course.add(self.count, points[self._kept])
+            raise ValueError(f"{self._called} must give the same number of points: {then}, {now}")
+        self.steps.append(self.count)
+        self._records.append(points[self._kept])
 
-    def _points(self, when: str) -> Tensor:
-        points = self.probe()
-        bad = int((~points.isfinite()).any(-1).sum())
-        if bad:
-            called = self.probe.module or type(self.probe.model).__name__
-            raise ValueError(f"{called} gives NaN or infinite values at {when}, for {bad} of {len(points)} points")
-        return points
+    def _points(self, when: str) -> tuple[Float[Tensor, "n width"], Int[Tensor, " n"], int]:
+        """The current points in float32 on the CPU, the instance of each, and the number of instances.
 
-    def _labels(self, labels: Any) -> np.ndarray | None:
-        """The class of every kept point."""
-        if labels is None:
-            return None
-        array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-        if array.shape != (self.probe.instances,):
-            shape, count = array.shape, self.probe.instances
-            raise ValueError(f"labels must have one class per instance in inputs, {count}, got shape {shape}")
-        return array[self.probe.owners[self._kept].numpy()]
+        Of a module called several times, the last call counts.
+        """
+        selected: list[tuple[Tensor, Tensor]] = []
+        instances, outputs, thread = 0, list[Any](), get_ident()
+
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if get_ident() == thread:
+                outputs[:] = [output]
+
+        hooked = temporarily(self.model, partial(on_output, self.model.get_submodule(self.module), note))
+        with untouched(self.model), hooked:
+            for batch in self.batches:
+                outputs.clear()
+                arguments = _run(self.model, batch)
+                if not outputs:
+                    raise ValueError(f"{self._called} is not called on these inputs: there is nothing to record")
+                vectors, owners, count = self._selected(outputs[0], arguments)
+                selected.append((vectors.float().cpu(), instances + owners.cpu()))
+                instances += count
+        points, all_owners = map(torch.cat, zip(*selected, strict=True))
+        if bad := int((~points.isfinite()).any(-1).sum()):
+            bad_points = f"{bad} of {len(points)} points"
+            raise ValueError(f"{self._called} gives NaN or infinite values at {when}, for {bad_points}")
+        return points, all_owners, instances
+
+    def _selected(self, output: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
+        """Points (n, width) of one batch, the instance index of each, and the number of instances."""
+        output = _first(output)
+        if output is None or output.ndim < 2:
+            got = "no tensor" if output is None else f"shape {tuple(output.shape)}"
+            raise ValueError(f"{self._called} must give (batch, width) or (batch, tokens, width), got {got}")
+        if getattr(self.model.get_submodule(self.module), "batch_first", True) is False and output.ndim == 3:
+            output = output.transpose(0, 1)
+        count = len(output)
+        instances = torch.arange(count, device=output.device)
+        if output.ndim == 2:
+            if self.tokens != "all":
+                raise ValueError(f"tokens {self.tokens!r} needs outputs (batch, tokens, width), not (batch, width)")
+            return output, instances, count
+        output = output.flatten(1, -2)
+        mask = mask_for(masks_of(batch), tuple(output.shape[:2]), self.module, has_two_sides(self.model))
+        real = (torch.ones(output.shape[:2], dtype=torch.bool) if mask is None else mask).to(output.device)
+        if self.tokens == "mean":
+            total = (output * real[..., None]).sum(1)
+            return total / real.sum(1, keepdim=True).clamp(min=1), instances, count
+        order = real.long().cumsum(1)
+        chosen = {"all": real, "first": real & (order == 1), "last": real & (order == order[:, -1:])}[self.tokens]
+        return output[chosen], instances[:, None].expand_as(chosen)[chosen], count
+
+
+def _run(model: nn.Module, batch: Any) -> Mapping[str, Any]:
+    """Call the model; returns its keyword arguments."""
+    device = device_of(model)
+    args = () if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else (batch,)
+    args = [value.to(device) if isinstance(value, Tensor) else value for value in args]
+    kwargs = batch if isinstance(batch, Mapping) else {}
+    kwargs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in kwargs.items()}
+    try:
+        model(*args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{type(model).__name__} does not run on these inputs: {first_line(error)}") from error
+    return kwargs
+
+
+def _name_of(model: nn.Module, module: str | nn.Module) -> str:
+    names = dict(model.named_modules())
+    if isinstance(module, nn.Module):
+        known = next((name for name, part in names.items() if part is module), None)
+        if known is None:
+            raise ValueError(f"module must be a submodule of {type(model).__name__}")
+        return known
+    if module not in names:
+        near = get_close_matches(str(module), names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{type(model).__name__} has no module {module!r}{hint}")
+    return module
+
+
+def _first(output: Any) -> Tensor | None:
+    """The first tensor in a module's output."""
+    if isinstance(output, Tensor):
+        return output
+    inside = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    return next((tensor for item in inside if (tensor := _first(item)) is not None), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,31 +16,10 @@ from keyquery.reading import digest, plain, short
 DIGITS = 4
 
 
-class Course(ABC):
-    """A recorded path; records are counted from 0."""
+class Course:
+    """A path of points in memory or in a memory map, converted to float64 one record at a time."""
 
-    def __init__(self, start: Float[Tensor, "n d"]) -> None:
-        self.count = len(start)
-        self.steps: list[int] = [0]  # the training step of every record
-        self._lengths = [torch.zeros(self.count, dtype=torch.float64, device=start.device)]
-
-    def _append(self, step: int, before: Tensor, now: Tensor) -> None:
-        self.steps.append(step)
-        self._lengths.append(self._lengths[-1] + (now.double() - before.double()).norm(dim=-1))
-
-    @abstractmethod
-    def place(self, record: int) -> Float[Tensor, "n d"]:
-        """Positions of the points at a record, float64."""
-
-    def gone(self, record: int) -> Float[Tensor, " n"]:
-        """Path length of each point up to a record, float64."""
-        return self._lengths[record]
-
-
-class ArrayCourse(Course):
-    """A path in memory or in a memory map, converted to float64 one step at a time."""
-
-    def __init__(self, path: Any) -> None:
+    def __init__(self, path: Any, steps: Sequence[int] | None = None) -> None:
         if not isinstance(path, (Tensor, ndarray, list, tuple)):
             raise TypeError(
                 f"path must be an array (steps + 1, points, dims) or a list of point clouds, got {type(path).__name__}"
@@ -55,16 +33,17 @@ class ArrayCourse(Course):
                 raise ValueError(f"path must have the same points at every step: {first}, step {step} {shape}")
         if len(shapes[0]) != 2 or 0 in shapes[0]:
             raise ValueError(f"path must have shape (steps + 1, points, dims), got {(len(shapes), *shapes[0])}")
-        self._path = path
-        before = self.place(0)
-        super().__init__(before)
-        for step in range(1, len(shapes)):
-            now = self.place(step)
-            self._append(step, before, now)
+        self._path, self.count = path, shapes[0][0]
+        self.steps = list(range(len(shapes)) if steps is None else steps)  # the training step of every record
+        before = self.positions(0)
+        self.lengths = [torch.zeros_like(before[:, 0])]  # of the path of each point up to every record, float64
+        for record in range(1, len(shapes)):
+            now = self.positions(record)
+            self.lengths.append(self.lengths[-1] + (now - before).norm(dim=-1))
             before = now
 
-    def place(self, record: int) -> Float[Tensor, "n d"]:
-        """Positions of the points at a step."""
+    def positions(self, record: int) -> Float[Tensor, "n d"]:
+        """Positions of the points at a record, float64."""
         cloud = self._path[record]
         points = (cloud.detach() if isinstance(cloud, Tensor) else torch.from_numpy(np.array(cloud))).double()
         if not points.isfinite().all():
@@ -74,37 +53,9 @@ class ArrayCourse(Course):
             )
         return points
 
-
-class RecordedCourse(Course):
-    """A path that grows: steps between the first and the latest are kept as differences from the start in 16 bits.
-
-    Differences are scaled by the largest one: about three significant digits of the displacement.
-    """
-
-    def __init__(self, start: Float[Tensor, "n d"]) -> None:
-        super().__init__(start)
-        self._start = self._last = start
-        self._moved: list[tuple[float, Tensor]] = []
-
-    def add(self, step: int, points: Float[Tensor, "n d"]) -> None:
-        """Add the points at a further step."""
-        self._append(step, self._last, points)
-        moved = points - self._start
-        scale = float(moved.abs().max()) or 1.0
-        self._moved.append((scale, (moved / scale).half()))
-        self._last = points
-
-    def place(self, record: int) -> Float[Tensor, "n d"]:
-        """Positions of the points at a record, float64; 0 is the start."""
-        if record in (0, len(self.steps) - 1):
-            return (self._last if record else self._start).double()
-        scale, moved = self._moved[record - 1]
-        return self._start.double() + moved.double() * scale
-
-
-def ends(course: Course) -> dict[str, str]:
-    """Digests of the first and last positions, in float64."""
-    return {name: digest(course.place(at)) for name, at in (("start", 0), ("end", len(course.steps) - 1))}
+    def ends(self) -> dict[str, str]:
+        """Digests of the first and last positions, in float64."""
+        return {"start": digest(self.positions(0)), "end": digest(self.positions(len(self.steps) - 1))}
 
 
 def sketch(
@@ -119,16 +70,16 @@ def sketch(
     number = torch.zeros(course.count, dtype=torch.long)
     for index, rows in enumerate(groups.values()):
         number[rows] = index
-    places = torch.stack([course.place(record)[chosen].cpu() for record in records])
-    centre = places.mean((0, 1))
-    centred = (places - centre).flatten(0, 1)
+    positions = torch.stack([course.positions(record)[chosen].cpu() for record in records])
+    centre = positions.mean((0, 1))
+    centred = (positions - centre).flatten(0, 1)
     with torch.random.fork_rng([]):
         torch.manual_seed(0)  # of the iterations for the leading directions
         directions = torch.svd_lowrank(centred, min(8, *centred.shape), niter=30)[2][:, :2]
     directions = torch.nn.functional.pad(directions, (0, 2 - directions.shape[1]))
     total = centred.square().sum()
     shares = (centred @ directions).square().sum(0) / (total if total > 0 else 1)
-    frames = ((places - centre) @ directions).flatten(1)
+    frames = ((positions - centre) @ directions).flatten(1)
     targets = ((target[chosen].cpu() - centre) @ directions).flatten()
     drawn = {"frames": frames, "targets": targets, "classes": number[chosen], "shares": shares}
     return short(plain(drawn), DIGITS)

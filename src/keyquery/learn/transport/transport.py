@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from keyquery.forms.coupling import gaussian, match
-from keyquery.learn.transport.path import ArrayCourse, Course, ends, sketch
+from keyquery.learn.transport.path import Course, sketch
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress, silent
@@ -135,9 +135,9 @@ def transport(
     TransportLens : Record such a path during training.
     monge_gap : The Monge gap of one map.
     """
-    recorded = ArrayCourse(path)
-    facts = {"model": {"name": name}, "provenance": provenance(records=len(recorded.steps), tensors=ends(recorded))}
-    return measured(recorded, labels, published, frames, points, facts, progress)
+    course = Course(path)
+    facts = {"model": {"name": name}, "provenance": provenance(records=len(course.steps), tensors=course.ends())}
+    return measured(course, labels, published, frames, points, facts, progress)
 
 
 def measured(
@@ -153,29 +153,32 @@ def measured(
     check_count("points", points)
     check_count("frames", frames, least=0)
     groups, last = _groups(labels, course.count), len(course.steps) - 1
-    # At most `frames` records, evenly spaced from first to last.
-    selected = sorted({round(at) for at in np.linspace(0, last, min(max(frames, 2), last + 1)).tolist()})
-    selected = selected if frames else []
-    start, end, lengths = course.place(0), course.place(last), course.gone(last)
-    target, parts = torch.empty_like(start), []
-    for rows in groups.values():
-        partner = match(start[rows], end[rows])
-        target[rows] = end[rows][partner]
-        parts.append(_statistics(start[rows], end[rows], lengths[rows], partner))
+    start = course.positions(0)
+
+    def parts_at(record: int) -> list[tuple[Tensor, dict[str, float]]]:
+        end, lengths = course.positions(record), course.lengths[record]
+        return [_statistics(start[rows], end[rows], lengths[rows]) for rows in groups.values()]
+
+    parts, end, target = parts_at(last), course.positions(last), torch.empty_like(start)
+    for members, (partner, _) in zip(groups.values(), parts, strict=True):
+        target[members] = end[members][partner]
     classes = [{"class": name, **_metrics([part], published)} for name, part in zip(groups, parts, strict=True)]
-    curves: dict[str, list[float | None]] = {name: [] for name in CURVES}
-    for record in (progress or silent)(selected, "coupling steps", len(selected)):
-        pieces = parts
-        if record != last:
-            place, length = course.place(record), course.gone(record)
-            pieces = [_statistics(start[rows], place[rows], length[rows]) for rows in groups.values()]
-        now = _metrics(pieces, published)
-        for name, values in curves.items():
-            values.append(now[name])
-    drawn = sketch(course, selected, groups, target, points) if frames else None
-    steps = [course.steps[record] for record in selected]
-    whole = _metrics(parts, published)
-    return Transport(**facts, **whole, published=published, classes=classes, steps=steps, curves=curves, sketch=drawn)
+    # At most `frames` records, evenly spaced from first to last.
+    spaced = np.linspace(0, last, min(max(frames, 2), last + 1)).tolist() if frames else []
+    selected = sorted(set(map(round, spaced)))
+    rows = [
+        _metrics(parts if record == last else parts_at(record), published)
+        for record in (progress or silent)(selected, "coupling steps", len(selected))
+    ]
+    return Transport(
+        **facts,
+        **_metrics(parts, published),
+        published=published,
+        classes=classes,
+        steps=[course.steps[record] for record in selected],
+        curves={name: [row[name] for row in rows] for name in CURVES},
+        sketch=sketch(course, selected, groups, target, points) if frames else None,
+    )
 
 
 def _groups(labels: Any, count: int) -> dict[Any, Tensor]:
@@ -190,17 +193,17 @@ def _groups(labels: Any, count: int) -> dict[Any, Tensor]:
     if array.dtype == object:
         array = array.astype(str)
     names, index = np.unique(array, return_inverse=True)
-    return {name.item(): torch.from_numpy(np.flatnonzero(index == at)) for at, name in enumerate(names)}
+    return {name.item(): torch.from_numpy(np.flatnonzero(index == number)) for number, name in enumerate(names)}
 
 
 def _statistics(
-    start: Float[Tensor, "n d"],
-    end: Float[Tensor, "n d"],
-    lengths: Float[Tensor, " n"],
-    partner: Int[Tensor, " n"] | None = None,
-) -> dict[str, float]:
-    """Means of a class: T², W₂², T² of random partners, ‖p₀ − p_K‖, path length, share matched to itself, Bures²."""
-    partner = match(start, end) if partner is None else partner
+    start: Float[Tensor, "n d"], end: Float[Tensor, "n d"], lengths: Float[Tensor, " n"]
+) -> tuple[Int[Tensor, " n"], dict[str, float]]:
+    """The optimal partners in a class, and its means.
+
+    The means are T², W₂², T² of random partners, ‖p₀ − p_K‖, path length, share matched to itself, and Bures².
+    """
+    partner = match(start, end)
     spread = sum((cloud - cloud.mean(0)).square().sum(-1).mean() for cloud in (start, end))
     means = {
         "distance": (start - end).square().sum(-1).mean(),
@@ -211,11 +214,12 @@ def _statistics(
         "matched": (partner == torch.arange(len(start), device=partner.device)).double().mean(),
         "bures": gaussian(start, end).square(),
     }
-    return {"points": len(start), **{name: float(value) for name, value in means.items()}}
+    return partner, {"points": len(start), **{name: float(value) for name, value in means.items()}}
 
 
-def _metrics(parts: Sequence[Mapping[str, float]], published: bool) -> dict[str, Any]:
+def _metrics(classes: Sequence[tuple[Tensor, Mapping[str, float]]], published: bool) -> dict[str, Any]:
     """Metrics of some classes together, ours or as published."""
+    parts = [means for _, means in classes]
     count = sum(part["points"] for part in parts)
     mean = {name: sum(part["points"] * part[name] for part in parts) / count for name in parts[0]}
     roots = {name: mean[name] ** 0.5 for name in ("distance", "wasserstein", "random", "bures")}
