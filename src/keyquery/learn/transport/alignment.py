@@ -18,25 +18,21 @@ from keyquery.support.progress import Progress, silent
 
 GEOMETRIES = ("circle", "simplex", "learned")
 MATCHES = ("ot", "random", "mean")
-NEAR = 4.0  # initial distance of learned centres: of two classes N(μ_c, I), one point in forty is nearer to the other
+SIDE = 4.0  # initial distance of learned centres: of two classes N(μ_c, I), one point in forty is nearer to the other
 PULL = 0.1  # weight of the squared error beside the cross-entropy, if centres are learned
-MOST = 1000  # points per class that are matched exactly: half a second at most; time is cubic
+EXACT = 1000  # points per class that are matched exactly: half a second at most; time is cubic
 BATCH = 250  # points per mini-batch for larger classes
-
-
-def room(geometry: str, classes: int) -> int:
-    """Dimensions that the centres of `classes` classes need."""
-    return 2 if geometry == "circle" else classes - 1
 
 
 def centres(geometry: str, classes: int, dims: int) -> Float64[Tensor, "k dims"]:
     """Centres μ_c of k classes: on a circle, μ_c = 3k (sin 2πc/k, cos 2πc/k, 0, …), or at the corners of a simplex.
 
-    The edges of the simplex are as long as those between neighbours on the circle, 6k sin π/k: for two or three classes
-    both are equal up to a rotation. The nearest centre to Σ_c p_c μ_c is that of the largest p_c on a simplex, and on a
-    circle with up to three classes. Learned centres start as a simplex with edges of 4, so that some points are wrong.
+    There are as many dimensions as the centres need, 2 or k − 1, and at least `dims`. The edges of the simplex are as
+    long as those between neighbours on the circle, 6k sin π/k: for two or three classes both are equal up to a
+    rotation. The nearest centre to Σ_c p_c μ_c is that of the largest p_c on a simplex, and on a circle with up to
+    three classes. Learned centres start as a simplex with edges of 4, so that some points are wrong.
     """
-    positions = torch.zeros(classes, dims, dtype=torch.float64)
+    positions = torch.zeros(classes, max(dims, 2 if geometry == "circle" else classes - 1), dtype=torch.float64)
     if geometry == "circle":
         turns = 2 * torch.pi * torch.arange(classes, dtype=torch.float64) / classes
         positions[:, :2] = 3 * classes * torch.stack((turns.sin(), turns.cos()), 1)
@@ -45,31 +41,30 @@ def centres(geometry: str, classes: int, dims: int) -> Float64[Tensor, "k dims"]
     for row in range(1, classes):
         positions[:row, row - 1], positions[row, row - 1] = 1.0, -float(row)
         positions[:, row - 1] /= (row * (row + 1)) ** 0.5
-    side = NEAR if geometry == "learned" else 6 * classes * float(np.sin(np.pi / classes))
+    side = SIDE if geometry == "learned" else 6 * classes * float(np.sin(np.pi / classes))
     return positions * side / 2**0.5
 
 
 class Aligned(NamedTuple):
-    """Standardised points, their classes, and their targets relative to the centre of the class."""
+    """Standardised points, their classes, targets relative to the centre of the class, and weights."""
 
     x: Float[Tensor, "points features"]
     target: Int[Tensor, " points"]
     offset: Float[Tensor, "points dims"]
-    weight: Float[Tensor, " points"] | None = None  # default: equal
+    weight: Float[Tensor, " points"]
 
     def take(self, index: np.ndarray) -> Aligned:
         """A subset of the points."""
         chosen = torch.as_tensor(index, device=self.x.device)
-        return Aligned(*(None if part is None else part[chosen] for part in self))  # type: ignore[arg-type]
+        return Aligned(*(part[chosen] for part in self))
 
     def to(self, device: str) -> Aligned:
         """The same in float32 on another device."""
-        weight = None if self.weight is None else self.weight.float().to(device)
-        return Aligned(self.x.float().to(device), self.target.to(device), self.offset.float().to(device), weight)
+        return Aligned(*(part.to(device, torch.float32 if part.is_floating_point() else part.dtype) for part in self))
 
     def mean(self, losses: Float[Tensor, " points"]) -> Float[Tensor, ""]:
         """The weighted mean of the losses of all points."""
-        return losses.mean() if self.weight is None else (self.weight * losses).sum() / self.weight.sum()
+        return (self.weight * losses).sum() / self.weight.sum()
 
 
 def align(
@@ -79,7 +74,7 @@ def align(
     how: str,
     seed: int,
     progress: Progress = silent,
-) -> Aligned:
+) -> Float64[Tensor, "points dims"]:
     """Pair the points of each class with as many samples of N(0, I), their targets around the class centre.
 
     "ot" minimises Σ‖x − sample‖² within each class, "random" pairs at random, "mean" sets all targets to 0. For squared
@@ -87,31 +82,28 @@ def align(
     than 1,000 points is matched in random mini-batches of 250, so that time is linear and not cubic.
     """
     rng = np.random.default_rng((seed, 1))
-    offset = torch.zeros(len(x), dims, dtype=torch.float64)
     if how == "mean":
-        return Aligned(x, target, offset)
-    offset[:] = torch.from_numpy(rng.normal(size=offset.shape))
+        return torch.zeros(len(x), dims, dtype=torch.float64)
+    offset = torch.from_numpy(rng.normal(size=(len(x), dims)))
     if how == "ot":
-        wide = torch.zeros_like(offset)
-        wide[:, : x.shape[1]] = x
-        if (large := int(target.bincount().max())) > MOST:
+        wide = torch.nn.functional.pad(x, (0, dims - x.shape[1]))
+        if (large := int(target.bincount().max())) > EXACT:
             warnings.warn(
-                f"a class of {large:,} points, more than {MOST:,}, is matched exactly only within mini-batches of "
+                f"a class of {large:,} points, more than {EXACT:,}, is matched exactly only within mini-batches of "
                 f"{BATCH}",
                 stacklevel=4,
             )
-        members = [(target == number).nonzero()[:, 0] for number in target.unique()]
-        blocks = [block for rows in members for block in _blocks(rows, rng)]
+        blocks: list[Tensor] = []
+        for number in target.unique():
+            members = (target == number).nonzero()[:, 0]
+            if len(members) > EXACT:  # in random batches whose sizes differ by at most one
+                shuffled = members[torch.from_numpy(rng.permutation(len(members)))]
+                blocks += shuffled.tensor_split(-(-len(members) // BATCH))
+            else:
+                blocks.append(members)
         for block in progress(blocks, "matching", len(blocks)):
             offset[block] = offset[block][match(wide[block], offset[block])]
-    return Aligned(x, target, offset)
-
-
-def _blocks(members: Int[Tensor, " some"], rng: np.random.Generator) -> Sequence[Int[Tensor, " few"]]:
-    """A class as one batch, or as random batches whose sizes differ by at most one."""
-    if len(members) <= MOST:
-        return [members]
-    return members[torch.from_numpy(rng.permutation(len(members)))].tensor_split(-(-len(members) // BATCH))
+    return offset
 
 
 class Mapper(nn.Module):
@@ -126,16 +118,14 @@ class Mapper(nn.Module):
         self, features: int, where: Float64[Tensor, "k dims"], hidden: Sequence[int], learned: bool = False
     ) -> None:
         super().__init__()
-        widths = [features, *hidden, where.shape[1]]
         layers = list[nn.Module]()
-        for inputs, outputs in pairwise(widths):
+        for inputs, outputs in pairwise([features, *hidden, where.shape[1]]):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
-        kept = where.float()
         if learned:
-            self.centres = nn.Parameter(kept)
+            self.centres = nn.Parameter(where.float())
         else:
-            self.register_buffer("centres", kept)
+            self.register_buffer("centres", where.float())
 
     def forward(self, x: Float[Tensor, "points features"]) -> Float[Tensor, "points dims"]:
         """f(x)."""
@@ -154,8 +144,12 @@ def map_loss(model: nn.Module, batch: Aligned) -> Float[Tensor, ""]:
     return batch.mean((model(batch.x) - targets).square().mean(1))
 
 
-def learned_loss(model: nn.Module, batch: Aligned) -> Float[Tensor, ""]:
-    """Cross-entropy of softmax(−‖f(x) − μ_c‖), which trains map and centres, plus a tenth of `map_loss`."""
+def class_loss(model: nn.Module, batch: Aligned) -> Float[Tensor, ""]:
+    """Cross-entropy of softmax(−‖f(x) − μ_c‖)."""
     assert isinstance(model, Mapper)
-    losses = cross_entropy(-model.distances(batch.x), batch.target, reduction="none")
-    return PULL * map_loss(model, batch) + batch.mean(losses)
+    return batch.mean(cross_entropy(-model.distances(batch.x), batch.target, reduction="none"))
+
+
+def learned_loss(model: nn.Module, batch: Aligned) -> Float[Tensor, ""]:
+    """`class_loss`, which trains map and centres, plus a tenth of `map_loss`."""
+    return PULL * map_loss(model, batch) + class_loss(model, batch)

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Shaped
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from jaxtyping import Bool, Float64, Shaped
+from torch import Tensor
 
 from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
 from keyquery.learn.fitting import fit_network
-from keyquery.learn.inputs.points import Points, points_of
+from keyquery.learn.inputs.points import points_of
 from keyquery.learn.inputs.sequences import restored_statistics, statistics
 from keyquery.learn.inputs.tables import check_features, target_of
 from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of, weights_of
@@ -28,9 +27,9 @@ from keyquery.learn.transport.alignment import (
     Mapper,
     align,
     centres,
+    class_loss,
     learned_loss,
     map_loss,
-    room,
 )
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.devices import pick_device
@@ -155,14 +154,12 @@ class TransportClassifier(Classifier, SavedEstimator):
         target, weight = torch.from_numpy(numbers[points.owner]), torch.from_numpy(weights[points.owner])
         with seeded(seed, device), bars(self.verbose) as progress:
             network = self._network(x.shape[1], len(classes)).to(device)
-            dims = network.centres.shape[1]
-            samples = align(x[learned], target[learned], dims, self.match, seed, progress)
-            checked = align(x[held], target[held], dims, "mean", seed) if held.any() else None
-            if weights.min() < weights.max():
-                samples = samples._replace(weight=weight[learned])
-                checked = checked._replace(weight=weight[held]) if checked else None
-            samples, checked = samples.to(device), checked.to(device) if checked else None
-            history = self._train(network, samples, checked, seed, progress)
+
+            def aligned(rows: Bool[np.ndarray, " points"], how: str) -> Aligned:
+                offset = align(x[rows], target[rows], network.centres.shape[1], how, seed, progress)
+                return Aligned(x[rows], target[rows], offset, weight[rows]).to(device)
+
+            history = self._train(network, aligned(learned, self.match), aligned(held, "mean"), seed, progress)
         self.network_, self.classes_, self.mean_, self.scale_ = network, classes, mean, scale
         self.history_, self.params_ = history, self._plain_params()
         self._keep_columns(points.names, len(mean))
@@ -181,7 +178,20 @@ class TransportClassifier(Classifier, SavedEstimator):
         ndarray
             Probabilities (n, classes), in the order of `classes_`.
         """
-        return self._log_scores(X).softmax(-1).numpy()
+        check_is_fitted(self)
+        points, device = points_of(X), pick_device(self.device)
+        known = (getattr(self, "feature_names_in_", None), self.n_features_in_)
+        check_features(type(self).__name__, known, (points.names, points.values.shape[1]))
+        network = copy.deepcopy(self.network_).double().to(device)  # so that scores do not depend on the batch
+        x = torch.from_numpy((points.values - self.mean_) / self.scale_)
+        with torch.no_grad():
+            distances = torch.cat([network.distances(chunk.to(device)).cpu() for chunk in x.split(CHUNK)])
+        if not distances.isfinite().all():
+            raise ValueError(
+                f"X holds values too large: up to {x.abs().max():.0e} standard deviations of the training data"
+            )
+        scores = distances.new_zeros(points.samples, len(self.classes_))
+        return scores.index_add(0, torch.from_numpy(points.owner), -distances).softmax(-1).numpy()
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         names = getattr(self, "feature_names_in_", None)
@@ -214,25 +224,15 @@ class TransportClassifier(Classifier, SavedEstimator):
             check_count("hidden", width)
 
     def _network(self, features: int, classes: int) -> Mapper:
-        dims = max(features, room(self.geometry, classes))
-        where = centres(self.geometry, classes, dims)
+        where = centres(self.geometry, classes, features)
         return Mapper(features, where, self.hidden, learned=self.geometry == "learned")
 
     def _train(
-        self, network: Mapper, samples: Aligned, checked: Aligned | None, seed: int, progress: Progress
+        self, network: Mapper, samples: Aligned, checked: Aligned, seed: int, progress: Progress
     ) -> list[dict[str, float]]:
         size = -(-len(samples.x) // STEPS)
         draw, every = epochs_of(samples.take, len(samples.x), size, seed)
-        learned = self.geometry == "learned"
-
-        def validate(model: nn.Module) -> float:
-            """Validation loss: cross-entropy, or for fixed centres the squared distance to the right one."""
-            assert checked is not None
-            if learned:
-                losses = cross_entropy(-network.distances(checked.x), checked.target, reduction="none")
-                return float(checked.mean(losses))
-            return float(map_loss(model, checked))
-
+        loss, validation_loss = (learned_loss, class_loss) if self.geometry == "learned" else (map_loss, map_loss)
         recipe = Recipe(
             steps=self.epochs * every,
             lr=self.lr,
@@ -245,13 +245,12 @@ class TransportClassifier(Classifier, SavedEstimator):
             check_every=every,
             patience=self.patience,
         )
-        loss = learned_loss if learned else map_loss
         log = fit_network(
             network,
             draw,
             loss,
             recipe,
-            validate=validate if checked else None,
+            validate=(lambda model: float(validation_loss(model, checked))) if len(checked.x) else None,
             progress=progress,
             advice="X may hold values too large, or a smaller lr may help",
             verbose=self.verbose,
@@ -261,24 +260,3 @@ class TransportClassifier(Classifier, SavedEstimator):
             {"epoch": int(row["step"]) // every, **{names[key]: row[key] for key in names if key in row}}
             for row in log.rows
         ]
-
-    def _points(self, X: Any) -> Points:
-        check_is_fitted(self)
-        points = points_of(X)
-        known = (getattr(self, "feature_names_in_", None), self.n_features_in_)
-        check_features(type(self).__name__, known, (points.names, points.values.shape[1]))
-        return points
-
-    @torch.no_grad()
-    def _log_scores(self, X: Any) -> Float64[Tensor, "n classes"]:
-        """−Σ over time steps of ‖f(x) − μ_c‖, in float64, so that scores do not depend on the batch."""
-        points, device = self._points(X), pick_device(self.device)
-        network = copy.deepcopy(self.network_).double().to(device)
-        x = torch.from_numpy((points.values - self.mean_) / self.scale_)
-        distances = torch.cat([network.distances(chunk.to(device)).cpu() for chunk in x.split(CHUNK)])
-        if not distances.isfinite().all():
-            raise ValueError(
-                f"X holds values too large: up to {x.abs().max():.0e} standard deviations of the training data"
-            )
-        scores = distances.new_zeros(points.samples, len(self.classes_))
-        return scores.index_add(0, torch.from_numpy(points.owner), -distances)
