@@ -58,11 +58,8 @@ def lines(reading: Transport) -> list[Any]:
     for row in rows[: LISTED + 1]:
         table.add_row(Text(str(row["class"])), *(_cell(name, row) for name in COLUMNS))
     where = ", ".join(filter(None, [reading.model["name"], reading.model.get("module")]))
-    lines: list[Any] = [Text(f"{where}: {recorded(reading)}", style="bold"), table]
-    if len(rows) > LISTED + 1:
-        lines.append(f"The first {LISTED} of {len(rows) - 1} classes; the JSON has all.")
-    lines += ["", *map(Text, notes(reading))]
-    return lines
+    more = [f"The first {LISTED} of {len(rows) - 1} classes; the JSON has all."] if len(rows) > LISTED + 1 else []
+    return [Text(f"{where}: {recorded(reading)}", style="bold"), table, *more, "", *map(Text, notes(reading))]
 
 
 def _cell(name: str, row: Mapping[str, Any]) -> str:
@@ -95,14 +92,14 @@ def ways(reading: Transport, pyplot: Any, title: str | None = None) -> Any:
 
 def _cloud(axis: Any, reading: Transport) -> None:
     assert reading.sketch is not None
-    places = np.array(reading.sketch["frames"]).reshape(len(reading.steps), -1, 2)
-    number = np.array(reading.sketch["classes"])
-    for at, row in enumerate(reading.classes):
-        mine, colour = places[:, number == at], CLASSES[at % len(CLASSES)]
-        for way in mine[:, : max(WAYS // len(reading.classes), 1)].transpose(1, 0, 2):
+    frames = np.array(reading.sketch["frames"]).reshape(len(reading.steps), -1, 2)
+    class_index = np.array(reading.sketch["classes"])
+    for number, row in enumerate(reading.classes):
+        points, colour = frames[:, class_index == number], CLASSES[number % len(CLASSES)]
+        for way in points[:, : max(WAYS // len(reading.classes), 1)].transpose(1, 0, 2):
             axis.plot(*way.T, color=colour, linewidth=0.4, alpha=0.35)
-        axis.scatter(*mine[0].T, s=5, facecolors="none", edgecolors=colour, linewidths=0.4, alpha=0.6)
-        axis.scatter(*mine[-1].T, s=6, color=colour, linewidths=0, alpha=0.8, label=str(row["class"]), zorder=3)
+        axis.scatter(*points[0].T, s=5, facecolors="none", edgecolors=colour, linewidths=0.4, alpha=0.6)
+        axis.scatter(*points[-1].T, s=6, color=colour, linewidths=0, alpha=0.8, label=str(row["class"]), zorder=3)
     shown = sum(reading.sketch["shares"])
     axis.set(title=f"hollow: start, filled: end\n({shown:.0%} of the variance)", xticks=[], yticks=[], aspect="equal")
     axis.title.set_fontsize(7.5)
@@ -116,8 +113,7 @@ def _lines(axis: Any, reading: Transport, colours: dict[str, str], title: str) -
     for name, colour in colours.items():
         values = [np.nan if value is None else value for value in reading.curves[name]]
         axis.plot(reading.steps, values, color=colour, linewidth=1.2, label=name)
-    axis.set(title=title)
-    axis.set_ylim(bottom=0)
+    axis.set(title=title, ylim=(0, None))
     axis.legend(frameon=False, fontsize=6.5)
 
 
@@ -131,24 +127,22 @@ def page(reading: Transport) -> str:
         raise ValueError("a path without frames has no page: set frames to 2 or more")
     rows = reading.records()
     total = rows[0]
-    numbers = {
-        name: "–" if total[name] is None else f"{total[name]:.3g}" for name in ("distance", "wasserstein", "optimality")
-    }
+    distance, optimal, ratio = (_cell(name, total) for name in ("distance", "wasserstein", "optimality"))
     sentence = (
-        f"The points move {numbers['distance']} on average (root mean square); an optimal matching needs "
-        f"{numbers['wasserstein']}: optimality {numbers['optimality']}."
+        f"The points move {distance} on average (root mean square); an optimal matching needs {optimal}: "
+        f"optimality {ratio}."
     )
     tags = [
         {"value": short(total[name], 3), "name": label, "title": reading.units.get(name)}
         for name, label in (("random", "random matching"), ("efficiency", "efficiency"))
     ]
+    far = {"distance": "var(--ink)", "wasserstein": "var(--symmetric)"}
+    ratios = {"optimality": "var(--symmetric)", "efficiency": "var(--skew)"}
     blocks: list[dict[str, Any]] = [
         {"type": "summary", "sentences": [sentence], "tags": tags},
         {"type": "cloud", "place": "seven", **_cloud_data(reading)},
-        _curves(reading, "Distance", {"distance": "var(--ink)", "wasserstein": "var(--symmetric)"}),
-        _curves(
-            reading, "Optimality and efficiency", {"optimality": "var(--symmetric)", "efficiency": "var(--skew)"}, 1
-        ),
+        _curves(reading, "Distance", far),
+        _curves(reading, "Optimality and efficiency", ratios, 1),
         _class_table(reading, rows),
     ]
     facts = " · ".join(filter(None, [reading.model.get("module"), recorded(reading)]))
@@ -174,25 +168,16 @@ def _cloud_data(reading: Transport) -> dict[str, Any]:
 
 
 def _curves(reading: Transport, title: str, tones: dict[str, str], most: float | None = None) -> dict[str, Any]:
-    series = [
-        {"name": SAID[name], "tone": tone, "values": short(list(reading.curves[name]), DIGITS)}
-        for name, tone in tones.items()
-    ]
+    keys = [{"name": SAID[name], "tone": tone} for name, tone in tones.items()]
+    values = [short(list(reading.curves[name]), DIGITS) for name in tones]
+    series = [{**key, "values": curve} for key, curve in zip(keys, values, strict=True)]
     block = {"type": "steps", "place": "five", "title": title, "x": list(reading.steps), "unit": reading.unit}
-    keys = [{"name": one["name"], "tone": one["tone"]} for one in series]
     return {**block, "series": series, "keys": keys, "least": 0, "most": most, "tall": 170}
 
 
 def _class_table(reading: Transport, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    names = [name for name in rows[0] if name not in ("class", "exact")]
     columns = [column("class", [str(row["class"]) for row in rows])]
-    columns += [
-        column(
-            SAID.get(name, name.replace("_", " ")),
-            [row[name] for row in rows],
-            unit=reading.units.get(name),
-            form="percent" if name == "matched" else "figure",
-        )
-        for name in names
-    ]
+    for name in COLUMNS:
+        label, form = SAID.get(name, name.replace("_", " ")), "percent" if name == "matched" else "figure"
+        columns.append(column(label, [row[name] for row in rows], unit=reading.units.get(name), form=form))
     return {"type": "table", "title": "Metrics per class", "columns": columns}
