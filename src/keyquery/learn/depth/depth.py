@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 from torch import nn
 
 from keyquery.checkpoints import read
-from keyquery.learn.depth.law import FITTED, SIGMAS, Law, count
+from keyquery.learn.depth.law import FITTED, SIGMAS, Law, count, width_within
 from keyquery.learn.depth.separation import log_rank_of_two
 from keyquery.reading import Reading, provenance
 from keyquery.support.checks import check_count, check_number
 
-VERDICTS = ("depth-efficient", "balanced", "depth-inefficient")
+# Verdicts, and how the layers of a shape compare with those of the law.
+VERDICTS = (("depth-efficient", "fewer than"), ("balanced", "within"), ("depth-inefficient", "more than"))
 WIDEST = 10**7  # beyond any model; ranks are summed over the width
 HEADS = ((512, (64, 128, 96, 80)), (128, (32, 16, 24)), (1, (8,)))  # head sizes from a width on, the most common first
 TOLERANCE = 0.1  # of the law's depth, within which a shape is balanced if the law has no errors: a convention
@@ -133,10 +134,10 @@ def depth(
     shape = arguments if "width" in arguments and "layers" in arguments else None
     exact, budget = _requested(params, arguments, fitted_law)
     whole = max(round(exact[0]), 1)
-    goal = min(_width(budget, whole), fitted_law.rank or math.inf)  # rounding the depth changes the width
+    goal = min(width_within(budget, whole), fitted_law.rank or math.inf)  # rounding the depth changes the width
     wide = width if shape is None and width else round(goal)
     ends = _ends(budget, fitted_law)
-    interval = {"layers": ends, "width": [_width(budget, end) for end in reversed(ends)]}
+    interval = {"layers": ends, "width": [width_within(budget, end) for end in reversed(ends)]}
     measured_shape = shape or {"layers": whole, "width": wide}
     return Depth(
         params=budget,
@@ -187,23 +188,14 @@ def _requested(params: float | None, shape: Mapping[str, Any], law: Law) -> tupl
             name = "the shape" if shape else "the budget"
             raise ValueError(f"{name} must have at least {least:,} parameters, {smallest}, got {params:,.6g}")
         layers = law.layers(params)
-        return (layers, _width(params, layers)), params
-    if "layers" in shape:
-        layers, width = shape["layers"], law.width(shape["layers"])
-        if width > WIDEST:
-            raise ValueError(f"layers is too large: the law's width must be at most {WIDEST:,}, got layers={layers}")
-        return (layers, width), count(layers, width)
-    width = shape["width"]
-    if law.rank is not None and width > law.rank:
-        raise ValueError(f"width must be at most the rank of the embeddings, {law.rank}, got {width}")
-    if (layers := law.depth(width)) < 1:
-        raise ValueError(f"width must be at least {math.ceil(law.width(1))}, the law's width at one layer, got {width}")
+        return (layers, width_within(params, layers)), params
+    layers = shape["layers"] if "layers" in shape else law.depth(shape["width"])
+    width = shape["width"] if "width" in shape else law.width(layers)
+    widest = law.rank or WIDEST
+    if layers < 1 or width > widest:
+        widths = f"its widths are {math.ceil(law.width(1)):,} to {widest:,}"
+        raise ValueError(f"the law has no such shape: {widths}, got {width:,.6g} for {layers:.3g} layers")
     return (layers, width), count(layers, width)
-
-
-def _width(params: float, layers: float) -> float:
-    """The width of so many layers within a parameter budget."""
-    return math.sqrt(params / count(layers, 1))
 
 
 def _shape_of(model: str | Path | nn.Module) -> tuple[dict[str, Any], list[str]]:
@@ -224,8 +216,7 @@ def _shape_of(model: str | Path | nn.Module) -> tuple[dict[str, Any], list[str]]
 def _judged(shape: Mapping[str, Any], ends: Sequence[float], law: Law) -> dict[str, Any]:
     layers, width = shape["layers"], shape["width"]
     low, high = math.floor(ends[0]), math.ceil(ends[1])
-    verdict = VERDICTS[(layers >= low) + (layers > high)]
-    side = dict(zip(VERDICTS, ("fewer than", "within", "more than"), strict=True))[verdict]
+    verdict, side = VERDICTS[(layers >= low) + (layers > high)]
     within = law.contained(layers, width)
     saves = None if within is None else math.floor(count(layers, width) - count(*within))
     return {

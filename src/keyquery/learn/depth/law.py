@@ -57,8 +57,8 @@ class Law:
 
     def contained(self, layers: float, width: float) -> tuple[float, float] | None:
         """The largest shape on the law that is neither deeper nor wider than this one; None if there is none."""
-        if width >= (own := self.width(layers)):
-            return (layers, own)
+        if width >= (width_of_law := self.width(layers)):
+            return (layers, width_of_law)
         layers_at_width = self.depth(width)
         return (layers_at_width, width) if layers_at_width >= 1 else None
 
@@ -72,3 +72,8 @@ class Law:
 def count(layers: float, width: float) -> float:
     """N = 12·L·d²."""
     return PER_LAYER * layers * width**2
+
+
+def width_within(params: float, layers: float) -> float:
+    """The width of so many layers within a parameter budget."""
+    return math.sqrt(params / count(layers, 1))

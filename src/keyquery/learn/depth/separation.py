@@ -16,7 +16,7 @@ from numpy import ndarray
 from keyquery.support.checks import check_count
 
 PRIME = 33554393  # products of two numbers below it, and sums of 8,192 such products, fit into 63 bits
-MOST = 1023  # largest rank that is computed; elimination is cubic
+LARGEST = 1023  # rank that is computed; elimination is cubic
 START = 32  # initial points per half, if no bound is known
 PIECE = 2**20  # entries of sequences processed at a time
 
@@ -68,19 +68,19 @@ def separation_rank(layers: int, width: int, heads: int = 1, tokens: int = 2, se
     if tokens % 2:
         raise ValueError(f"tokens must be even, to split into halves, got {tokens}")
     bound = rank_of_two(layers, width) if layers < 8 else math.inf
-    if bound > MOST:
-        raise ValueError(
-            f"separation ranks are computed up to {MOST:,}, and that of {layers} layers of width {width} may be "
-            f"{f'{bound:,}' if bound < 1e15 else 'far larger'}: use fewer layers or a smaller width"
-        )
+    too_large = (
+        f"the separation rank of {layers} layers of width {width} may be above {LARGEST:,}, the limit: use fewer"
+    )
+    if bound > LARGEST:
+        raise ValueError(too_large)
     rng = np.random.default_rng(seed)
-    weights = [_drawn(rng, 4, heads, width // heads, width) for _ in range(layers)]
-    halves = _drawn(rng, 2, MOST + 1, tokens // 2, width)
-    points = min(int(bound) + 1 if tokens == 2 else START, MOST + 1)
+    weights = [rng.integers(0, PRIME, (4, heads, width // heads, width)) for _ in range(layers)]
+    halves = rng.integers(0, PRIME, (2, LARGEST + 1, tokens // 2, width))
+    points = min(int(bound) + 1 if tokens == 2 else START, LARGEST + 1)
     while (rank := _rank(_outputs(weights, halves[0, :points], halves[1, :points]))) == points:
-        if points > MOST:
-            raise ValueError(f"the separation rank of {layers} layers of width {width} is above {MOST:,}, too large")
-        points = min(2 * points, MOST + 1)
+        if points > LARGEST:
+            raise ValueError(too_large)
+        points = min(2 * points, LARGEST + 1)
     return rank
 
 
@@ -103,32 +103,19 @@ def log_rank_of_two(layers: int, width: int) -> float:
     return float(np.logaddexp(0.0, many - below).sum() / math.log(3))
 
 
-def _drawn(rng: np.random.Generator, *shape: int) -> Int64[ndarray, "..."]:
-    return rng.integers(0, PRIME, shape)
-
-
 def _outputs(weights: list[Any], first: Int64[ndarray, "m n d"], second: Int64[ndarray, "m n d"]) -> Any:
     """E[a, b]: the first component of the first output token for halves a and b."""
-    m, n, d = first.shape
-    rows = max(PIECE // (m * 2 * n * d), 1)
     blocks = []
-    for start in range(0, m, rows):
-        chunk = first[start : start + rows]
-        pairs = np.broadcast_to(chunk[:, None], (len(chunk), m, n, d)), np.broadcast_to(second, (len(chunk), m, n, d))
-        x = np.concatenate(pairs, 2)
-        for layer in weights:
-            x = _layer(layer, x)
+    for chunk in np.array_split(first, -(-2 * first.size * len(second) // PIECE)):
+        x = np.concatenate(np.broadcast_arrays(chunk[:, None], second), 2)
+        for heads in weights:
+            out = np.zeros_like(x)
+            for query, key, value, output in heads.swapaxes(0, 1):
+                q, k, v = (x @ part.T % PRIME for part in (query, key, value))
+                out = (out + (q @ k.swapaxes(-1, -2) % PRIME @ v % PRIME) @ output) % PRIME
+            x = out
         blocks.append(x[:, :, 0, 0])
     return np.concatenate(blocks)
-
-
-def _layer(weights: Int64[ndarray, "4 heads r d"], x: Int64[ndarray, "a b n d"]) -> Int64[ndarray, "a b n d"]:
-    out = np.zeros_like(x)
-    for query, key, value, output in weights.swapaxes(0, 1):
-        q, k, v = (x @ part.T % PRIME for part in (query, key, value))
-        seen = q @ k.swapaxes(-1, -2) % PRIME @ v % PRIME
-        out = (out + seen @ output) % PRIME
-    return out
 
 
 def _rank(matrix: Int64[ndarray, "m m"]) -> int:
