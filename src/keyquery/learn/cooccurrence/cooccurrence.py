@@ -14,9 +14,8 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from keyquery.forms import Form
-from keyquery.learn.cooccurrence import counts as algebra
-from keyquery.learn.cooccurrence.counts import KINDS
-from keyquery.learn.cooccurrence.tally import CHUNK, Tally, read_into, require_words, tokens_of, words_in
+from keyquery.learn.cooccurrence.counts import KINDS, dealt, normed_rows
+from keyquery.learn.cooccurrence.tally import CHUNK, Tally, read_into, tokens_of, words_in
 from keyquery.listening.inputs.encoding import encoded
 from keyquery.reading import Reading, digest, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
@@ -96,7 +95,7 @@ class Cooccurrence:
         if len(words) != counts.shape[0]:
             size = counts.shape[0]
             raise ValueError(f"vocabulary must have one word per row of the matrix, {size}, got {len(words)}")
-        self._fill(counts, words)
+        self._filled(counts, words)
 
     @classmethod
     def from_text(
@@ -149,18 +148,18 @@ class Cooccurrence:
 
     @classmethod
     def _of(cls, tally: Tally, tokenizer: Any = None) -> Cooccurrence:
-        require_words(tally)
         keys, numbers = tally.pairs()
-        size = len(tally.words)
+        if not len(keys):
+            raise ValueError("texts hold no two words of the vocabulary within the window of each other")
+        size, frequency = len(tally.words), tally.frequency().astype(float)
         counts = csr_array((numbers.astype(np.float64), (keys >> 32, keys & LOW)), shape=(size, size))
-        whole = cls.__new__(cls)
-        whole._fill(counts, tally.words, tally.frequency().astype(float), tally.tokens, tally.window, tokenizer)
+        whole = cls.__new__(cls)._filled(counts, tally.words, frequency, tally.tokens, tally.window, tokenizer)
         if not tally.open:
             return whole
         order = sorted(range(size), key=lambda word: (-whole.frequency[word], whole.vocabulary[word]))
         return whole.only(np.array(order))
 
-    def _fill(
+    def _filled(
         self,
         counts: csr_array,
         words: Sequence[str],
@@ -168,7 +167,7 @@ class Cooccurrence:
         tokens: int | None = None,
         window: int | None = None,
         tokenizer: Any = None,
-    ) -> None:
+    ) -> Cooccurrence:
         if len(words) < 2:
             raise ValueError(f"a vocabulary must have at least two words, got {len(words)}")
         self._index = {word: number for number, word in enumerate(words)}
@@ -180,6 +179,7 @@ class Cooccurrence:
         self.row_sums, self.column_sums = counts.sum(1), counts.sum(0)
         self.frequency = self.row_sums + self.column_sums if frequency is None else frequency
         self.tokens, self.window, self._tokenizer = tokens, window, tokenizer
+        return self
 
     def __len__(self) -> int:
         return len(self.vocabulary)
@@ -210,8 +210,7 @@ class Cooccurrence:
         ['a', 'rose']
         """
         check_count("count", count, least=2, most=len(self))
-        kept = np.sort(np.argsort(-self.frequency, kind="stable")[:count])
-        return self.only(kept)
+        return self.only(np.sort(np.argsort(-self.frequency, kind="stable")[:count]))
 
     def only(self, rows: Int[ndarray, " kept"]) -> Cooccurrence:
         """Restrict to these words, in the order given."""
@@ -219,8 +218,7 @@ class Cooccurrence:
 
     def _like(self, counts: csr_array, words: list[str], frequency: Float[ndarray, " words"]) -> Cooccurrence:
         new = Cooccurrence.__new__(Cooccurrence)
-        new._fill(counts, words, frequency, self.tokens, self.window, self._tokenizer)
-        return new
+        return new._filled(counts, words, frequency, self.tokens, self.window, self._tokenizer)
 
     def values(self, kind: str = "counts") -> Float[Tensor, " pairs"]:
         """Values of the observed pairs: count, log(1 + count), or PPMI."""
@@ -229,10 +227,10 @@ class Cooccurrence:
         if kind == "counts":
             return counts
         if kind == "log":
-            return algebra.log_counts(counts)
+            return counts.log1p()
         rows, columns = self._counts.nonzero()
-        sums = torch.from_numpy(self.row_sums[rows]), torch.from_numpy(self.column_sums[columns])
-        return algebra.ppmi(counts, *sums, self.total)
+        expected = torch.from_numpy(self.row_sums[rows] * self.column_sums[columns] / self.total)
+        return (counts / expected).log().clamp(min=0.0)
 
     def _with(self, values: Float[Tensor, " pairs"]) -> csr_array:
         """The matrix with other values of the observed pairs."""
@@ -254,7 +252,7 @@ class Cooccurrence:
                 f"a dense matrix of {len(self):,} words is too large: use the most frequent, .most({DENSE})"
             )
         if kind == "log" and smooth != 1:
-            return algebra.log_counts(self.dense(), smooth)
+            return (self.dense() + smooth).log()
         return torch.from_numpy(self._with(self.values(kind)).toarray())
 
     def project(self, tokens: Any, kind: str = "counts") -> Projection:
@@ -274,7 +272,7 @@ class Cooccurrence:
         return Projection(
             tokens=[self.vocabulary[word] for word in ids.tolist()],
             M=m.tolist(),
-            norm=algebra.normed_rows(m).tolist(),
+            norm=normed_rows(m).tolist(),
             E=projection.tolist(),
             e=e.tolist(),
             p=e.softmax(0).tolist(),
@@ -305,7 +303,7 @@ class Cooccurrence:
         >>> kq.Cooccurrence(torch.tensor([[0, 3, 1], [1, 0, 0], [1, 0, 0]])).form("log", rank=2)
         Form(r=2, d=3, float64, symmetry 0.86, effective rank 1.9)
         """
-        return algebra.dealt(self.dense(kind), 1, rank)[0]
+        return dealt(self.dense(kind), 1, rank)[0]
 
     def symmetry(self, kind: str = "counts") -> float:
         """tr(X²)/‖X‖² of the counts, log(1 + X) or PPMI: 1 symmetric, −1 skew.
@@ -326,7 +324,6 @@ def _checked(matrix: Any) -> Float[ndarray, "n n"]:
         raise TypeError("matrix must contain numbers, in rows of equal length") from None
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1]:
         raise ValueError(f"matrix must be square, words by words, got {counts.shape}")
-    if not (np.isfinite(counts) & (counts >= 0)).all():
-        worst = counts[~np.isfinite(counts)] if not np.isfinite(counts).all() else counts.min(keepdims=True)
-        raise ValueError(f"matrix must contain finite, non-negative counts, got {worst.flat[0]:g}")
+    if (wrong := counts[~(np.isfinite(counts) & (counts >= 0))]).size:
+        raise ValueError(f"matrix must contain finite, non-negative counts, got {wrong[0]:g}")
     return counts

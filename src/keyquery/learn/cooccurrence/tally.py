@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from keyquery.learn.cooccurrence.counts import count_pairs, merge_pairs
 from keyquery.listening.inputs.word_pieces import WORD
 from keyquery.support.files import count_pieces, text_pieces
 from keyquery.support.progress import Progress
@@ -38,8 +37,8 @@ class Tally:
         self.open, self._encode = vocabulary is None, encode  # open: the vocabulary grows
         self._known = {word: number for number, word in enumerate(self.words)}
         self._rest, self._text = "", 0
-        self._waiting: list[Int[ndarray, " n"]] = []
-        self._carried = np.zeros((2, 0), dtype=np.int64)  # the last tokens before the pending ones, and their texts
+        self._waiting = [np.zeros((2, 0), dtype=np.int64)]  # tokens, and the index of the text of each
+        self._old = 0  # the first of them, which are counted already
         self._runs: list[Pairs] = []  # sorted, each at least twice as long as the next
         self._seen = np.zeros(0, dtype=np.int64)
 
@@ -63,15 +62,15 @@ class Tally:
         """Add token ids to the current text."""
         self.tokens += len(ids)
         self._waiting.append(np.stack((ids, np.full(len(ids), self._text, dtype=np.int64))))
-        if sum(part.shape[1] for part in self._waiting) >= CHUNK:
+        if sum(part.shape[1] for part in self._waiting) - self._old >= CHUNK:
             self._count()
 
     def pairs(self) -> Pairs:
         """Sorted keys a·2³² + b, and the count of each."""
         self._count()
         while len(self._runs) > 1:
-            self._runs.append(merge_pairs(self._runs.pop(), self._runs.pop()))
-        return self._runs[0] if self._runs else (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+            self._runs.append(_merged(self._runs.pop(), self._runs.pop()))
+        return self._runs[0]
 
     def frequency(self) -> Int[ndarray, " words"]:
         """Count of each word."""
@@ -91,19 +90,39 @@ class Tally:
 
     def _count(self) -> None:
         """Count the pending tokens, and merge runs of similar length."""
-        if not self._waiting:
-            return
-        both = np.concatenate((self._carried, *self._waiting), axis=1)
-        ids, texts = both
-        run = count_pairs(ids, texts, self.window, old=self._carried.shape[1])
-        new = ids[self._carried.shape[1] :]
+        ids, texts = both = np.concatenate(self._waiting, axis=1)
+        run = _pairs_of(ids, texts, self.window, self._old)
+        new = ids[self._old :]
         seen = np.bincount(new[new >= 0], minlength=len(self._seen))
         seen[: len(self._seen)] += self._seen
-        self._seen, self._waiting = seen, []
-        self._carried = both[:, max(both.shape[1] - self.window, 0) :].copy()
+        self._seen, self._old = seen, min(self.window, len(ids))
+        self._waiting = [both[:, len(ids) - self._old :].copy()]
         while self._runs and len(self._runs[-1][0]) <= 2 * len(run[0]):
-            run = merge_pairs(self._runs.pop(), run)
+            run = _merged(self._runs.pop(), run)
         self._runs.append(run)
+
+
+def _pairs_of(ids: Int[ndarray, " tokens"], texts: Int[ndarray, " tokens"], window: int, old: int) -> Pairs:
+    """How often word b occurs at most `window` positions after word a in one text, as keys a·2³² + b and their counts.
+
+    Tokens below 0 are skipped, and pairs whose second token is among the first `old` are not counted again.
+    """
+    runs = [np.zeros(0, dtype=np.int64)]
+    for offset in range(1, min(window, len(ids) - 1) + 1):
+        start = max(old - offset, 0)
+        first, second = ids[start : len(ids) - offset], ids[start + offset :]
+        kept = (texts[start : len(ids) - offset] == texts[start + offset :]) & (first >= 0) & (second >= 0)
+        runs.append(((first << 32) | second)[kept])
+    return np.unique(np.concatenate(runs), return_counts=True)
+
+
+def _merged(first: Pairs, second: Pairs) -> Pairs:
+    """Two sorted lists of keys and counts as one, the counts of equal keys added."""
+    keys = np.concatenate((first[0], second[0]))
+    order = keys.argsort(kind="stable")  # two sorted runs: linear
+    keys, counts = keys[order], np.concatenate((first[1], second[1]))[order]
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    return keys[starts], np.add.reduceat(counts, starts)
 
 
 def read_into(tally: Tally, texts: Any, watch: Progress) -> None:
@@ -138,14 +157,3 @@ def tokens_of(tokenizer: Any) -> list[str]:
     for number, word in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))):
         numbers[f"#{number}" if word is None or word in numbers else word] = number
     return list(numbers)
-
-
-def require_words(tally: Tally) -> None:
-    """Raise if the texts have too few words or no pairs."""
-    seen = np.flatnonzero(tally.frequency())
-    if len(seen) == 0:
-        raise ValueError("texts contain no words" + (" of the vocabulary" if tally.words else ""))
-    if len(seen) == 1:
-        raise ValueError(f"texts must contain at least two different words, got only {tally.words[int(seen[0])]!r}")
-    if not len(tally.pairs()[0]):
-        raise ValueError("no two words co-occur within the window in any text")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -11,17 +11,7 @@ from torch.nn.functional import one_hot
 
 from keyquery.layers.attention import Attention
 from keyquery.learn.cooccurrence.counts import KINDS, dealt
-from keyquery.support.checks import check_choice, check_count
-
-
-@runtime_checkable
-class Counted(Protocol):
-    """Co-occurrence counts of words, such as a `kq.Cooccurrence`."""
-
-    vocabulary: list[str]
-
-    def dense(self, kind: str = "counts", smooth: float = 1.0) -> Float[Tensor, "words words"]:
-        """X, log(X + smooth) or PPMI."""
+from keyquery.support.checks import check_choice
 
 
 class CooccurrenceAttention(Attention):
@@ -70,7 +60,7 @@ class CooccurrenceAttention(Attention):
 
     def __init__(
         self,
-        cooc: Counted,
+        cooc: Any,
         heads: int = 1,
         rank: int | None = None,
         kind: str = "log",
@@ -81,20 +71,16 @@ class CooccurrenceAttention(Attention):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        if not isinstance(cooc, Counted):
+        if not hasattr(cooc, "vocabulary"):
             raise TypeError(f"cooc must be a kq.Cooccurrence, got {type(cooc).__name__}")
-        size = len(cooc.vocabulary)
-        check_choice("kind", kind, KINDS)
         check_choice("values", values, KINDS)
-        check_count("heads", heads, least=1, most=size)
-        check_count("rank", rank, least=1, most=size // heads, optional=True)
         if kind == "log" and not 0 < smooth < float("inf"):
             raise ValueError(f"smooth must be above 0, since log 0 = −∞ is not a finite score, got {smooth}")
-        width = size // heads if rank is None else rank
-        super().__init__(size, heads, bias=False, dropout=dropout, head_dim=width, device=device, dtype=dtype)
-        scores = dealt(cooc.dense(kind, smooth), heads, width)
+        scores = dealt(cooc.dense(kind, smooth), heads, rank)
         same = values == kind and (kind != "log" or smooth == 1)
-        carried = scores if same else dealt(cooc.dense(values), heads, width)
+        carried = scores if same else dealt(cooc.dense(values), heads, rank)
+        size, width = len(cooc.vocabulary), scores.query.shape[-2]
+        super().__init__(size, heads, bias=False, dropout=dropout, head_dim=width, device=device, dtype=dtype)
         assert self.query is not None
         with torch.no_grad():
             for part, factor in ((self.query, scores.query), (self.key, scores.key)):

@@ -9,37 +9,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from keyquery.layers.blocks import Encoder
-from keyquery.support.checks import check_count
 
 
 class VisionEncoder(nn.Module):
-    """Vision transformer: linear patch embedding, learned positions and an Encoder; `depth=0` has no Encoder.
+    """Vision transformer for images of `size` × `size` pixels: linear patch embedding, learned positions, an Encoder.
 
-    Parameters
-    ----------
-    size
-        Pixels along the side of an image.
-    patch
-        Pixels along the side of a patch; divides `size`.
-    dim
-        Width of the residual stream.
-    depth
-        Blocks; 0: patch embedding only.
-    heads
-        Attention heads.
+    `depth=0` has no Encoder.
 
-    Examples
-    --------
-    >>> parser = VisionEncoder(16, patch=4, dim=32, depth=2, heads=4)
-    >>> parser(torch.randn(2, 3, 16, 16)).shape
+    >>> VisionEncoder(16, patch=4, dim=32, depth=2, heads=4)(torch.randn(2, 3, 16, 16)).shape
     torch.Size([2, 16, 32])
     """
 
     def __init__(self, size: int, patch: int, dim: int, depth: int, heads: int) -> None:
         super().__init__()
-        for name, value in (("size", size), ("patch", patch), ("dim", dim)):
-            check_count(name, value)
-        check_count("depth", depth, least=0)
         if size % patch:
             raise ValueError(f"patch must divide size: {patch} does not divide {size}")
         self.size, self.dim, self.tokens = size, dim, (size // patch) ** 2
