@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.learn.vision_language.words import WordEncoder
+from keyquery.learn.vision_language.words import word_vectors
 from tests.learn.vision_language.test_parser import COLOURS, fields, small, texts
 
 transformers = pytest.importorskip("transformers")
@@ -38,14 +38,14 @@ def encoder():
 
 def test_vectors_are_means_of_hidden_states_and_padding_does_not_matter(encoder):
     model, _ = encoder
-    found = WordEncoder(encoder).vectors(["red", "left of red", "blue"])
+    found = word_vectors(encoder, ["red", "left of red", "blue"])
     with torch.no_grad():
         alone = (
             model(torch.tensor([[NAMES.index(word) for word in ("left", "of", "red")]])).last_hidden_state[0].mean(0)
         )
     expected = (alone - alone.mean()) / alone.std(unbiased=False)
     assert torch.allclose(found[1], expected, atol=1e-3)
-    assert torch.allclose(found[0], WordEncoder(encoder).vectors(["red"])[0], atol=1e-5)
+    assert torch.allclose(found[0], word_vectors(encoder, ["red"])[0], atol=1e-5)
 
 
 def test_it_learns_with_them_and_knows_words_of_the_same_vector(encoder, tmp_path):
@@ -68,7 +68,7 @@ def test_a_folder_is_the_same_as_the_pair(encoder, tmp_path):
     for part in encoder:
         part.save_pretrained(tmp_path)
     words = ["red", "left"]
-    assert torch.allclose(WordEncoder(tmp_path).vectors(words), WordEncoder(encoder).vectors(words), atol=1e-5)
+    assert torch.allclose(word_vectors(tmp_path, words), word_vectors(encoder, words), atol=1e-5)
 
 
 def test_what_is_no_text_encoder_is_refused(encoder):

@@ -36,12 +36,12 @@ class VisionEncoder(nn.Module):
 
     def with_attention(
         self, images: Float[Tensor, "batch 3 h w"]
-    ) -> tuple[Float[Tensor, "batch tokens dim"], Float[Tensor, "batch tokens tokens"]]:
-        """Features, and attention maps of the last layer averaged over heads, without gradients."""
-        if self.encoder is None:
-            raise ValueError("an encoder of depth 0 has no attention")
-        last: Any = self.encoder.blocks[-1]
+    ) -> tuple[Float[Tensor, "batch tokens dim"], Float[Tensor, "batch tokens tokens"] | None]:
+        """Features, and attention maps of the last layer, if there is one, averaged over heads, without gradients."""
         x = self._embedded(images)
+        if self.encoder is None:
+            return x, None
+        last: Any = self.encoder.blocks[-1]
         for block in self.encoder.blocks[:-1]:
             x = block(x)
         with torch.no_grad():

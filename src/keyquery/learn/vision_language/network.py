@@ -17,11 +17,9 @@ from keyquery.learn.inputs.captions import FIRST, PAD
 from keyquery.learn.layers.vision import VisionEncoder
 from keyquery.support.extras import optional
 
-MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet statistics
-
-
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet statistics
 RANK = 1e-3  # relative to the largest, below which singular values of word vectors count as 0
-PLACES = 0.5  # initial standard deviation of the position embeddings, relative to tokens of 1
+POSITIONS = 0.5  # initial standard deviation of the position embeddings, relative to tokens of 1
 
 
 class Seen(NamedTuple):
@@ -54,8 +52,8 @@ class Backbone(nn.Module):
         accepted = signature(model.forward).parameters
         self._options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in accepted else {}
         with torch.no_grad():
-            place = next(model.parameters()).device
-            features = self._run(torch.zeros(1, 3, size, size, device=place), attention=False)[0]
+            device = next(model.parameters()).device
+            features = self._run(torch.zeros(1, 3, size, size, device=device), attention=False)[0]
         patch = getattr(model.config, "patch_size", None)
         patches = (size // patch) ** 2 if isinstance(patch, int) else features.shape[1]
         self.tokens = patches if 0 < patches <= features.shape[1] else features.shape[1]
@@ -134,7 +132,7 @@ class VisionLanguageNetwork(nn.Module):
         self.word_norm = nn.LayerNorm(width)
         nn.init.normal_(self.words.weight, std=width**-0.5)
         for weight in (self.word_places, self.visual_places, self.first, self.hidden):
-            nn.init.normal_(weight, std=PLACES)
+            nn.init.normal_(weight, std=POSITIONS)
         self.joint = Encoder(width, depth, heads, kernel=kernel)
         self.matcher = nn.Linear(width, 1)
         self.regressor = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, vision.dim))
@@ -144,13 +142,12 @@ class VisionLanguageNetwork(nn.Module):
             nn.init.normal_(self.text.weight, std=math.sqrt(vectors.shape[1] / width))
             nn.init.zeros_(self.text.bias)
         self.register_buffer("mean", torch.tensor(MEAN).view(3, 1, 1))
-        self.register_buffer("spread", torch.tensor(SPREAD).view(3, 1, 1))
+        self.register_buffer("spread", torch.tensor(DEVIATION).view(3, 1, 1))
 
     def see(self, images: Num[Tensor, "batch 3 h w"], attention: bool = False) -> Seen:
         """Patch features of images with values from 0 to 255, and the attention between them if there is any."""
         shown = (images.float() / 255 - self.mean) / self.spread
-        attends = attention and getattr(self.vision, "encoder", True) is not None
-        return Seen(*self.vision.with_attention(shown)) if attends else Seen(self.vision(shown))
+        return Seen(*self.vision.with_attention(shown)) if attention else Seen(self.vision(shown))
 
     def table(self, further: Float[Tensor, "more dim"] | None = None) -> Float[Tensor, "words width"]:
         """Embeddings of all words, and of `further` words by their vectors."""
@@ -165,23 +162,6 @@ class VisionLanguageNetwork(nn.Module):
             vectors = torch.cat((vectors, known))
         return torch.cat((self.words.weight, self.text(vectors / scale)))
 
-    def joined(
-        self,
-        features: Float[Tensor, "batch tokens features"],
-        ids: Int[Tensor, "batch n"],
-        hidden: Bool[Tensor, "batch tokens"] | None = None,
-        further: Float[Tensor, "more dim"] | None = None,
-    ) -> tuple[Float[Tensor, "batch all width"], Bool[Tensor, "batch all"]]:
-        """Input vectors of the joint encoder, and which are real; `hidden` patches are masked."""
-        seen = self.project(features)
-        if hidden is not None:
-            seen = torch.where(hidden.unsqueeze(-1), self.hidden, seen)
-        embedded = self.words(ids) if self.text is None else self.table(further)[ids]
-        words = self.word_norm(embedded) + self.word_places[: ids.shape[1]]
-        first = self.first.expand(len(ids), 1, -1)
-        real = torch.cat((ids.new_ones(len(ids), 1 + seen.shape[1], dtype=torch.bool), ids != PAD), 1)
-        return torch.cat((first, seen + self.visual_places, words), 1), real
-
     def forward(
         self,
         features: Float[Tensor, "batch tokens features"],
@@ -189,9 +169,15 @@ class VisionLanguageNetwork(nn.Module):
         hidden: Bool[Tensor, "batch tokens"] | None = None,
         further: Float[Tensor, "more dim"] | None = None,
     ) -> Float[Tensor, "batch all width"]:
-        """Output of the joint encoder."""
-        x, real = self.joined(features, ids, hidden, further)
-        return self.joint(x, real)
+        """Output of the joint encoder; `hidden` patches are masked."""
+        seen = self.project(features)
+        if hidden is not None:
+            seen = torch.where(hidden.unsqueeze(-1), self.hidden, seen)
+        embedded = self.words(ids) if self.text is None else self.table(further)[ids]
+        words = self.word_norm(embedded) + self.word_places[: ids.shape[1]]
+        first = self.first.expand(len(ids), 1, -1)
+        real = torch.cat((ids.new_ones(len(ids), 1 + seen.shape[1], dtype=torch.bool), ids != PAD), 1)
+        return self.joint(torch.cat((first, seen + self.visual_places, words), 1), real)
 
     def match(self, out: Float[Tensor, "batch all width"]) -> Float[Tensor, " batch"]:
         """Logit of image and text matching."""

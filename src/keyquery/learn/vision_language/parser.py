@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, UInt8
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from keyquery.layers.kernels import KERNELS
@@ -20,12 +20,12 @@ from keyquery.learn.inputs.images import images_of
 from keyquery.learn.layers.vision import VisionEncoder
 from keyquery.learn.vision_language.network import Backbone, VisionLanguageNetwork, backbone_of, built
 from keyquery.learn.vision_language.training import Pairs, learn, watched
-from keyquery.learn.vision_language.words import WordEncoder
+from keyquery.learn.vision_language.words import word_vectors
 from keyquery.listening.inputs.load import load_model
 from keyquery.reading import plain
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.devices import pick_device
-from keyquery.support.progress import Progress, bars
+from keyquery.support.progress import bars
 
 NO_BETTER = 0.97  # share of the loss at chance
 ENOUGH = 5  # epochs after which matching should be better than that
@@ -152,19 +152,14 @@ class VisualParser(SavedEstimator):
         if len(torch.unique(ids, dim=0)) < 2:
             raise ValueError("texts must hold at least two different texts: with one there is nothing to match")
         with seeded(seed, device):
-            vectors = None if self.text_encoder is None else WordEncoder(self.text_encoder).vectors(vocabulary.names)
+            vectors = None if self.text_encoder is None else word_vectors(self.text_encoder, vocabulary.names)
             network = self._network(self._backbone(), len(vocabulary), ids.shape[1], vectors).to(device)
+            network.vision.requires_grad_(not self._frozen)
+            options: dict[str, Any] = {"epochs": self.epochs, "lr": self.lr, "seed": seed, "verbose": self.verbose}
             with bars(self.verbose) as progress:
-                history = learn(
-                    network,
-                    self._pairs(network, pixels.to(device), ids.to(device), progress),
-                    size=self.batch_size,
-                    epochs=self.epochs,
-                    lr=self.lr,
-                    seed=seed,
-                    progress=progress,
-                    verbose=self.verbose,
-                )
+                shown = watched(network, pixels.to(device), progress) if self._frozen else pixels.to(device)
+                pairs = Pairs(shown, ids.to(device))
+                history = learn(network, pairs, size=self.batch_size, progress=progress, **options)
         if len(history) >= ENOUGH and history[-1]["match"] > NO_BETTER * math.log(2):
             warnings.warn(
                 f"after {self.epochs} epochs matching is at chance, {history[-1]['match']:.3f} nats (log 2 is 0.693): "
@@ -209,10 +204,10 @@ class VisualParser(SavedEstimator):
         network = self.network_.to(device).eval()
         ids, further = self._encoded(captions)
         ids, further = ids.to(device), None if further is None else further.to(device)
-        at, of = torch.arange(len(pixels)), torch.arange(len(captions))
+        rows, columns = torch.arange(len(pixels)), torch.arange(len(captions))
         if crossed:
-            at, of = (grid.flatten() for grid in torch.meshgrid(at, of, indexing="ij"))
-        chunks, steps = pixels.split(PAIRS), list(zip(at.split(PAIRS), of.split(PAIRS), strict=True))
+            rows, columns = (grid.flatten() for grid in torch.meshgrid(rows, columns, indexing="ij"))
+        chunks, steps = pixels.split(PAIRS), list(zip(rows.split(PAIRS), columns.split(PAIRS), strict=True))
         with bars(self.verbose) as progress:
             seen = progress(chunks, "features of images", len(chunks))
             features = torch.cat([network.see(chunk.to(device)).features for chunk in seen])
@@ -234,27 +229,6 @@ class VisualParser(SavedEstimator):
         return facts, {}
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "auto") -> VisualParser:
-        """Load an estimator written by `save`, to run on `device`. With a backbone it needs transformers.
-
-        Parameters
-        ----------
-        path
-            The file.
-        device
-            Where to run. Default: "auto".
-
-        Returns
-        -------
-        VisualParser
-            The fitted estimator.
-        """
-        estimator = super().load(path, device)
-        vision = estimator.network_.vision
-        estimator.backbone = vision.model if isinstance(vision, Backbone) else None
-        return estimator
-
-    @classmethod
     def _params_of(cls, facts: dict[str, Any]) -> dict[str, Any]:
         return {**facts["params"], "backbone": facts["backbone"]}
 
@@ -267,6 +241,7 @@ class VisualParser(SavedEstimator):
 
         def build() -> VisionLanguageNetwork:
             backbone = None if config is None else built(config, self.size)
+            self.backbone = backbone and backbone.model
             vectors = None if width is None else torch.zeros(len(self.vocabulary_.names), width)
             return self._network(backbone, len(self.vocabulary_), longest, vectors)
 
@@ -274,19 +249,15 @@ class VisualParser(SavedEstimator):
 
     def _plain_params(self) -> dict[str, Any]:
         """A backbone and a text encoder are recorded by their names."""
-        (backbone, self.backbone), (encoder, self.text_encoder) = (self.backbone, None), (self.text_encoder, None)
-        try:
-            params = super()._plain_params()
-        finally:
-            self.backbone, self.text_encoder = backbone, encoder
-        return {**params, "backbone": _name(backbone), "text_encoder": _name(encoder)}
+        names = {name: _name(getattr(self, name)) for name in ("backbone", "text_encoder")}
+        return super()._plain_params() | names
 
     def _encoded(self, captions: list[str]) -> tuple[Tensor, Tensor | None]:
         """Word ids of texts, and the vectors of words that did not occur in training, if a text encoder has them."""
         unseen = self.vocabulary_.unseen(captions)
         if self.text_encoder is None or self.network_.text is None or not unseen:
             return self.vocabulary_.batch(captions), None
-        vectors = WordEncoder(self.text_encoder).vectors(unseen)
+        vectors = word_vectors(self.text_encoder, unseen)
         if vectors.shape[1] != self.network_.text.in_features:
             raise ValueError(
                 f"text_encoder has vectors of {vectors.shape[1]} numbers, and that of fit had "
@@ -322,16 +293,6 @@ class VisualParser(SavedEstimator):
         sizes = (self.size, self.patch, self.width, self.parser_depth, self.heads)
         vision: Any = VisionEncoder(*sizes) if backbone is None else backbone
         return VisionLanguageNetwork(vision, words, longest, self.width, self.depth, self.heads, self.kernel, vectors)
-
-    def _pairs(
-        self, network: VisionLanguageNetwork, pixels: UInt8[Tensor, "n 3 h w"], ids: Tensor, progress: Progress
-    ) -> Pairs:
-        """The training data; the features of a frozen patch encoder are computed once."""
-        network.vision.requires_grad_(not self._frozen)
-        if not self._frozen:
-            return Pairs(pixels, ids)
-        network.eval()
-        return Pairs(watched(network, pixels, progress), ids)
 
 
 def _name(model: Any) -> str | None:

@@ -14,7 +14,7 @@ from keyquery.learn.inputs.captions import FIRST, MASK
 from keyquery.learn.series.training import epochs_of
 from keyquery.learn.training import Recipe
 from keyquery.learn.vision_language.network import Seen, VisionLanguageNetwork
-from keyquery.support.progress import Progress, silent
+from keyquery.support.progress import Progress
 
 MASKED = 0.15  # share of words, and of patches
 NEAR = 0.5  # share of hard negatives: the most similar text of a pool
@@ -78,13 +78,13 @@ def losses(network: Any, pairs: Pairs, batch: Batch, count: int) -> dict[str, Fl
     shown = torch.zeros(n, features.shape[1], dtype=torch.bool, device=words.device)
     hidden = [shown, shown, shown, _patches(seen, batch.dice, count)]
     out = network(features.repeat(len(texts), 1, 1), torch.cat(texts), torch.cat(hidden)).split(n)
-    own, other, spelled = (network.match(out[0]), network.match(out[1]), network.spell(out[2]))
-    odds, truth = torch.cat((own, other[batch.usable])), torch.ones(n + int(batch.usable.sum()), device=words.device)
-    truth[n:] = 0
+    logits = torch.cat((network.match(out[0]), network.match(out[1])[batch.usable]))
+    truth = torch.zeros_like(logits)
+    truth[:n] = 1
     target = layer_norm(features.detach().float(), features.shape[-1:])
     return {
-        "words": cross_entropy(spelled[batch.hidden_words], words[batch.hidden_words]),
-        "match": binary_cross_entropy_with_logits(odds, truth),
+        "words": cross_entropy(network.spell(out[2])[batch.hidden_words], words[batch.hidden_words]),
+        "match": binary_cross_entropy_with_logits(logits, truth),
         "features": (network.regress(out[3])[hidden[3]] - target[hidden[3]]).square().mean(),
     }
 
@@ -109,8 +109,8 @@ def learn(
     epochs: int,
     lr: float,
     seed: int,
-    progress: Progress | None = None,
-    verbose: bool = False,
+    progress: Progress,
+    verbose: bool,
 ) -> list[dict[str, float]]:
     """Train in place, and return the history, one row per epoch."""
     words, device, tokens = len(network.table()), pairs.ids.device, network.vision.tokens
@@ -134,21 +134,18 @@ def learn(
 
     recipe = Recipe(epochs * every, lr=lr, warmup=min(2 * every, epochs * every // 10), seed=seed, check_every=every)
     log = fit_network(network, draw, loss, recipe, progress=progress, verbose=verbose)
-    rows = []
+    history = []
     for number, row in enumerate(log.rows):
-        each = steps[number * every : (number + 1) * every]
-        means = {name: float(torch.stack([terms[name] for terms in each]).mean()) for name in each[0]}
-        rows.append({"epoch": number + 1, "loss": row["loss"], **means})
-    return rows
+        epoch = steps[number * every : (number + 1) * every]
+        means = {name: float(torch.stack([terms[name] for terms in epoch]).mean()) for name in epoch[0]}
+        history.append({"epoch": number + 1, "loss": row["loss"], **means})
+    return history
 
 
 @torch.no_grad()
-def watched(
-    network: VisionLanguageNetwork,
-    images: UInt8[Tensor, "n 3 size size"],
-    progress: Progress = silent,
-) -> Seen:
+def watched(network: VisionLanguageNetwork, images: UInt8[Tensor, "n 3 size size"], progress: Progress) -> Seen:
     """Features of all images by a frozen patch encoder, stored in half precision."""
+    network.eval()
     chunks = images.split(64)
     outputs = [network.see(chunk, attention=True) for chunk in progress(chunks, "features of images", len(chunks))]
     maps = [output.attention for output in outputs if output.attention is not None]
