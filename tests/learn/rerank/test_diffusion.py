@@ -44,17 +44,3 @@ def test_it_follows_a_curve_to_its_ends():
     ]
     plain, diffused = (kq.score_rankings(order, labels[:, None] == labels).mean["average_precision"] for order in lists)
     assert diffused > plain + 0.1
-
-
-def test_queries_do_not_affect_each_other(monkeypatch):
-    database, _ = curves(3, seed=1)
-    model = kq.DiffusionReranker(neighbours=4, seeds=2, device="cpu").fit(database)
-    together = model.rerank(database[:7])
-    monkeypatch.setattr("keyquery.learn.rerank.diffusion.NUMBERS", 2 * len(database))
-    for part, same in zip(together, model.rerank(database[:7]), strict=True):
-        assert torch.allclose(part, same, atol=1e-5)
-
-
-def test_alpha_is_below_one():
-    with pytest.raises(ValueError, match=r"alpha must be at least 0 and below 1, got 1\.0"):
-        kq.DiffusionReranker(alpha=1.0, device="cpu").rerank(torch.eye(3), torch.eye(3))

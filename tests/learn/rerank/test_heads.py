@@ -48,6 +48,15 @@ def test_scores_are_attention_minus_that_of_a_query_without_content(reranker):
     assert (np.diff(values) <= 0).all()
 
 
+def test_a_live_model_stays_as_it_is():
+    model, tokenizer = load_model(kq.models.DECODER)
+    dtype = next(model.train().parameters()).dtype
+    scores = kq.HeadReranker(model, tokenizer, calibrate=False).head_scores("the sea", PASSAGES)
+    assert np.allclose(scores, expected("the sea"), atol=1e-3)
+    assert model.training
+    assert next(model.parameters()).dtype == dtype
+
+
 def test_the_heads_that_separate_best_are_chosen(reranker, monkeypatch):
     scores = np.zeros((2, 2, 3))
     scores[1, 0] = [0.1, 0.7, 0.1]  # sees the relevant one

@@ -24,6 +24,12 @@ def reading():
     return model.moves(torch.randn(2, 6, generator=generator), database, most=7, **shown)
 
 
+def shown(reading):
+    out = io.StringIO()
+    terminal.show(reading, Console(width=100, file=out))
+    return out.getvalue()
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 def test_the_page_marks_what_moved(visit, reading):
     tab = visit(reading)
@@ -57,23 +63,16 @@ def test_what_was_not_in_the_list_came_from_below():
     assert (items[2]["before"], items[1]["after"], items[1]["score"]) == (None, None, None)
     assert [row["moved"] for row in reading.records()] == [0, None, None]
     assert "▲" in page(reading)
-    page_ = io.StringIO()
-    terminal.show(reading, Console(width=100, file=page_))
-    assert "below" in page_.getvalue()
+    assert "below" in shown(reading)
     assert picture_bytes(kq.models.TEXT.with_suffix(".png"), reading)[:4] == b"\x89PNG"
 
 
 def test_the_terminal_shows_places_and_marks(reading):
-    out = io.StringIO()
-    terminal.show(reading, Console(width=100, file=out))
-    text = out.getvalue()
+    text = shown(reading)
     assert max(map(len, text.splitlines())) <= 100
     assert text.count("rank  was  moved") == 2
     assert f"average precision {reading.queries[0]['precision']['before']:.3f} →" in text
-    out = io.StringIO()
-    terminal.show(kq.score_rankings([[0, 1], [1, 0]], [[1], []]), Console(width=100, file=out))
-    assert "1 queries, 1 without relevant items excluded" in out.getvalue()
-    assert "average_precision" in out.getvalue()
+    assert "1 queries, 1 without relevant items excluded" in shown(kq.score_rankings([[0, 1], [1, 0]], [[1], []]))
 
 
 def test_the_picture_has_a_line_an_item_and_its_images(reading):
