@@ -149,24 +149,22 @@ def test_padding_is_left_out_and_tokens_are_chosen():
     with torch.no_grad():
         body = still.body(still.enter(x), mask.bool())
 
-    def points(tokens):
-        lens = kq.TransportLens(model, "body", inputs={"x": x, "attention_mask": mask}, labels=y, tokens=tokens)
-        return lens.path()[0], lens.labels.tolist()
-
-    def same(found, expected, owners):
-        torch.testing.assert_close(found[0], torch.stack(expected), rtol=0, atol=1e-6)
-        assert found[1] == [int(y[owner]) for owner in owners]
-
     real = mask.nonzero().tolist()
-    same(points("all"), [body[i, j] for i, j in real], [i for i, _ in real])
-    same(points("first"), [body[0, 0], body[1, 1], body[2, 0], body[3, 2]], range(4))
-    same(points("last"), [body[0, 3], body[1, 2], body[2, 0], body[3, 3]], range(4))
-    same(points("mean"), [body[i][mask[i].bool()].mean(0) for i in range(4)], range(4))
+    for tokens, expected, owners in (
+        ("all", [body[i, j] for i, j in real], [i for i, _ in real]),
+        ("first", [body[0, 0], body[1, 1], body[2, 0], body[3, 2]], [0, 1, 2, 3]),
+        ("last", [body[0, 3], body[1, 2], body[2, 0], body[3, 3]], [0, 1, 2, 3]),
+        ("mean", [body[i][mask[i].bool()].mean(0) for i in range(4)], [0, 1, 2, 3]),
+    ):
+        lens = kq.TransportLens(model, "body", inputs={"x": x, "attention_mask": mask}, labels=y, tokens=tokens)
+        torch.testing.assert_close(lens.path()[0], torch.stack(expected), rtol=0, atol=1e-6)
+        assert lens.labels.tolist() == y[owners].tolist()
 
 
 def test_points_are_drawn_once_and_keep_their_labels():
     x, y = data()
     model, whole = made(points=None, inputs=[x[:10], x[10:]])
+    assert kq.TransportLens(model, model.body, inputs=x).module == "body"
     lens = kq.TransportLens(torch.compile(model), "body", inputs=(x,), labels=y, points=17)
     fit(model, 2, lambda: [one.step() for one in (whole, lens)])
     assert lens.path().shape == (3, 17, 8)
@@ -207,24 +205,15 @@ def test_nan_names_the_step():
         kq.TransportLens(Broken("nan", 0), inputs=torch.ones(4, 2))
 
 
-def test_modules_that_are_not_there_or_never_run():
-    x, _ = data()
-    with pytest.raises(ValueError, match="unused is not called on these inputs: there is nothing to record"):
-        kq.TransportLens(Small(), "unused", inputs=x)
-    with pytest.raises(ValueError, match=r"Small has no module 'body\.block\.0'; did you mean 'body\.blocks\.0'\?"):
-        kq.TransportLens(Small(), "body.block.0", inputs=x)
-    with pytest.raises(ValueError, match="module must be a submodule of Small"):
-        kq.TransportLens(Small(), nn.Linear(1, 1), inputs=x)
-    model = Small()
-    assert kq.TransportLens(model, model.body, inputs=x).module == "body"
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"inputs": torch.ones(2, 4, 5)}, "Small does not run on these inputs: "),
         ({"inputs": []}, "inputs must contain at least one batch, got none"),
         ({"labels": [0, 1]}, r"labels must have one class per instance in inputs, 24, got shape \(2,\)"),
+        ({"module": "unused"}, "unused is not called on these inputs: there is nothing to record"),
+        ({"module": "body.block.0"}, r"Small has no module 'body\.block\.0'; did you mean 'body\.blocks\.0'\?"),
+        ({"module": nn.Linear(1, 1)}, "module must be a submodule of Small"),
         ({"tokens": "middle"}, "tokens must be one of 'all', 'first', 'last', 'mean', got 'middle'"),
         ({"module": "out", "tokens": "first"}, r"tokens 'first' needs outputs \(batch, tokens, width\), not \(batch"),
         ({"every": 0}, "every must be at least 1, got 0"),

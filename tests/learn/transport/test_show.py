@@ -13,7 +13,6 @@ from tests.conftest import CHROMIUM
 from tests.pages.readings import EVIL
 
 pytest.importorskip("ot")
-expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 
 
@@ -30,12 +29,15 @@ def reading():
     return lens.reading()
 
 
+def ends(tab, lines, x, y):
+    """The coordinates of all elements of a kind."""
+    script = "(all, names) => all.map(element => names.map(name => element.getAttribute(name)))"
+    return np.array(tab.locator(lines).evaluate_all(script, [x, y]), dtype=float)
+
+
 def drawn(tab):
     """Centres of the dots."""
-    text = (
-        "[...document.querySelectorAll('.cloud .dot')].map((dot) => [dot.getAttribute('cx'), dot.getAttribute('cy')])"
-    )
-    return np.array(tab.evaluate(text), dtype=float)
+    return ends(tab, ".cloud .dot", "cx", "cy")
 
 
 def three(value):
@@ -47,12 +49,12 @@ def test_the_slider_moves_the_cloud_as_the_path_did(visit, reading):
     assert tab.locator(".cloud .dot").count() == 30
     frames = np.array(reading.sketch["frames"]).reshape(4, 30, 2)
     order = np.argsort(reading.sketch["classes"], kind="stable")  # points are drawn class by class
-    places = []
-    for at in range(4):
-        tab.locator(".time input").fill(str(at))
-        assert tab.locator(".time output").inner_text() == f"epoch {at}"
-        places.append(drawn(tab))
-    moved, went = np.array(places), frames[:, order]
+    shown = []
+    for record in range(4):
+        tab.locator(".time input").fill(str(record))
+        assert tab.locator(".time output").inner_text() == f"epoch {record}"
+        shown.append(drawn(tab))
+    moved, went = np.array(shown), frames[:, order]
     scale = np.ptp(moved[..., 0]) / np.ptp(went[..., 0])
     flipped = went * np.array([scale, -scale])  # up is down on a screen
     np.testing.assert_allclose(moved - moved[0, 0], flipped - flipped[0, 0], atol=0.2)
@@ -74,11 +76,8 @@ def test_figures_are_those_of_the_reading_at_every_step(visit, reading):
 
 def test_the_coupling_leads_to_places_of_the_end_and_ways_are_drawn_instead(visit, reading):
     tab = visit(reading)
-    ends = tab.evaluate(
-        "[...document.querySelectorAll('.best')].map((line) => [line.getAttribute('x2'), line.getAttribute('y2')])"
-    )
-    dots = {tuple(place) for place in drawn(tab).round(0).tolist()}
-    assert {tuple(place) for place in np.array(ends, dtype=float).round(0).tolist()} == dots
+    rounded = [{tuple(point) for point in points.round(0)} for points in (ends(tab, ".best", "x2", "y2"), drawn(tab))]
+    assert rounded[0] == rounded[1]
     assert tab.locator(".best").first.is_visible()
     assert not tab.locator(".own").first.is_visible()
     tab.get_by_role("button", name="trajectory").click()

@@ -15,7 +15,6 @@ from keyquery.pages.document import page
 
 pytest.importorskip("ot")
 
-RATIOS = ("optimality", "efficiency")
 LENGTHS = ("distance", "wasserstein", "path_length", "bures")
 
 
