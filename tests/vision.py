@@ -3,22 +3,8 @@
 import numpy as np
 import torch
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "<image>",
-    "a",
-    "cat",
-    "left",
-    "of",
-    "truck",
-    "and",
-    "the",
-    "dog",
-]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<image>"]
+WORDS += ["a", "cat", "left", "of", "truck", "and", "the", "dog"]
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 TEXT = "a cat left of the truck"
 

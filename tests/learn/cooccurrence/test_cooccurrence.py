@@ -53,15 +53,6 @@ def test_counts_are_those_of_two_loops(texts, window, directed):
     assert found.frequency.tolist() == sorted(found.frequency.tolist(), reverse=True)
 
 
-@given(st.lists(st.sampled_from("abcde"), min_size=2, max_size=30).filter(lambda words: len(set(words)) > 1))
-def test_a_text_read_backwards_has_the_transposed_counts(words):
-    forth, back = (kq.Cooccurrence.from_text(" ".join(order), 3) for order in (words, words[::-1]))
-    assert forth.dense().mT.equal(
-        back.only(np.array([back.vocabulary.index(word) for word in forth.vocabulary])).dense()
-    )
-    assert told(forth.symmetric()) == told(back.symmetric())
-
-
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 def test_pieces_and_chunks_change_nothing(tmp_path, monkeypatch, chunk):
     whole = told(kq.Cooccurrence.from_text(TEXT, 4))
@@ -86,11 +77,6 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
         one.add(" ".join(rng.choice(list("abcdefgh"), 100)) + " ")
         sizes.append(sum(len(keys) for keys, _ in one._runs) + sum(part.size for part in one._waiting))
     assert max(sizes) <= 2 * 64 + 2 * 64 + 200
-
-
-def test_texts_do_not_reach_into_each_other():
-    found = told(kq.Cooccurrence.from_text(["a b", "c d"], 5))
-    assert found == {("a", "b"): 1, ("c", "d"): 1}
 
 
 def test_words_outside_a_vocabulary_keep_their_places():

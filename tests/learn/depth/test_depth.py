@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.learn.depth.depth import CONTRARY
 from keyquery.learn.depth.law import Law, count
 from keyquery.learn.depth.show import KNOWN
 from keyquery.pages import terminal
@@ -24,31 +23,23 @@ budgets = st.floats(320_000, 1e15)
 run = CliRunner().invoke
 
 
-def test_reported_figures():
-    assert kq.depth(layers=70).width == 7510
-    layers, width = kq.depth(params=1.03e12).exact
-    assert (round(layers), round(width)) == (95, 30060)
-    assert 80 < kq.depth(params=1.75e11).exact[0] < 81
-    wide, deep = kq.depth(width=768), kq.depth(layers=29)
-    assert (wide.layers, wide.width) == (29, 768)
-    assert Law().width(wide.exact[0]) == pytest.approx(768)
-    assert math.log(deep.exact[1]) == pytest.approx(5.039 + 0.0555 * 29)
-
-
 @pytest.mark.parametrize(
-    ("shape", "better"),
+    ("options", "layers", "width"),
     [
-        ((12, 768), (23, 555)),
-        ((24, 1024), (32, 887)),
-        ((32, 4096), (54, 3153)),
-        ((24, 1536), (37, 1237)),
-        ((96, 12288), (80, 13461)),
-        ((28, 768), (29, 755)),
+        ({"layers": 70}, 70, 7510),
+        ({"width": 768}, 29, 768),
+        ({"layers": 12, "width": 768}, 23, 555),
+        ({"layers": 24, "width": 1024}, 32, 887),
+        ({"layers": 32, "width": 4096}, 54, 3153),
+        ({"layers": 96, "width": 12288}, 80, 13461),
+        ({"layers": 28, "width": 768}, 29, 755),
     ],
 )
-def test_shapes_of_the_law_with_as_many_parameters(shape, better):
-    reading = kq.depth(layers=shape[0], width=shape[1])
-    assert (reading.layers, reading.width) == better
+def test_shapes_of_the_law(options, layers, width):
+    reading = kq.depth(**options)
+    assert (reading.layers, reading.width) == (layers, width)
+    assert math.log(reading.exact[1]) == pytest.approx(5.039 + 0.0555 * reading.exact[0])
+    assert tuple(map(round, kq.depth(params=1.03e12).exact)) == (95, 30060)  # as reported
 
 
 @given(budgets)
@@ -57,8 +48,6 @@ def test_a_budget_comes_back(params):
     expected = lambertw(2 * 0.0555 * params / 12 / math.exp(2 * 5.039)).real / (2 * 0.0555)
     assert reading.exact[0] == pytest.approx(expected, rel=1e-9)
     assert count(*reading.exact) == pytest.approx(params, rel=1e-9)
-    layers, width = reading.exact
-    assert math.log(width) == pytest.approx(5.039 + 0.0555 * layers, rel=1e-9)
     assert kq.depth(params=count(*reading.exact)).exact == pytest.approx(reading.exact, rel=1e-9)
 
 
@@ -71,7 +60,6 @@ def test_the_interval_is_that_of_drawn_laws(params, layers, error):
     assert reading.exact[0] == pytest.approx(layers, abs=0.05)
     assert reading.interval["layers"] == pytest.approx(np.quantile(drawn, [0.025, 0.975]), rel=0.004)
     assert np.diff(reading.interval["layers"]) / (2 * 1.96) == pytest.approx(error, rel=0.02)
-    assert np.prod(reading.interval["layers"][::-1]) > 0
     for depth, width in zip(reading.interval["layers"], reading.interval["width"][::-1], strict=True):
         assert count(depth, width) == pytest.approx(params)
 
@@ -130,17 +118,13 @@ def test_few_tokens_bound_the_width():
     assert shape.contained == [36, 256]
 
 
-def test_the_threshold_and_the_ranks_are_of_the_shape():
+def test_theory_is_of_the_shape_and_extrapolation_is_told():
     reading = kq.depth(width=729, layers=4)
     assert reading.threshold == pytest.approx(6)
     assert reading.separation["two_tokens"] == pytest.approx(math.log(math.comb(729 + 40, 40), 3))
-
-
-def test_beyond_what_was_fitted_it_is_told():
     assert kq.depth(params=1e9).notes == []
     assert kq.depth(params=1e12).notes == ["the law was fitted on 6 to 48 layers: at 95 it is extrapolated"]
     assert kq.depth(width=5000, layers=96).notes[0].endswith("at 66 and 96 it is extrapolated")
-    assert kq.depth(params=1e9).contrary == list(CONTRARY)
     assert kq.depth(params=1e9).interval is None  # no error of the published fit is checked
 
 
@@ -206,20 +190,19 @@ def test_a_reading_comes_back_from_json():
     assert own.records()[0]["layers_low"] == own.interval["layers"][0]
 
 
-def shown(reading, width=100):
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"width": 768, "layers": 12}, ["depth-efficient: more depth would pay", "between none and 71.9 million"]),
+        ({"params": 1.3e9}, ["1.3 billion parameters: 42 layers of width 1,606"]),
+        ({"model": kq.models.DECODER}, ["the law does not cover such a narrow shape"]),
+    ],
+)
+def test_what_is_shown(options, words):
     page = io.StringIO()
-    terminal.show(reading, Console(width=width, file=page))
-    return page.getvalue()
-
-
-def test_what_is_shown():
-    text = shown(kq.depth(width=768, layers=12))
-    assert "12 layers of width 768: depth-efficient: more depth would pay" in text
-    assert "saves between none and 71.9 million" in text
-    assert "Kaplan" in text
-    assert max(map(len, text.splitlines())) <= 100
-    assert "1.3 billion parameters: 42 layers of width 1,606" in shown(kq.depth(params=1.3e9))
-    assert "the law does not cover such a narrow shape" in shown(kq.depth(model=kq.models.DECODER))
+    terminal.show(kq.depth(**options), Console(width=100, file=page))
+    assert all(word in page.getvalue() for word in [*words, "Kaplan"])
+    assert max(map(len, page.getvalue().splitlines())) <= 100
 
 
 def test_the_picture():
@@ -248,6 +231,3 @@ def test_the_command(tmp_path):
     assert "decoder" in run(cli.app, ["depth", str(kq.models.DECODER)]).output
     refused = run(cli.app, ["depth"])
     assert "give a parameter budget (--params 1.3e9), a shape" in str(refused.exception)
-    assert "vocabulary must be at least 2" in str(
-        run(cli.app, ["depth", "--params", "1e9", "--vocabulary", "1"]).exception
-    )

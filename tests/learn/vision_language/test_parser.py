@@ -1,5 +1,7 @@
 """VisualParser: it learns what is said of what is seen, is the same again for a seed, and keeps what it learned."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
@@ -11,22 +13,16 @@ from keyquery.learn.layers.vision import VisionEncoder
 from keyquery.learn.vision_language.network import Seen, VisionLanguageNetwork
 from keyquery.learn.vision_language.training import Batch, Pairs, _patches, hide_words, losses, others
 
-COLOURS = {
-    "red": (220, 40, 40),
-    "green": (30, 190, 60),
-    "blue": (40, 60, 220),
-    "yellow": (230, 220, 40),
-    "grey": (120,) * 3,
-}
+NAMES = ("red", "green", "blue", "yellow", "grey")
+COLOURS = dict(zip(NAMES, ((220, 40, 40), (30, 190, 60), (40, 60, 220), (230, 220, 40), (120,) * 3), strict=True))
 
 
-def fields(count, seed, pairs=None):
+def fields(count, seed):
     """Two coloured fields beside or above one another, with noise, and what is to be said of them."""
-    rng, names = np.random.default_rng(seed), list(COLOURS)
-    known = pairs or [(a, b) for a in names for b in names if a != b]
+    rng, pairs = np.random.default_rng(seed), list(permutations(COLOURS, 2))
     images, said = np.zeros((count, 8, 8, 3)), []
     for image in images:
-        a, b = known[rng.integers(len(known))]
+        a, b = pairs[rng.integers(len(pairs))]
         above = rng.random() < 0.5
         image[:4] = COLOURS[a]
         image[4:] = COLOURS[b]
@@ -42,18 +38,8 @@ def texts(said, exchanged=False):
 
 
 def small(**options):
-    given = {
-        "size": 8,
-        "patch": 4,
-        "width": 32,
-        "heads": 2,
-        "depth": 2,
-        "parser_depth": 1,
-        "epochs": 2,
-        "random_state": 0,
-        "device": "cpu",
-    }
-    return kq.VisualParser(**{**given, **options})
+    sizes = {"size": 8, "patch": 4, "width": 32, "heads": 2, "depth": 2, "parser_depth": 1, "epochs": 2}
+    return kq.VisualParser(**{**sizes, "random_state": 0, "device": "cpu", **options})
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +84,8 @@ def test_all_pairs_are_matched_as_each_alone_whatever_stands_beside(fitted):
     images, said = fields(3, 1)
     named = [*texts(said)[:2], "red"]  # shorter: padded
     crossed = fitted.match(images, named, crossed=True)
-    for i in range(3):
-        for j in range(3):
-            assert fitted.match(images[i : i + 1], [named[j]])[0] == pytest.approx(crossed[i, j], abs=1e-6)
+    alone = [[fitted.match(image[None], [text])[0] for text in named] for image in images]
+    assert np.allclose(crossed, alone, atol=1e-6)
     assert np.allclose(fitted.match(images, named), np.diag(crossed), atol=1e-6)
     assert np.allclose(fitted.match(images[:1], ["RED above blue"]), fitted.match(images[:1], ["red above blue"]))
 
@@ -112,8 +97,8 @@ def test_what_is_saved_is_what_is_loaded(fitted, tmp_path):
     assert np.array_equal(again.match(images, texts(said)), fitted.match(images, texts(said)))
     assert again.get_params() == fitted.get_params()
     assert again.history_ == fitted.history_
-    # A layer of the parser, two of the joint encoder.
-    assert len(kq.look(tmp_path / "model.safetensors").heads) == 6
+    heads = kq.look(tmp_path / "model.safetensors").heads
+    assert len(heads) == 6  # a layer of the parser, two of the joint encoder
 
 
 def test_a_parser_that_is_frozen_does_not_learn():
@@ -235,7 +220,8 @@ def test_no_gradient_goes_through_the_features_to_regress():
     ids = torch.tensor([[2, 3, 4, 5]])
     pairs = Pairs(torch.randint(256, (1, 3, 8, 8), dtype=torch.uint8), ids)
     drawn = (torch.tensor([0]), ids, ids == 2, ids, torch.tensor([True]), torch.rand(1, 4))
-    losses(model, pairs, Batch(*drawn), 4)["features"].backward()  # all are hidden: no other way in
-    assert all(weight.grad is None or not weight.grad.any() for weight in model.vision.parameters())
-    losses(model, pairs, Batch(*drawn), 2)["features"].backward()
-    assert any(weight.grad.any() for weight in model.vision.parameters())
+    for hidden in (4, 2):  # if all are hidden, there is no other way in
+        losses(model, pairs, Batch(*drawn), hidden)["features"].backward()
+        assert any(weight.grad is not None and weight.grad.any() for weight in model.vision.parameters()) == (
+            hidden < 4
+        )
