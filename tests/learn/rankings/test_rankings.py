@@ -11,39 +11,23 @@ import keyquery as kq
 from keyquery.learn.data import Revisited
 from keyquery.learn.rankings.rankings import score_revisited
 
-# Ranks of the hits, how many are relevant, standard and trapezoidal average precision, worked out by hand.
-BY_HAND = [
-    ([0, 2, 5], 3, (1 + 2 / 3 + 3 / 6) / 3, (1 + (1 / 2 + 2 / 3) / 2 + (2 / 5 + 3 / 6) / 2) / 3),
-    ([0], 1, 1.0, 1.0),
-    ([1], 1, 0.5, 0.25),
-    ([0, 1, 2], 3, 1.0, 1.0),
-    ([0, 1], 4, 0.5, 0.5),
-    ([3], 2, 1 / 8, 1 / 16),
-]
 
-
-@pytest.mark.parametrize(("ranks", "relevant", "standard", "trapezoidal"), BY_HAND)
-def test_average_precisions_worked_out_by_hand(ranks, relevant, standard, trapezoidal):
-    lists = np.arange(8)[None]
-    wanted = [[*ranks, *range(100, 100 + relevant - len(ranks))]]  # some are in no list
-    found = kq.score_rankings(lists, wanted).mean
-    assert found["average_precision"] == pytest.approx(standard)
-    assert found["trapezoidal_precision"] == pytest.approx(trapezoidal)
-
-
-def test_the_trapezia_are_the_area_under_precision_over_recall():
-    for pattern in itertools.product([False, True], repeat=7):
-        if not any(pattern):
+@pytest.mark.parametrize("missing", [0, 3])  # relevant items that are in no list
+def test_average_precisions_are_their_definitions(missing):
+    for pattern in itertools.product([False, True], repeat=6):
+        total, recall, precision, area, mean = sum(pattern) + missing, 0.0, 1.0, 0.0, 0.0
+        if not total:
             continue
-        recall, precision, area = 0.0, 1.0, 0.0  # a curve through every rank, from recall 0 at precision 1
-        for rank in range(7):
+        for rank in range(6):  # the curve of precision over recall, from recall 0 at precision 1
             hits = sum(pattern[: rank + 1])
-            new_recall, new_precision = hits / sum(pattern), hits / (rank + 1)
+            new_recall, new_precision = hits / total, hits / (rank + 1)
             area += (new_recall - recall) * (precision + new_precision) / 2
+            mean += pattern[rank] * new_precision / total
             recall, precision = new_recall, new_precision
-        found = kq.score_rankings(np.arange(7)[None], [list(np.flatnonzero(pattern))]).mean
-        assert found["trapezoidal_precision"] == pytest.approx(area)
-        assert found["trapezoidal_precision"] <= found["average_precision"] + 1e-12
+        scores = kq.score_rankings([list(range(6))], [[*np.flatnonzero(pattern), *range(100, 100 + missing)]]).mean
+        assert scores["trapezoidal_precision"] == pytest.approx(area)
+        assert scores["average_precision"] == pytest.approx(mean)
+    assert kq.score_rankings([[0, 1]], [[1]]).mean["trapezoidal_precision"] == 0.25
 
 
 def test_measures_are_those_of_scikit_learn_where_it_has_them():
@@ -59,8 +43,8 @@ def test_measures_are_those_of_scikit_learn_where_it_has_them():
         assert row["recall@5"] == truth[np.argsort(-score)[:5]].sum() / truth.sum()
         assert row["recall@40"] == 1
     assert kq.score_rankings(torch.from_numpy(lists), torch.from_numpy(relevant), at=(1, 5, 40)).rows == found.rows
-    places = [np.flatnonzero(row) for row in relevant]
-    assert kq.score_rankings(lists, places, at=(1, 5, 40)).rows == found.rows
+    indices = [np.flatnonzero(row) for row in relevant]
+    assert kq.score_rankings(lists, indices, at=(1, 5, 40)).rows == found.rows
 
 
 def test_junk_is_neither_right_nor_wrong():
@@ -79,8 +63,8 @@ def test_a_query_to_which_nothing_is_relevant_counts_nowhere():
 
 def test_each_setup_of_the_revisited_protocol_has_its_own_junk():
     rng = np.random.default_rng(1)
-    places = [rng.permutation(30) for _ in range(5)]
-    easy, hard, junk = (tuple(one[a:b] for one in places) for a, b in ((0, 4), (4, 9), (9, 12)))
+    orders = [rng.permutation(30) for _ in range(5)]
+    easy, hard, junk = (tuple(order[a:b] for order in orders) for a, b in ((0, 4), (4, 9), (9, 12)))
     hard = (*hard[:4], hard[4][:0])  # the last query has no hard image
     vectors = rng.normal(size=(30, 4))
     truth = Revisited(vectors[:5], vectors, easy, hard, junk)
@@ -91,22 +75,12 @@ def test_each_setup_of_the_revisited_protocol_has_its_own_junk():
         ("medium", [easy, hard], [junk]),
         ("hard", [hard], [easy, junk]),
     ):
-        values = []
-        for query in range(5):
-            right = set(np.concatenate([group[query] for group in wanted]).tolist())
-            away = set(np.concatenate([group[query] for group in left_out]).tolist())
-            hits, seen, area, last = 0, 0, 0.0, 1.0
-            for item in ranked[query]:
-                if item in away:
-                    continue
-                seen += 1
-                hits += item in right
-                precision = hits / seen
-                if item in right:
-                    area += (last + precision) / 2 / len(right)
-                last = precision
-            if right:
-                values.append(area)
+        relevant, removed = (
+            [np.concatenate([group[query] for group in groups]) for query in range(5)] for groups in (wanted, left_out)
+        )
+        kept = [[row[~np.isin(row, out)].tolist()] for row, out in zip(ranked, removed, strict=True)]
+        alone = [kq.score_rankings(lists, [items]) for lists, items in zip(kept, relevant, strict=True)]
+        values = [scores.mean["trapezoidal_precision"] for scores in alone if scores.mean]
         assert found[name].mean["trapezoidal_precision"] == pytest.approx(np.mean(values))
         assert len(found[name].scored) == len(values) == (4 if name == "hard" else 5)
 
