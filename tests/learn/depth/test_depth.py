@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import keyquery as kq
 from keyquery import cli
-from keyquery.learn.depth.law import Law, count
+from keyquery.learn.depth.depth import Law, count
 from keyquery.learn.depth.show import KNOWN
 from keyquery.pages import terminal
 from keyquery.proof.families import tiny_model

@@ -54,10 +54,6 @@ def separation_rank(layers: int, width: int, heads: int = 1, tokens: int = 2, se
     --------
     >>> kq.separation_rank(1, 4), kq.separation_rank(2, 3), kq.separation_rank(2, 3, tokens=4)
     (5, 35, 49)
-
-    See Also
-    --------
-    depth : The law of depth against width.
     """
     for name, value in (("layers", layers), ("width", width), ("heads", heads)):
         check_count(name, value)

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.learn.depth.depth import Depth
-from keyquery.learn.depth.law import FITTED, SIGMAS, Law, count, width_within
+from keyquery.learn.depth.depth import FITTED, SIGMAS, Depth, Law, count, width_within
 from keyquery.pages.colours import LIGHT
 from keyquery.pages.tables import Text, columns_table
 
