@@ -162,9 +162,13 @@ def test_it_has_lines_and_a_picture():
 @pytest.mark.parametrize(
     ("path", "labels", "words"),
     [
-        (np.zeros((1, 4, 2)), None, r"path must have a start and an end, \(steps \+ 1, points, dims\), got 1 step"),
-        (np.zeros((3, 4)), None, r"path must have shape \(steps \+ 1, points, dims\), got \(3, 4\)"),
-        (np.zeros((3, 0, 4)), None, r"path must have shape .* got \(3, 0, 4\)"),
+        (
+            np.zeros((1, 4, 2)),
+            None,
+            r"path must be \(steps \+ 1, points, dims\), with a start and an end, got \(1, 4, 2\)",
+        ),
+        (np.zeros((3, 4)), None, r"path must be \(steps \+ 1, points, dims\), .* got \(3, 4\)"),
+        (np.zeros((3, 0, 4)), None, r"path must be .* got \(3, 0, 4\)"),
         (
             [np.zeros((4, 2)), np.zeros((3, 2))],
             None,

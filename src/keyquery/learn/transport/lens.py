@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from keyquery.checkpoints.sources import bare
-from keyquery.learn.transport.path import Course
-from keyquery.learn.transport.transport import FRAMES, POINTS, Transport, measured
+from keyquery.learn.transport.transport import FRAMES, POINTS, Course, Transport, measured
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import device_of, has_two_sides, on_output, untouched
 from keyquery.listening.tokens import mask_for, masks_of
@@ -73,10 +72,6 @@ class TransportLens:
     >>> reading = lens.reading()
     >>> reading.steps, round(reading.efficiency, 6)  # every point moved straight ahead
     ([0, 1, 2, 3], 1.0)
-
-    See Also
-    --------
-    transport : The same for a path that is already recorded.
     """
 
     def __init__(
