@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 from keyquery.layers.kernels import KERNELS
 from keyquery.learn.base import SavedEstimator, check_is_fitted, check_sizes, seed_of, seeded
@@ -20,7 +21,7 @@ from keyquery.learn.inputs.images import images_of
 from keyquery.learn.layers.vision import VisionEncoder
 from keyquery.learn.vision_language.network import Backbone, VisionLanguageNetwork, backbone_of, built
 from keyquery.learn.vision_language.training import Pairs, learn, watched
-from keyquery.learn.vision_language.words import word_vectors
+from keyquery.listening.hooks import running
 from keyquery.listening.inputs.load import load_model
 from keyquery.reading import plain
 from keyquery.support.checks import check_choice, check_count
@@ -31,6 +32,7 @@ NO_BETTER = 0.97  # share of the loss at chance
 ENOUGH = 5  # epochs after which matching should be better than that
 PAIRS = 256  # image-text pairs per forward pass
 WIDEST = 1 << 16  # vectors of a text encoder
+WORDS = 256  # per forward pass of a text encoder
 
 
 class VisualParser(SavedEstimator):
@@ -299,3 +301,28 @@ def _name(model: Any) -> str | None:
     """The name of a pretrained model: its class, or its folder."""
     part = model[0] if isinstance(model, (tuple, list)) and model else model
     return type(part).__name__ if isinstance(part, nn.Module) else part and str(part)
+
+
+def word_vectors(source: Any, words: Sequence[str]) -> Float[Tensor, "words dim"]:
+    """Words as vectors: the mean of the last hidden states of a text encoder over the tokens of each word.
+
+    `source` is a folder, or a pair (model, tokenizer). The vectors have mean 0 and variance 1.
+    """
+    if isinstance(source, (str, Path)):
+        source = load_model(source)
+    if not isinstance(source, (tuple, list)) or len(source) != 2 or not isinstance(source[0], nn.Module):
+        raise TypeError(f"text_encoder must be a folder or a pair (model, tokenizer), got {type(source).__name__}")
+    model, tokenizer = source
+    if tokenizer is None:
+        raise ValueError("text_encoder must have a tokenizer in its folder: pass a pair (model, tokenizer)")
+    parts = []
+    with running(model) as run:
+        for first in range(0, len(words), WORDS):
+            batch = tokenizer(list(words[first : first + WORDS]), padding=True, return_tensors="pt")
+            states = getattr(run(batch), "last_hidden_state", None)
+            if states is None:
+                raise ValueError(f"text_encoder must have hidden states, which {type(model).__name__} does not return")
+            real = batch["attention_mask"].unsqueeze(-1).to(states.device)
+            mean = (states.float() * real).sum(1) / real.sum(1)
+            parts.append(layer_norm(mean, mean.shape[-1:]).cpu())
+    return torch.cat(parts)
