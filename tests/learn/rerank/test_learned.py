@@ -10,18 +10,10 @@ from torch.nn.functional import normalize
 
 import keyquery as kq
 from keyquery.learn.inputs.vectors import Asked
-from keyquery.learn.rerank import base, learned
+from keyquery.learn.rerank import base, learned, network
 from keyquery.learn.rerank.graph import nearest
 from keyquery.learn.rerank.learned import Lists
-from keyquery.learn.rerank.network import (
-    PUBLISHED_ANCHORS,
-    PUBLISHED_WIDTH,
-    RerankNetwork,
-    affinities,
-    cosines,
-    distance,
-    rerank_loss,
-)
+from keyquery.learn.rerank.network import RerankNetwork, affinities, cosines, distance, rerank_loss
 from keyquery.learn.rerank.search import search
 from tests.learn.rerank.groups import curves, mean_precision, others
 
@@ -177,8 +169,8 @@ def test_all_kinds_of_input_mean_the_same(fitted, unseen):
 def test_sizes_of_the_network_are_the_published_ones_or_fit_the_data(unseen, tmp_path, monkeypatch):
     for width, heads, expected in ((64, 12, 8), (768, 12, 12), (10, 4, 2), (7, 6, 1)):
         assert kq.Reranker(heads=heads)._network(4, width).blocks[0].attention.heads == expected
-    network = kq.Reranker()._network(PUBLISHED_ANCHORS, PUBLISHED_WIDTH)
-    assert sum(weight.numel() for weight in network.parameters()) == pytest.approx(14.96e6, rel=1e-3)
+    published = kq.Reranker()._network(*network.sizes_for(50_000))
+    assert sum(weight.numel() for weight in published.parameters()) == pytest.approx(14.96e6, rel=1e-3)
     features, labels = curves(6, 0)
     model = kq.Reranker(steps=1, random_state=0, device="cpu").fit(features[:90], labels[:90])
     assert tuple(model.network_.tokens.weight.shape) == (64, 90)
@@ -186,7 +178,7 @@ def test_sizes_of_the_network_are_the_published_ones_or_fit_the_data(unseen, tmp
     again = kq.Reranker.load(tmp_path / "model.safetensors", device="cpu")
     queries, database = unseen
     assert torch.equal(again.rerank(queries, database)[0], model.rerank(queries, database)[0])
-    monkeypatch.setattr(learned, "LARGE", 100)
+    monkeypatch.setattr(network, "LARGE", 100)
     monkeypatch.setattr(learned, "BATCH", 2)
     large = kq.Reranker(steps=1, depth=1, random_state=0, device="cpu").fit(features[:100], labels[:100])
     assert tuple(large.network_.tokens.weight.shape) == (768, 100)

@@ -83,10 +83,6 @@ class Cooccurrence:
     Cooccurrence(3 words, 6 pairs seen, 4 different, directed)
     >>> x.symmetric().dense()[0]
     tensor([0., 4., 2.], dtype=torch.float64)
-
-    See Also
-    --------
-    look : Compares heads with a corpus (`corpus=`).
     """
 
     def __init__(self, matrix: Any, vocabulary: Sequence[str] | None = None) -> None:

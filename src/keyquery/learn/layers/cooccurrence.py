@@ -42,10 +42,6 @@ class CooccurrenceAttention(Attention):
     dropout, device, dtype
         As in `kq.Attention`.
 
-    See Also
-    --------
-    kq.Cooccurrence : counts a corpus.
-
     Examples
     --------
     >>> counts = kq.Cooccurrence.from_text("a rose is a rose is a rose", window=2)

@@ -168,10 +168,6 @@ class AffinityReranker(ListReranker):
     verbose
         Show progress: bars in a terminal, elsewhere lines. Default: False.
 
-    See Also
-    --------
-    Reranker : the learned version.
-
     Examples
     --------
     >>> _ = torch.manual_seed(0)
@@ -217,10 +213,6 @@ class AlphaQueryExpansion(ListReranker):
         Neighbours in the sum; all candidates, if there are fewer. Default: 5.
     alpha
         Exponent α. Default: 3.
-
-    See Also
-    --------
-    KReciprocalReranker, DiffusionReranker, AffinityReranker : other training-free re-rankers.
 
     Examples
     --------

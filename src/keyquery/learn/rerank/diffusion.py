@@ -43,8 +43,7 @@ class DiffusionReranker(GraphReranker):
 
     See Also
     --------
-    KReciprocalReranker, AlphaQueryExpansion, AffinityReranker : other training-free re-rankers.
-    kq.choose_reranker : which of them is best for some labelled queries.
+    kq.choose_reranker : which training-free re-ranker is best for some labelled queries.
 
     Examples
     --------

@@ -47,10 +47,6 @@ class HeadReranker(Estimator):
     verbose
         Show progress: bars in a terminal, elsewhere lines. Default: False.
 
-    See Also
-    --------
-    KReciprocalReranker : for vectors.
-
     Examples
     --------
     >>> model = kq.HeadReranker(kq.models.DECODER, device="cpu")

@@ -59,7 +59,7 @@ class KReciprocalReranker(GraphReranker):
 
     See Also
     --------
-    DiffusionReranker, AlphaQueryExpansion, AffinityReranker : other training-free re-rankers.
+    kq.choose_reranker : which training-free re-ranker is best for some labelled queries.
 
     Examples
     --------

@@ -18,18 +18,14 @@ from keyquery.learn.inputs.vectors import Asked, asked_of, vectors_of
 from keyquery.learn.rerank.base import ListReranker, in_batches, rows_of
 from keyquery.learn.rerank.graph import nearest
 from keyquery.learn.rerank.network import (
-    ANCHORS,
     KERNEL,
-    LARGE,
-    PUBLISHED_ANCHORS,
-    PUBLISHED_WIDTH,
     STEPS,
-    WIDTH,
     RerankNetwork,
     affinities,
     check_anchors,
     cosines,
     rerank_loss,
+    sizes_for,
 )
 from keyquery.learn.training import Recipe
 from keyquery.support.checks import check_choice, check_count
@@ -69,11 +65,6 @@ class Reranker(ListReranker, SavedEstimator):
         Training steps. Default: 400.
     random_state
         Seed: None, an integer or a numpy generator. Default: None.
-
-    See Also
-    --------
-    AffinityReranker : the training-free starting point.
-    kq.score_rankings : mean average precision and recall.
 
     Examples
     --------
@@ -139,9 +130,8 @@ class Reranker(ListReranker, SavedEstimator):
                 f"labels must have two classes, one of two items, or more: {len(members)} for {count} items"
             )
         seed = seed_of(self.random_state)
-        large = count >= LARGE
-        anchors = min(PUBLISHED_ANCHORS if large else ANCHORS, count) if self.anchors is None else self.anchors
-        width = (PUBLISHED_WIDTH if large else WIDTH) if self.width is None else self.width
+        anchors, width = sizes_for(count)
+        anchors, width = self.anchors or min(anchors, count), self.width or width
         lists = nearest(vectors, anchors, self.verbose)
         data = Lists(vectors, lists, torch.from_numpy(numbers).to(device), torch.from_numpy(queries))
         with seeded(seed, device):

@@ -86,6 +86,11 @@ def rerank_loss(network: nn.Module, batch: tuple[Tensor, Tensor]) -> Float[Tenso
         return (contrastive + ALPHA * distance(affinity, restored)).mean()
 
 
+def sizes_for(items: int) -> tuple[int, int]:
+    """Anchors and width of a network that is trained on so many items."""
+    return (PUBLISHED_ANCHORS, PUBLISHED_WIDTH) if items >= LARGE else (ANCHORS, WIDTH)
+
+
 def check_anchors(anchors: int, top: int) -> None:
     """Raise if lists are shorter than the `anchors` − 1 candidates that anchors need."""
     if top < anchors - 1:
