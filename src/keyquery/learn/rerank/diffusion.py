@@ -10,7 +10,7 @@ from torch import Tensor
 
 from keyquery.learn.base import check_sizes
 from keyquery.learn.inputs.vectors import Asked
-from keyquery.learn.rerank.graph import CHUNK, GraphReranker, mutual, nearest
+from keyquery.learn.rerank.graph import CHUNK, GraphReranker, mutual, nearest, sparse
 from keyquery.support.progress import bars
 
 NUMBERS = 2**24  # of the right-hand sides that are solved for at a time
@@ -85,9 +85,7 @@ class DiffusionReranker(GraphReranker):
         scale = weights.sum(1).clamp(min=torch.finfo(weights.dtype).tiny).rsqrt()
         item, neighbour = weights.nonzero().unbind(1)
         column = near[item, neighbour]
-        values = weights[item, neighbour] * scale[item] * scale[column]
-        indices = torch.stack((item, column))
-        return torch.sparse_coo_tensor(indices, values, (count, count), check_invariants=False).coalesce()
+        return sparse(item, column, weights[item, neighbour] * scale[item] * scale[column], (count, count))
 
     def _scores(self, asked: Asked, lists: Int64[Tensor, "q m"], top: int) -> Float[Tensor, "q top"]:
         """Scores of the first `top`; the diffusion begins at the first `seeds` of the lists."""

@@ -64,6 +64,14 @@ def nearest(database: Float[Tensor, "n dim"], count: int, verbose: bool = False)
     return torch.cat((items, rest), 1)
 
 
+def sparse(
+    rows: Int64[Tensor, " k"], columns: Int64[Tensor, " k"], values: Float[Tensor, " k"], shape: tuple[int, int]
+) -> Tensor:
+    """A sparse matrix; values at the same position are added."""
+    indices = torch.stack((rows, columns))
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False).coalesce()
+
+
 def mutual(near: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
     """Which neighbours are reciprocal: have the item among their own."""
     items = torch.arange(len(near), device=near.device)

@@ -21,7 +21,7 @@ from keyquery.support.checks import check_count
 from keyquery.support.progress import bars
 
 NULL = "N/A"  # the query without content that popularity is measured with
-PASSAGE, QUERY = "[{}] {}\n", "Query: {}"
+PASSAGE, QUERY = "[{}] {}\n", "Query: "
 
 
 class HeadReranker(Estimator):
@@ -156,9 +156,8 @@ class HeadReranker(Estimator):
         """Attention of the query's tokens to each passage, averaged over them."""
         model, tokenizer = self._loaded()
         start, _ = special_tokens(tokenizer, *passages)
-        before, after = QUERY.split("{}")
-        texts = [PASSAGE.format(number + 1, text) for number, text in enumerate(passages)]
-        parts = [encoded(tokenizer, text) for text in (*texts, before, query + after)]
+        texts = [PASSAGE.format(number, text) for number, text in enumerate(passages, 1)]
+        parts = [encoded(tokenizer, text) for text in (*texts, QUERY, query)]
         spans = list(pairwise(accumulate(map(len, parts), initial=len(start))))
         device = next(model.parameters()).device
         ids = torch.tensor([[*start, *(token for part in parts for token in part)]], device=device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from keyquery.learn.base import check_sizes
 from keyquery.learn.inputs.vectors import Asked
 from keyquery.learn.rerank.base import dots, in_batches
-from keyquery.learn.rerank.graph import CHUNK, GraphReranker, mutual, nearest
+from keyquery.learn.rerank.graph import CHUNK, GraphReranker, mutual, nearest, sparse
 from keyquery.support.checks import check_number
 
 SHARE = 2 / 3  # of a neighbour's k/2-reciprocal set that must be in R for the set to be added
@@ -143,15 +143,14 @@ def _weights(
     batches = zip(rows.split(PAIRS), columns.split(PAIRS), strict=True)
     values = torch.cat([((vectors[i] * database[j]).sum(1) - 1).exp() for i, j in batches])
     values = values / values.new_zeros(len(near)).index_add_(0, rows, values)[rows]
-    return _sparse(torch.stack((rows, columns)), values, (len(near), len(database))).coalesce()
+    return sparse(rows, columns, values, (len(near), len(database)))
 
 
 def _mean(rows: Tensor, near: Int64[Tensor, "m s"]) -> Tensor:
     """The mean of each item's neighbours' sparse rows."""
     chosen = rows.index_select(0, near.flatten())
     row, column = chosen._indices()
-    indices = torch.stack((row // near.shape[1], column))
-    return _sparse(indices, chosen._values() / near.shape[1], (len(near), rows.shape[1])).coalesce()
+    return sparse(row // near.shape[1], column, chosen._values() / near.shape[1], (len(near), rows.shape[1]))
 
 
 def _shared(queries: Float[Tensor, "some n"], items: Tensor, lists: Int64[Tensor, "some top"]) -> Tensor:
@@ -160,7 +159,3 @@ def _shared(queries: Float[Tensor, "some n"], items: Tensor, lists: Int64[Tensor
     candidate, columns = rows.indices()
     least = torch.minimum(queries[candidate // lists.shape[1], columns], rows.values())
     return least.new_zeros(lists.numel()).index_add_(0, candidate, least).view(lists.shape)
-
-
-def _sparse(indices: Int64[Tensor, "2 entries"], values: Float[Tensor, " entries"], shape: tuple[int, int]) -> Tensor:
-    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)

@@ -30,9 +30,8 @@ class Seen(NamedTuple):
 
     def take(self, index: Any) -> Seen:
         """A subset, in full precision; stored values are half precision."""
-        subset = [None if part is None else part[index].float() for part in self]
-        assert subset[0] is not None
-        return Seen(subset[0], subset[1])
+        attention = None if self.attention is None else self.attention[index].float()
+        return Seen(self.features[index].float(), attention)
 
 
 class Backbone(nn.Module):
@@ -93,17 +92,15 @@ def backbone_of(model: Any, size: int) -> Backbone:
 def built(facts: dict[str, Any], size: int) -> Backbone:
     """A Backbone with random weights from a config; only architectures of transformers, no remote code."""
     library = optional("transformers", "a backbone")
-    config_facts = dict(facts)
-    config = library.AutoConfig.for_model(config_facts.pop("model_type"), **config_facts)
-    return Backbone(library.AutoModel.from_config(config), size)
+    return Backbone(library.AutoModel.from_config(library.AutoConfig.for_model(**facts)), size)
 
 
 class VisionLanguageNetwork(nn.Module):
     """[match; visual tokens; words] through an Encoder, with heads for matching, masked words and masked features.
 
     `vision` returns features of `vision.tokens` patches, of dimension `vision.dim`. A linear map and a norm make visual
-    tokens of them. The output embedding of words is tied to the input embedding. With
-    `vectors`, those of a text encoder, the embedding of a word is a linear map of its vector.
+    tokens of them. The output embedding of words is tied to the input embedding. With `vectors`, those of a text
+    encoder, the embedding of a word is a linear map of its vector.
     """
 
     mean: Tensor
