@@ -49,7 +49,7 @@ def test_data(given, y, said):
     [
         ({"geometry": "cirle"}, ValueError, "geometry must be one of 'circle', .* did you mean 'circle'?"),
         ({"match": "exact"}, ValueError, "match must be one of 'ot', 'random', 'mean', got 'exact'"),
-        ({"hidden": 32}, TypeError, r"hidden must be the widths of layers, such as \(32, 32\), got 32"),
+        ({"hidden": 32}, TypeError, "hidden must be a sequence of integers, got 32"),
         ({"hidden": (32, 0)}, ValueError, "hidden must be at least 1, got 0"),
         ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
         ({"random_state": -1}, ValueError, "random_state must be None, an integer ≥ 0 or a numpy generator"),

@@ -31,7 +31,7 @@ from keyquery.learn.transport.alignment import (
     learned_loss,
     map_loss,
 )
-from keyquery.support.checks import check_choice, check_count
+from keyquery.support.checks import check_choice, checked_integers
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars
 
@@ -203,7 +203,6 @@ class TransportClassifier(Classifier, SavedEstimator):
         return {**facts["params"], "hidden": tuple(facts["params"]["hidden"])}
 
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], Mapper], int]:
-        self.params_ = self._params_of(facts)
         self.classes_ = classes_of(facts["classes"])
         self.mean_, self.scale_ = restored_statistics(tensors, "features")
         self._keep_columns(facts["names"], len(self.mean_))
@@ -218,10 +217,7 @@ class TransportClassifier(Classifier, SavedEstimator):
         check_choice("geometry", self.geometry, GEOMETRIES)
         check_choice("match", self.match, MATCHES)
         check_sizes(self, ["epochs", "patience"], lr=math.inf, validation_fraction=1)
-        if not isinstance(self.hidden, (tuple, list)):
-            raise TypeError(f"hidden must be the widths of layers, such as (32, 32), got {self.hidden!r}")
-        for width in self.hidden:
-            check_count("hidden", width)
+        checked_integers("hidden", self.hidden, least=1)
 
     def _network(self, features: int, classes: int) -> Mapper:
         where = centres(self.geometry, classes, features)
@@ -255,8 +251,8 @@ class TransportClassifier(Classifier, SavedEstimator):
             advice="X may hold values too large, or a smaller lr may help",
             verbose=self.verbose,
         )
-        names = {"loss": "loss", "validation": "validation_loss"}
-        return [
-            {"epoch": int(row["step"]) // every, **{names[key]: row[key] for key in names if key in row}}
-            for row in log.rows
-        ]
+        history = []
+        for row in log.rows:
+            validation = {"validation_loss": row["validation"]} if "validation" in row else {}
+            history.append({"epoch": int(row["step"]) // every, "loss": row["loss"], **validation})
+        return history

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import partial
 from threading import get_ident
 from types import TracebackType
@@ -254,17 +253,11 @@ def _run(model: nn.Module, batch: Any) -> Mapping[str, Any]:
 
 
 def _name_of(model: nn.Module, module: str | nn.Module) -> str:
-    names = dict(model.named_modules())
-    if isinstance(module, nn.Module):
-        known = next((name for name, part in names.items() if part is module), None)
-        if known is None:
-            raise ValueError(f"module must be a submodule of {type(model).__name__}")
-        return known
-    if module not in names:
-        near = get_close_matches(str(module), names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{type(model).__name__} has no module {module!r}{hint}")
-    return module
+    names = {part: name for name, part in model.named_modules()}
+    other = f"a {type(module).__name__} of another model"
+    name = names.get(module, other) if isinstance(module, nn.Module) else module
+    check_choice("module", name, names.values())
+    return name
 
 
 def _first(output: Any) -> Tensor | None:
