@@ -1,11 +1,12 @@
 """Reranker: what it must not depend on, its network and loss written out, what it learns, and its file."""
 
 import json
-import struct
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
 import keyquery as kq
@@ -207,20 +208,16 @@ def test_it_comes_back_out_of_its_file(fitted, unseen, tmp_path, monkeypatch):
 def test_files_that_are_no_reranker_are_told(fitted, tmp_path):
     path = tmp_path / "model.safetensors"
     fitted.save(path)
-    whole = path.read_bytes()
-    size = struct.unpack("<Q", whole[:8])[0]
-    head = json.loads(whole[8 : 8 + size])
-    cases = [
-        (lambda facts: facts.update(kind="EventModel"), "is not a saved Reranker"),
-        (lambda facts: facts["params"].update(anchors=13), "does not match a network with these parameters"),
-        (lambda facts: facts["params"].update(width=2**24), "does not match a network with these parameters"),
-        (lambda facts: facts["params"].update(kernel="other"), "not a complete Reranker file: kernel must be one of"),
-    ]
-    for change, said in cases:
-        facts = json.loads(head["__metadata__"]["keyquery"])
-        change(facts)
-        text = json.dumps({**head, "__metadata__": {"keyquery": json.dumps(facts)}}).encode()
-        path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + size :])
+    with safe_open(path, "pt") as file:
+        facts = json.loads(file.metadata()["keyquery"])
+    tensors = load_file(path)
+    for changed, said in (
+        ({"kind": "EventModel"}, "is not a saved Reranker"),
+        ({"params": {**facts["params"], "anchors": 13}}, "does not match a network with these parameters"),
+        ({"params": {**facts["params"], "width": 2**24}}, "does not match a network with these parameters"),
+        ({"params": {**facts["params"], "kernel": "other"}}, "not a complete Reranker file: kernel must be one of"),
+    ):
+        save_file(tensors, path, {"keyquery": json.dumps({**facts, **changed})})
         with pytest.raises(ValueError, match=said):
             kq.Reranker.load(path)
 
