@@ -17,7 +17,7 @@ from keyquery.learn.vision_language.network import Seen, VisionLanguageNetwork
 from keyquery.support.progress import Progress
 
 MASKED = 0.15  # share of words, and of patches
-NEAR = 0.5  # share of hard negatives: the most similar text of a pool
+HARD = 0.5  # share of hard negatives: the most similar text of a pool
 POOL = 128  # texts per pool
 
 
@@ -62,7 +62,7 @@ def others(
     mine, its = (torch.zeros(len(rows), words).scatter_add(1, rows, (rows >= FIRST).float()) for rows in (ids, pool))
     common = torch.minimum(mine.unsqueeze(1), its.unsqueeze(0)).sum(-1)
     dice = torch.rand(unlike.shape, generator=generator)  # below 1: breaks ties
-    near = torch.rand(len(ids), 1, generator=generator) < NEAR
+    near = torch.rand(len(ids), 1, generator=generator) < HARD
     return (dice + common * near).masked_fill(~unlike, -1.0).argmax(1), unlike.any(1)
 
 
