@@ -12,7 +12,6 @@ from keyquery.pages.document import page
 from tests.conftest import CHROMIUM
 from tests.pages.readings import EVIL
 
-pytest.importorskip("ot")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 
 
