@@ -256,7 +256,10 @@ def encoder():
 
 def test_vectors_are_means_of_hidden_states_and_padding_does_not_matter(encoder):
     model, _ = encoder
+    model.train()
     found = word_vectors(encoder, ["red", "left of red", "blue"])
+    assert model.training  # it is given back as it was
+    model.eval()
     with torch.no_grad():
         alone = (
             model(torch.tensor([[WORDS.index(word) for word in ("left", "of", "red")]])).last_hidden_state[0].mean(0)
