@@ -1,23 +1,34 @@
 """Small models that see and read, of random weights, with their processors; nothing is fetched."""
 
+from importlib import import_module
+
 import numpy as np
 import torch
 
+
+class Late:
+    """transformers, imported on use: tests that need none of it import this module, too."""
+
+    def __getattr__(self, name):
+        return getattr(import_module("transformers"), name)
+
+
+transformers = Late()
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<image>"]
 WORDS += ["a", "cat", "left", "of", "truck", "and", "the", "dog"]
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+PIXELS = {"image_size": 32, "patch_size": 8}
+READS = {**SMALL, "vocab_size": len(WORDS), "bos_token_id": 2, "eos_token_id": 3}
 TEXT = "a cat left of the truck"
 
 
 def tokenizer(image=False):
-    from transformers import BertTokenizer, PreTrainedTokenizerFast
-
-    plain = BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)})
+    plain = transformers.BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)})
     if not image:
         return plain
     names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     more = {"additional_special_tokens": ["<image>"]}
-    return PreTrainedTokenizerFast(tokenizer_object=plain.backend_tokenizer, **names, **more)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain.backend_tokenizer, **names, **more)
 
 
 def randomised(model):
@@ -31,74 +42,56 @@ def randomised(model):
 
 
 def vilt(**changes):
-    from transformers import ViltConfig, ViltModel
-
-    return randomised(ViltModel(ViltConfig(**SMALL, vocab_size=len(WORDS), image_size=32, patch_size=8, **changes)))
+    config = transformers.ViltConfig(**SMALL, **PIXELS, vocab_size=len(WORDS), **changes)
+    return randomised(transformers.ViltModel(config))
 
 
 def vilt_processor():
-    from transformers import ViltProcessor
-    from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
-
-    return ViltProcessor(ViltImageProcessorPil(size={"shortest_edge": 32}, size_divisor=8), tokenizer())
+    images = transformers.ViltImageProcessorPil(size={"shortest_edge": 32}, size_divisor=8)
+    return transformers.ViltProcessor(images, tokenizer())
 
 
 def visual_bert():
-    from transformers import VisualBertConfig, VisualBertModel
-
-    return randomised(VisualBertModel(VisualBertConfig(**SMALL, vocab_size=len(WORDS), visual_embedding_dim=16)))
+    config = transformers.VisualBertConfig(**SMALL, vocab_size=len(WORDS), visual_embedding_dim=16)
+    return randomised(transformers.VisualBertModel(config))
 
 
 def llava():
-    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaModel
+    reads = transformers.LlamaConfig(**READS, num_key_value_heads=2)
+    seen = transformers.CLIPVisionConfig(**SMALL, **PIXELS)
+    config = transformers.LlavaConfig(text_config=reads, vision_config=seen, image_token_id=5)
+    return randomised(transformers.LlavaModel(config))
 
-    words = {"vocab_size": len(WORDS), "num_key_value_heads": 2, "bos_token_id": 2, "eos_token_id": 3}
-    seen = CLIPVisionConfig(**SMALL, image_size=32, patch_size=8)
-    config = LlavaConfig(text_config=LlamaConfig(**SMALL, **words), vision_config=seen, image_token_id=5)
-    return randomised(LlavaModel(config))
+
+def clip_images():
+    return transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
 
 
 def llava_processor():
-    from transformers import LlavaProcessor
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    images = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     facts = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    return LlavaProcessor(image_processor=images, tokenizer=tokenizer(image=True), image_token="<image>", **facts)
+    return transformers.LlavaProcessor(clip_images(), tokenizer(image=True), image_token="<image>", **facts)
 
 
 def vit(**changes):
-    from transformers import ViTConfig, ViTModel
-
-    return randomised(ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8, **changes), add_pooling_layer=False))
+    config = transformers.ViTConfig(**SMALL, **PIXELS, **changes)
+    return randomised(transformers.ViTModel(config, add_pooling_layer=False))
 
 
 def vit_processor():
-    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
-
-    return ViTImageProcessorPil(size={"height": 32, "width": 32})
+    return transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
 
 
 def clip():
-    from transformers import CLIPConfig, CLIPModel
-
-    words = {**SMALL, "vocab_size": len(WORDS), "bos_token_id": 2, "eos_token_id": 3}
-    seen = {**SMALL, "image_size": 32, "patch_size": 8}
-    return randomised(CLIPModel(CLIPConfig(text_config=words, vision_config=seen, projection_dim=16)))
+    config = transformers.CLIPConfig(text_config=READS, vision_config={**SMALL, **PIXELS}, projection_dim=16)
+    return randomised(transformers.CLIPModel(config))
 
 
 def clip_processor():
-    from transformers import CLIPProcessor
-    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
-
-    images = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    return CLIPProcessor(images, tokenizer())
+    return transformers.CLIPProcessor(clip_images(), tokenizer())
 
 
 def saved(folder, model, processor):
     """A folder that a model and its processor are loaded from."""
-    import transformers
-
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
