@@ -58,6 +58,8 @@ def test_an_index_stands_in_for_the_search(groups):
 
 def test_affinities_are_compared_by_their_cosine(groups):
     queries, database = groups
+    all_anchors = [kq.AffinityReranker(24, anchors, "cpu").rerank(queries, database)[1] for anchors in (None, 25)]
+    assert torch.equal(*all_anchors)
     order, scores = kq.AffinityReranker(top=24, anchors=12, device="cpu").rerank(queries, database)
     for query, items, candidates, score in zip(queries, order, search(queries, database, 24), scores, strict=True):
         anchors = torch.cat((query.unsqueeze(0), database[candidates[:11]]))
