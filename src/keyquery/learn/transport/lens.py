@@ -107,14 +107,10 @@ class TransportLens:
                 raise ValueError(f"labels must have one class per instance in inputs, {instances}, got shape {shape}")
             self.labels = of_instances[owners[self._kept].numpy()]
         self.steps = [0]  # recorded steps or epochs; 0 is the start
+        self.unit = "epoch" if every == "epoch" else "step"  # of `steps`
         self._records = [start[self._kept]]
         self._hook: Any = None
         self._optimiser: Optimizer | None = None
-
-    @property
-    def unit(self) -> str:
-        """The unit of `steps`: "epoch" or "step"."""
-        return "epoch" if self.every == "epoch" else "step"
 
     def step(self) -> None:
         """Signal the end of an epoch or step; records if it is due."""

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from keyquery.learn.transport.transport import Transport
+from keyquery.learn.transport.transport import METRICS, Transport
 from keyquery.pages.colours import CLASSES, LIGHT
 from keyquery.pages.components import DIGITS, column, versioned
 from keyquery.pages.document import document
 from keyquery.pages.tables import Text, columns_table
 from keyquery.reading import short
 
-LISTED = 30  # classes and heads that are listed
+LISTED = 30  # classes that are listed
+COLUMNS = {"wasserstein": "optimal", "monge_gap": "gap", "path_length": "path", "bures": "Gaussian"}  # others: as named
 
 
 def recorded(reading: Transport) -> str:
@@ -37,26 +38,12 @@ def notes(reading: Transport) -> list[str]:
     ]
 
 
-COLUMNS = {
-    "points": "points",
-    "distance": "distance",
-    "wasserstein": "optimal",
-    "random": "random",
-    "monge_gap": "gap",
-    "optimality": "optimality",
-    "path_length": "path",
-    "efficiency": "efficiency",
-    "matched": "matched",
-    "bures": "Gaussian",
-}
-
-
 def lines(reading: Transport) -> list[Any]:
     """One row for all points and one per class, and an explanation of the columns."""
     rows = reading.records()
-    table = columns_table("class", *COLUMNS.values())
+    table = columns_table("class", *(COLUMNS.get(name, name) for name in METRICS))
     for row in rows[: LISTED + 1]:
-        table.add_row(Text(str(row["class"])), *(_cell(name, row) for name in COLUMNS))
+        table.add_row(Text(str(row["class"])), *(_cell(name, row) for name in METRICS))
     where = ", ".join(filter(None, [reading.model["name"], reading.model.get("module")]))
     more = [f"The first {LISTED} of {len(rows) - 1} classes; the JSON has all."] if len(rows) > LISTED + 1 else []
     return [Text(f"{where}: {recorded(reading)}", style="bold"), table, *more, "", *map(Text, notes(reading))]
@@ -69,7 +56,7 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
     return f"{value:,}" if name == "points" else f"{value:.0%}" if name == "matched" else f"{value:.3g}"
 
 
-INK, FAINT = "#24292f", "#8c959f"
+INK = "#24292f"
 WAYS = 60  # points whose whole trajectory is drawn
 
 
@@ -177,7 +164,7 @@ def _curves(reading: Transport, title: str, tones: dict[str, str], most: float |
 
 def _class_table(reading: Transport, rows: list[dict[str, Any]]) -> dict[str, Any]:
     columns = [column("class", [str(row["class"]) for row in rows])]
-    for name in COLUMNS:
+    for name in METRICS:
         label, form = SAID.get(name, name.replace("_", " ")), "percent" if name == "matched" else "figure"
         columns.append(column(label, [row[name] for row in rows], unit=reading.units.get(name), form=form))
     return {"type": "table", "title": "Metrics per class", "columns": columns}

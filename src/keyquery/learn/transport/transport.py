@@ -23,7 +23,7 @@ from keyquery.support.progress import Progress, silent
 DIGITS = 4  # of the points of the page
 FRAMES, POINTS = 25, 300  # steps of curves and of the page, and points on the page
 CURVES = ("distance", "wasserstein", "optimality", "path_length", "efficiency")
-FIGURES = ("points", "distance", "wasserstein", "random", "monge_gap", *CURVES[2:], "matched", "bures")
+METRICS = ("points", "distance", "wasserstein", "random", "monge_gap", *CURVES[2:], "matched", "bures")
 
 
 class Course:
@@ -108,9 +108,9 @@ class Transport(Reading, kind="transport"):
 
     def records(self) -> list[dict[str, Any]]:
         """One row overall, and one per class if there are several."""
-        rows = [{"class": "all", **{name: getattr(self, name) for name in FIGURES}}]
+        rows = [{"class": "all", **{name: getattr(self, name) for name in METRICS}}]
         several = self.classes if len(self.classes) > 1 else ()
-        return rows + [{"class": row["class"], **{name: row[name] for name in FIGURES}} for row in several]
+        return rows + [{"class": row["class"], **{name: row[name] for name in METRICS}} for row in several]
 
 
 def transport(

@@ -166,7 +166,6 @@ class VisualParser(SavedEstimator):
             warnings.warn(
                 f"after {self.epochs} epochs matching is at chance, {history[-1]['match']:.3f} nats (log 2 is 0.693): "
                 f"use more epochs, a larger lr{', or frozen=False' if self._frozen else ''}",
-                UserWarning,
                 stacklevel=3,
             )
         self.network_, self.vocabulary_, self.history_ = network.eval(), vocabulary, history
