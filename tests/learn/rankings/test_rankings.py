@@ -93,10 +93,10 @@ def test_each_setup_of_the_revisited_protocol_has_its_own_junk():
         ([[0, -1]], [[0]], None, r"ranked must be \(q, m\), item indices from 0, got int64"),
         ([[0, 1, 0]], [[0]], None, "ranked must contain each item once, got 0 twice in row 0"),
         ([[0, 1]], [[0], [1]], None, "relevant must have one entry for each of 1 queries, got 2"),
-        ([[0, 1]], [["a"]], None, "relevant must be non-negative indices, or one boolean per item"),
+        ([[0, 1]], [["a"]], None, "relevant must be indices ≥ 0 or booleans"),
         ([[0, 1]], 3, None, "relevant must have one entry for each of 1 queries, got int"),
         ([[0, 1]], [[0]], [[0]], "an item must not be both relevant and junk, got 0 in both"),
-        ([[0, 1]], [[0]], [[-2]], "junk must be non-negative indices"),
+        ([[0, 1]], [[0]], [[-2]], "junk must be indices ≥ 0"),
         ([[0, 3]], [[True, False]], None, "relevant must have a boolean for every item up to 3, got 2"),
     ],
 )

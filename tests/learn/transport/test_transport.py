@@ -170,7 +170,7 @@ def test_it_has_lines_and_a_picture():
             None,
             r"same points at every step: step 0 has shape \(4, 2\), step 1 \(3",
         ),
-        (np.array([[[0.0]], [[1.0]], [[np.nan]]]), None, "at step 2, 1 of 1 points are NaN or infinite"),
+        (np.array([[[0.0]], [[1.0]], [[np.nan]]]), None, "path must be finite: at step 2, 1 of 1 points are not"),
         (np.zeros((2, 4, 2)), [0, 1], r"labels must have one class per point, 4, got shape \(2,\)"),
         (np.zeros((2, 2, 2)), [0.0, np.nan], "labels must not contain None, NaN or infinity"),
         (np.zeros((2, 2, 2)), np.array(["a", None], dtype=object), "labels must not contain None"),
@@ -183,5 +183,5 @@ def test_bad_paths_are_told(path, labels, words):
 
 @pytest.mark.unchecked
 def test_a_path_is_no_file_name():
-    with pytest.raises(TypeError, match=r"path must be an array .* or a list of point clouds, got str"):
+    with pytest.raises(TypeError, match=r"path must be an array .* or a list, got str"):
         kq.transport("path.npy")

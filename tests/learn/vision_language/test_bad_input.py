@@ -104,7 +104,7 @@ def test_matching_tells_what_it_cannot_take():
     fitted = small(epochs=1).fit(images, texts(said))
     for captions, message in (
         (["red"], r"texts must hold one for each of the 2 images, got 1"),
-        (["red", "red left of blue green"], r"texts\[1\] has 5 words, more than the 4 of any in fit"),
+        (["red", "red left of blue green"], r"texts\[1\] has 5 words, the longest of fit has 4"),
         (["", "red"], r"texts\[0\] has no word"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -228,9 +228,9 @@ class Cooccurrence:
         expected = torch.from_numpy(self.row_sums[rows] * self.column_sums[columns] / self.total)
         return (counts / expected).log().clamp(min=0.0)
 
-    def _with(self, values: Float[Tensor, " pairs"]) -> csr_array:
-        """The matrix with other values of the observed pairs."""
-        return csr_array((values.numpy(), self._counts.indices, self._counts.indptr), self._counts.shape)
+    def _matrix(self, kind: str) -> csr_array:
+        """X, log(1 + X) or PPMI."""
+        return csr_array((self.values(kind).numpy(), self._counts.indices, self._counts.indptr), self._counts.shape)
 
     def dense(self, kind: str = "counts", smooth: float = 1.0) -> Float[Tensor, "words words"]:
         """X, log(X + smooth) or PPMI as a dense matrix, float64. With smooth = 0, unseen pairs are −∞.
@@ -244,12 +244,10 @@ class Cooccurrence:
         if smooth < 0:
             raise ValueError(f"smooth must be at least 0, got {smooth}")
         if len(self) > DENSE:
-            raise ValueError(
-                f"a dense matrix of {len(self):,} words is too large: use the most frequent, .most({DENSE})"
-            )
+            raise ValueError(f"a dense matrix of {len(self):,} words is too large: use .most({DENSE})")
         if kind == "log" and smooth != 1:
             return (self.dense() + smooth).log()
-        return torch.from_numpy(self._with(self.values(kind)).toarray())
+        return torch.from_numpy(self._matrix(kind).toarray())
 
     def project(self, tokens: Any, kind: str = "counts") -> Projection:
         """M = QSQᵀ, Norm(M), E = M(QS), e = mean E and p = softmax(e) of a sequence; S is X transformed by `kind`.
@@ -261,7 +259,7 @@ class Cooccurrence:
         [2.0, 2.0, 1.0]
         """
         ids = self.numbers(tokens)
-        gathered = torch.from_numpy(self._with(self.values(kind))[ids.numpy()].toarray())
+        gathered = torch.from_numpy(self._matrix(kind)[ids.numpy()].toarray())
         m = gathered[:, ids]  # (QS)Qᵀ
         projection = m @ gathered
         e = projection.mean(0)
@@ -307,7 +305,7 @@ class Cooccurrence:
         >>> kq.Cooccurrence.from_text("a b c", window=2).symmetry()
         0.0
         """
-        matrix = self._with(self.values(kind))
+        matrix = self._matrix(kind)
         energy = float(matrix.multiply(matrix).sum())
         return float(matrix.multiply(matrix.T).sum()) / energy if energy else 0.0
 

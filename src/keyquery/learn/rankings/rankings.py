@@ -152,8 +152,6 @@ def _indices(name: str, items: Any, lists: Int[np.ndarray, "q m"]) -> list[Int[n
                 raise ValueError(f"{name} must have a boolean for every item up to {highest}, got {len(row)}")
             row = np.flatnonzero(row)
         if row.ndim != 1 or (row.size and (row.dtype.kind not in "iu" or row.min() < 0)):
-            raise ValueError(
-                f"{name} must be non-negative indices, or one boolean per item, got {entry!r:.60} for query {number}"
-            )
+            raise ValueError(f"{name} must be indices ≥ 0 or booleans, got {entry!r:.60} for query {number}")
         indices.append(np.unique(row).astype(np.int64))
     return indices

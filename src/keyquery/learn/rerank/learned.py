@@ -119,16 +119,12 @@ class Reranker(ListReranker, SavedEstimator):
         vectors = vectors_of("features", features, device)
         count = len(vectors)
         if self.anchors is not None and self.anchors > count:
-            raise ValueError(
-                f"anchors is {self.anchors}, but features have only {count} items: use fewer anchors, or more items"
-            )
+            raise ValueError(f"anchors is {self.anchors}, but features have only {count} items: use anchors={count}")
         labels = labels_of(type(self).__name__, labels, count, "labels")
         _, numbers, members = np.unique(labels, return_inverse=True, return_counts=True)
         queries = np.flatnonzero(members[numbers] > 1)
         if len(members) < 2 or not len(queries):
-            raise ValueError(
-                f"labels must have two classes, one of two items, or more: {len(members)} for {count} items"
-            )
+            raise ValueError(f"labels must have two classes or more, one of two items: {len(members)} of {count} items")
         seed = seed_of(self.random_state)
         anchors, width = sizes_for(count)
         anchors, width = self.anchors or min(anchors, count), self.width or width

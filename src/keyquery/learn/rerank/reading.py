@@ -154,9 +154,7 @@ def _pixels(name: str, images: Any) -> UInt8[np.ndarray, "n h w c"]:
     array = images.pixels if isinstance(images, Images) else np.asarray(images)
     array = array[..., None] if array.ndim == 3 else array
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape:
-        raise ValueError(
-            f"{name} must be uint8 (n, h, w) or (n, h, w, c) with c 1 or 3, got {array.dtype} {array.shape}"
-        )
+        raise ValueError(f"{name} must be uint8 (n, h, w) or (n, h, w, 1 or 3), got {array.dtype} {array.shape}")
     return array
 
 

@@ -187,9 +187,7 @@ class TransportClassifier(Classifier, SavedEstimator):
         with torch.no_grad():
             distances = torch.cat([network.distances(chunk.to(device)).cpu() for chunk in x.split(CHUNK)])
         if not distances.isfinite().all():
-            raise ValueError(
-                f"X holds values too large: up to {x.abs().max():.0e} standard deviations of the training data"
-            )
+            raise ValueError(f"X holds values too large: up to {x.abs().max():.0e} standard deviations of those in fit")
         scores = distances.new_zeros(points.samples, len(self.classes_))
         return scores.index_add(0, torch.from_numpy(points.owner), -distances).softmax(-1).numpy()
 

@@ -31,9 +31,7 @@ class Course:
 
     def __init__(self, path: Any, steps: Sequence[int] | None = None) -> None:
         if not isinstance(path, (Tensor, np.ndarray, list, tuple)):
-            raise TypeError(
-                f"path must be an array (steps + 1, points, dims) or a list of point clouds, got {type(path).__name__}"
-            )
+            raise TypeError(f"path must be an array (steps + 1, points, dims) or a list, got {type(path).__name__}")
         shapes = [tuple(np.shape(cloud)) for cloud in path]
         for step, shape in enumerate(shapes):
             if shape != shapes[0]:
@@ -57,9 +55,7 @@ class Course:
         points = (cloud.detach() if isinstance(cloud, Tensor) else torch.from_numpy(np.array(cloud))).double()
         if not points.isfinite().all():
             bad = int((~points.isfinite()).any(-1).sum())
-            raise ValueError(
-                f"path must be finite: at step {record}, {bad} of {len(points)} points are NaN or infinite"
-            )
+            raise ValueError(f"path must be finite: at step {record}, {bad} of {len(points)} points are not")
         return points
 
     def ends(self) -> dict[str, str]:

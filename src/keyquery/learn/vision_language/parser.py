@@ -198,9 +198,7 @@ class VisualParser(SavedEstimator):
             raise ValueError(f"texts must hold one for each of the {len(pixels)} images, got {len(captions)}")
         for index, text in enumerate(captions):
             if (words := len(cut(text))) > self.network_.longest:
-                raise ValueError(
-                    f"texts[{index}] has {words} words, more than the {self.network_.longest} of any in fit"
-                )
+                raise ValueError(f"texts[{index}] has {words} words, the longest of fit has {self.network_.longest}")
         device = pick_device(self.device)
         network = self.network_.to(device).eval()
         ids, further = self._encoded(captions)
@@ -260,9 +258,9 @@ class VisualParser(SavedEstimator):
             return self.vocabulary_.batch(captions), None
         vectors = word_vectors(self.text_encoder, unseen)
         if vectors.shape[1] != self.network_.text.in_features:
+            width = self.network_.text.in_features
             raise ValueError(
-                f"text_encoder has vectors of {vectors.shape[1]} numbers, and that of fit had "
-                f"{self.network_.text.in_features}: pass the same one"
+                f"text_encoder must be that of fit: its vectors have {vectors.shape[1]} numbers, not {width}"
             )
         return Vocabulary([*self.vocabulary_.names, *unseen]).batch(captions), vectors
 
