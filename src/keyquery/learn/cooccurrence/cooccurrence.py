@@ -71,11 +71,6 @@ class Cooccurrence:
     vocabulary
         One word per row. Default: row numbers.
 
-    Attributes
-    ----------
-    directed
-        Whether X ≠ Xᵀ.
-
     Examples
     --------
     >>> x = kq.Cooccurrence(torch.tensor([[0, 3, 1], [1, 0, 0], [1, 0, 0]]), ["tea", "cup", "pot"])

@@ -170,11 +170,6 @@ def depth(
         how many parameters a better shape saves: those of the given shape minus those of `.contained`, the largest
         shape on the law within it.
 
-    Raises
-    ------
-    ValueError
-        If not exactly one of budget, shape and model is given, or the law has no such shape.
-
     Examples
     --------
     >>> reading = kq.depth(params=1.3e9)

@@ -27,7 +27,7 @@ def separation_rank(layers: int, width: int, heads: int = 1, tokens: int = 2, se
     The matrix E[a, b] = y₁(U_a, V_b) of random halves U, V, with random weights modulo a prime p, is eliminated
     exactly. The result is never above the true rank, and below it with probability at most R·(3^(L+1) − 2)/p for all
     but a few primes. For two tokens the rank is at most binom(d + C, C) with C = (3^L − 1)/2 (`rank_of_two`): a result
-    equal to that is proven.
+    equal to that is proven. Ranks above 1,023 are refused.
 
     Parameters
     ----------
@@ -44,11 +44,6 @@ def separation_rank(layers: int, width: int, heads: int = 1, tokens: int = 2, se
     -------
     int
         The separation rank.
-
-    Raises
-    ------
-    ValueError
-        If `heads` does not divide `width`, `tokens` is odd, or the rank may exceed 1,023.
 
     Examples
     --------

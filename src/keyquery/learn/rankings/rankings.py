@@ -71,20 +71,11 @@ def score_rankings(ranked: Any, relevant: Any, junk: Any = None, at: Sequence[in
     RankingScores
         Every metric per query; `.mean` averages over queries with relevant items.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If shapes do not match, indices are negative or repeated, or an item is both relevant and junk.
-
     Examples
     --------
     >>> scores = kq.score_rankings([[3, 1, 0, 2]], relevant=[[3, 2]], at=(1,))
     >>> scores.mean["average_precision"], scores.mean["recall@1"]
     (0.75, 0.5)
-
-    See Also
-    --------
-    score_revisited : The setups of ROxford and RParis.
     """
     lists = _lists(ranked)
     for k in at:

@@ -20,7 +20,8 @@ class DiffusionReranker(GraphReranker):
     """Training-free re-ranking by diffusion on the neighbour graph (Iscen et al. 2017): scores f with (1 − αS) f = y.
 
     From a paper: mAP +.007, −.004 and −.029 over the first ranking of 128 on three datasets, below k-reciprocal
-    neighbours; on pixels of digits, whose classes are curves, .860 against .834: choose on labelled queries.
+    neighbours; on pixels of digits, whose classes are curves, .860 against .834: choose on labelled queries, by
+    `kq.choose_reranker`.
 
     S = D^−½ W D^−½ has weights W = max(x_i·x_j, 0)^γ between items that are among the k nearest of each other, D their
     sums; y has such weights of the query and its `seeds` nearest items. The sparse system is solved by `rounds` of
@@ -40,10 +41,6 @@ class DiffusionReranker(GraphReranker):
         γ. Default: 3.
     rounds
         Of conjugate gradients. Default: 20.
-
-    See Also
-    --------
-    kq.choose_reranker : which training-free re-ranker is best for some labelled queries.
 
     Examples
     --------

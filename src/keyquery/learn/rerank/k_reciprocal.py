@@ -40,7 +40,8 @@ class KReciprocalReranker(GraphReranker):
     nearest. The k/2-reciprocal set of every j in R(i) is added if two thirds of it are in R(i). Row i has weights
     ∝ exp(x_i·x_j − 1) on R(i), normalised to sum 1, and is averaged over its `smoothing` nearest neighbours, itself
     included. With m the sum of the elementwise minima of two rows, J = 1 − m/(2 − m). Neighbours are searched in the
-    database only, so that queries do not affect each other.
+    database only, so that queries do not affect each other. The neighbours of the whole database are computed at every
+    call, unless `fit(database)` has kept them.
 
     Parameters
     ----------
@@ -52,14 +53,6 @@ class KReciprocalReranker(GraphReranker):
         Neighbours that rows are averaged over; at most k. Default: 6.
     weight
         Weight of the dot product, from 0 to 1. Default: 0.3.
-
-    Notes
-    -----
-    The graph of the neighbours of the whole database is computed at every call, unless `fit(database)` has kept it.
-
-    See Also
-    --------
-    kq.choose_reranker : which training-free re-ranker is best for some labelled queries.
 
     Examples
     --------

@@ -80,11 +80,6 @@ class TransportClassifier(Classifier, SavedEstimator):
     verbose
         Show progress: bars in a terminal, elsewhere lines. Default: False.
 
-    See Also
-    --------
-    kq.monge_gap : a loss for maps that should be optimal transport.
-    kq.transport : optimal transport between the layers of a model.
-
     Examples
     --------
     >>> X = np.random.default_rng(0).normal(size=(200, 2))

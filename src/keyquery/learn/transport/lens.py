@@ -56,11 +56,6 @@ class TransportLens:
     name
         Name of the model. Default: that of its class.
 
-    Raises
-    ------
-    ValueError
-        If the module is unknown, does not run on `inputs`, or gives NaN or infinity.
-
     Examples
     --------
     >>> model, x = torch.nn.Linear(2, 2), torch.randn(8, 2)

@@ -122,7 +122,8 @@ def transport(
     """Compare a path of points with the optimal transport from its start to its end.
 
     T = √(mean ‖p₀ − p_K‖²), W₂ = min of the same over matchings, Monge gap = T − W₂, optimality = W₂/T,
-    efficiency = mean ‖p₀ − p_K‖ / mean path length. All in float64.
+    efficiency = mean ‖p₀ − p_K‖ / mean path length. All in float64. The time of a coupling is cubic in the points of a
+    class: 5,000 take ten seconds.
 
     Parameters
     ----------
@@ -147,15 +148,6 @@ def transport(
     -------
     Transport
         Metrics overall and per class, and curves over steps.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `path` has the wrong shape or is not finite, or `labels` do not fit.
-
-    Notes
-    -----
-    The time of a coupling is cubic in the points of a class: 5,000 take ten seconds.
 
     Examples
     --------

@@ -84,10 +84,6 @@ class VisualParser(SavedEstimator):
     verbose
         Show progress: bars in a terminal, elsewhere lines. Default: False.
 
-    See Also
-    --------
-    kq.data.load_images : reads images from files.
-
     Examples
     --------
     >>> rng = np.random.default_rng(0)
