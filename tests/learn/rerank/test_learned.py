@@ -181,8 +181,11 @@ def test_sizes_of_the_network_are_the_published_ones_or_fit_the_data(unseen, tmp
     assert torch.equal(again.rerank(queries, database)[0], model.rerank(queries, database)[0])
     monkeypatch.setattr(network, "LARGE", 100)
     monkeypatch.setattr(learned, "BATCH", 2)
+    rates, recipe = [], learned.Recipe
+    monkeypatch.setattr(learned, "Recipe", lambda *a, **facts: rates.append(facts["lr"]) or recipe(*a, **facts))
     large = kq.Reranker(steps=1, depth=1, random_state=0, device="cpu").fit(features[:100], labels[:100])
     assert tuple(large.network_.tokens.weight.shape) == (768, 100)
+    assert rates == [pytest.approx(1e-3 * (64 / 768) ** 0.5)]
 
 
 def test_the_same_seed_gives_the_same_and_leaves_torch_as_it_was(unseen):

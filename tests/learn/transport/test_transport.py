@@ -12,6 +12,7 @@ import keyquery as kq
 from keyquery.learn.transport.transport import CURVES
 from keyquery.pages import terminal
 from keyquery.pages.document import page
+from keyquery.reading import digest
 
 LENGTHS = ("distance", "wasserstein", "path_length", "bures")
 
@@ -67,6 +68,7 @@ def test_figures_are_their_definitions():
     assert reading.efficiency == pytest.approx(moved.mean() / length.mean(), rel=1e-12)
     assert reading.monge_gap == reading.distance - reading.wasserstein
     assert reading.optimality == reading.wasserstein / reading.distance
+    assert reading.provenance["tensors"] == {"start": digest(path[0]), "end": digest(path[-1])}
     pairs = ((path[0][:, None] - path[-1]) ** 2).sum(-1)
     assert reading.random == pytest.approx(np.sqrt(pairs.mean()), rel=1e-12)
 
@@ -144,8 +146,11 @@ def test_a_sketch_keeps_distances_of_a_flat_path():
 
 def test_it_has_lines_and_a_picture():
     reading, text = kq.transport(walk(), np.repeat([0, 1], 15), name="pets"), StringIO()
-    terminal.show(reading, Console(file=text, width=100))
-    assert all(word in text.getvalue() for word in ("pets", "optimality", f"{reading.distance:.3g}"))
+    for shown in (reading, kq.transport(walk(n=62), np.arange(62) // 2, frames=0)):
+        terminal.show(shown, Console(file=text, width=100))
+    words = ("pets", "optimality", f"{reading.distance:.3g}", "\n29 ", "The first 30 of 31 classes")
+    assert all(word in text.getvalue() for word in words)
+    assert "\n30 " not in text.getvalue()
     assert list(reading.to_frame()["class"]) == ["all", 0, 1]
     axes = reading.plot().axes
     assert [axis.get_xlabel() for axis in axes][1:] == ["step", "step"]
