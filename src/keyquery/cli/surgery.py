@@ -19,9 +19,9 @@ from keyquery.instruments.ablation.dialled import dial_effect
 from keyquery.instruments.ablation.named import EXAMPLES
 from keyquery.intervene.dial.dial import dial as dial_parts
 from keyquery.listening import Batch, text_batches
+from keyquery.listening.hooks import has_two_sides
 from keyquery.listening.inputs.batches import LENGTH, TOKENS, id_batches, read_ids, read_lines, with_decoder_ids
 from keyquery.listening.inputs.load import load_model
-from keyquery.listening.tokens import has_two_sides
 from keyquery.reading import Reading
 from keyquery.support.checks import check_choice
 

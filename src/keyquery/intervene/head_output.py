@@ -83,7 +83,7 @@ def ablate_heads(
             return None
         numbers, mean = outputs[call.module]
         out = call.attend({}).clone()
-        out[:, numbers] = replaced(out[:, numbers], None if mean is None else mean[numbers])
+        out[:, numbers] = without_output(out[:, numbers], None if mean is None else mean[numbers])
         return {"output": out}
 
     def change(changes: Changes) -> Handle:
@@ -93,7 +93,7 @@ def ablate_heads(
     return lasting(model, change)
 
 
-def replaced(output: Float[Tensor, "batch heads n v"], mean: Float[Tensor, "heads v"] | None) -> Tensor:
+def without_output(output: Float[Tensor, "batch heads n v"], mean: Float[Tensor, "heads v"] | None) -> Tensor:
     """What the output of heads is replaced by: zero, or their mean at every token."""
     return torch.zeros_like(output) if mean is None else mean.to(output)[None, :, None].expand_as(output)
 

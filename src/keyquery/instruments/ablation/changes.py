@@ -16,7 +16,7 @@ from torch import Tensor
 
 from keyquery.forms.parts import PARTS
 from keyquery.intervene.dial.means import SiteMeans, parts_of
-from keyquery.intervene.head_output import replaced
+from keyquery.intervene.head_output import without_output
 from keyquery.intervene.sites import Context, Rewrite, Site
 from keyquery.listening.call import Call, weights_of
 
@@ -132,7 +132,7 @@ def kept(parts: Collection[str], heads: HeadCall) -> Float[Tensor, "batch heads 
 
 def off(means: Mapping[int, Float[Tensor, "all v"]] | None, heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
     """Zeros, or the mean of each head's output over data, by site, at every token."""
-    return replaced(heads.output, None if means is None else means[heads.site.index][heads.span])
+    return without_output(heads.output, None if means is None else means[heads.site.index][heads.span])
 
 
 def uniform(heads: HeadCall) -> Float[Tensor, "batch heads n v"]:
