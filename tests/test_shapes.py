@@ -1,12 +1,11 @@
 """The checks that tests run under: they see wrong shapes, also after right ones, and leave out nothing but repeats."""
 
-import numpy as np
 import pytest
 import torch
 from jaxtyping import Float, TypeCheckError
 from jaxtyping._decorator import jaxtyped  # not the one that the tests have put in its place
 
-from tests.shapes import checked, facts, once_for_each_shape
+from tests.shapes import checked, once_for_each_shape
 
 
 def product(x: Float[torch.Tensor, "n d"], y: Float[torch.Tensor, "d m"], wrong: bool) -> Float[torch.Tensor, "n m"]:
@@ -33,11 +32,3 @@ def test_every_combination_of_shapes_is_checked_once():
             call(torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 4), False)
         with pytest.raises(TypeCheckError, match="parameters"):
             call(torch.ones(2, 4), torch.ones(3, 4), False)
-
-
-def test_facts_tell_shapes_kinds_and_plain_values_apart():
-    one, other = torch.ones(2, 3), torch.zeros(2, 3)
-    assert facts([one, {"a": 1}]) == facts([other, {"a": 1}])
-    different = [one, one.mT, one.double(), one.numpy(), np.ones((3, 2)), [one], (one,), {"a": one}]
-    different += [1, 2, 1.0, "1", None]
-    assert len({facts(each) for each in different}) == len(different)

@@ -189,14 +189,6 @@ def test_eigvals_are_those_of_the_matrix(rank, batch):
     np.testing.assert_allclose(values.sum(-1).real, form.trace(), atol=1e-9)
 
 
-def test_eigenvalues_is_the_deprecated_name_of_those_of_the_symmetric_part():
-    form = kq.Form(*drawn(2, 3, 6))
-    with pytest.warns(DeprecationWarning, match=r"use symmetric_eigenvalues\(\), or eigvals\(\)"):
-        values = form.eigenvalues()
-    dense = form.dense().numpy()
-    np.testing.assert_allclose(values, np.linalg.eigvalsh((dense + dense.T) / 2)[::-1], atol=1e-10)
-
-
 @pytest.mark.unchecked
 def test_products_that_do_not_fit_are_refused():
     form, _ = rectangular()

@@ -141,23 +141,6 @@ def test_an_undo_that_fails_does_not_keep_the_others():
     assert_as_it_was(layer, before)
 
 
-def test_a_handle_says_whether_it_is_active_and_how_to_undo_it():
-    model = decoder("llama")
-    how = "active: .undo() or kq.undo(model) gives the model back"
-    swapped, dial = kq.swap(model, "psd"), kq.dial(model, heads="0.*")
-    projection, ablation = kq.project(model, (1, 0)), kq.ablate_heads(model)
-    assert repr(swapped) == f"<swap to 'psd' attention of LlamaForCausalLM, {how}>"
-    assert repr(dial) == f"<dial of LlamaForCausalLM, {how}>"
-    assert repr(projection) == f"<projection of head 1.0 of LlamaForCausalLM, {how}>"
-    assert repr(ablation) == f"<ablation of heads of LlamaForCausalLM, {how}>"
-    dial.undo()
-    assert repr(dial) == "<dial of LlamaForCausalLM, undone>"
-    with pytest.raises(RuntimeError, match="the dial of LlamaForCausalLM is already undone"), dial:
-        pass
-    kq.undo(model)
-    assert repr(swapped) == "<swap to 'psd' attention of LlamaForCausalLM, undone>"
-
-
 UNDOING = {
     "block": lambda dial, model: dial.__exit__(None, None, None),
     "handle": lambda dial, model: dial.undo(),

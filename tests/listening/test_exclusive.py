@@ -4,7 +4,6 @@ import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -142,49 +141,6 @@ def test_a_run_that_ends_in_the_middle_leaves_the_model_as_it_was(run, error):
     run(model, batch)
 
 
-@contextmanager
-def meanwhile(function):
-    """Context in which another thread calls a function again and again."""
-    done = threading.Event()
-
-    def run():
-        while not done.is_set():
-            function()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def test_looks_are_of_the_model_before_or_after_another_threads_swap():
-    model, batch = decoder("llama"), text(2, 9)
-    plain = kq.look(model, inputs=batch).heads
-    with kq.swap(model):
-        swapped = kq.look(model, inputs=batch).heads
-    refused, looks = [], []
-
-    def swap():
-        try:
-            with kq.swap(model):
-                pass
-        except RuntimeError as error:
-            refused.append(str(error))
-
-    with meanwhile(swap):
-        for _ in range(12):
-            try:
-                looks.append(kq.look(model, inputs=batch, workers=2).heads)
-            except RuntimeError as error:
-                refused.append(str(error))
-    assert all(heads in (plain, swapped) for heads in looks)
-    assert plain != swapped
-    assert all("another thread" in message or "replaced" in message for message in refused)
-
-
 def test_the_fused_path_of_torch_is_shared_by_models_in_several_threads():
     models, x = [encoder() for _ in range(4)], torch.randn(1, 4, 16)
     assert torch.backends.mha.get_fastpath_enabled()
@@ -196,20 +152,3 @@ def test_the_fused_path_of_torch_is_shared_by_models_in_several_threads():
     with ThreadPoolExecutor(4) as pool:
         assert all(count == 4 for counts in pool.map(run, models) for count in counts)
     assert torch.backends.mha.get_fastpath_enabled()
-
-
-def test_another_threads_forward_changes_no_measurement():
-    """Either is refused if both run at once."""
-    model, batch, means = decoder("llama"), text(2, 9), []
-    heads = kq.read(model)
-    expected = joint_moments(model, [batch], heads)[0].mean
-
-    def run():
-        with torch.no_grad(), suppress(RuntimeError):
-            model(**text(1, 5))
-
-    with meanwhile(run):
-        for _ in range(5):
-            with suppress(RuntimeError, ValueError):
-                means.append(joint_moments(model, [batch], heads)[0].mean)
-    assert all(torch.equal(mean, expected) for mean in means)

@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from keyquery.listening import attention_maps
-from keyquery.listening.exclusive import configs_of
 from keyquery.listening.maps import layers_of, maps_by_head, run_with
 from keyquery.proof.families import tiny_model
 from tests import vision
-from tests.listening.models import assert_as_it_was, snapshot
 
 pytest.importorskip("transformers")
 
@@ -48,33 +46,6 @@ def test_heads_one_by_one_and_last_queries_are_parts_of_the_whole(name):
         last = call.part(queries=slice(-3, None))
         torch.testing.assert_close(last.weights(), whole[..., -3:, :])
         assert last.positions.equal(call.positions[:, -3:])
-
-
-@pytest.mark.parametrize("before", ["sdpa", "eager"])
-def test_every_tower_keeps_its_implementation(before):
-    model = vision.llava()
-    model.set_attn_implementation(before)
-    model.config.vision_config._attn_implementation_internal = "sdpa"  # as a user may have set one of them
-    model.train()
-    names = [config._attn_implementation for config in configs_of(model)]
-    assert len(names) == 3
-    batch, during = joint_batch(), []
-    model(**batch)  # transformers attaches its own hooks when a model first runs
-    state = snapshot(model)
-
-    def note(call, number):
-        during.append(([config._attn_implementation for config in configs_of(model)], model.training))
-
-    run_with(model, batch, note)
-    assert during == [(names, False)] * 4
-    assert_as_it_was(model, state)
-
-    def fail(call, number):
-        raise RuntimeError("the listener fell asleep")
-
-    with pytest.raises(ValueError, match="the listener fell asleep"):
-        run_with(model, batch, fail)
-    assert_as_it_was(model, state)
 
 
 def joint_batch():

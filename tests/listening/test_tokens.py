@@ -1,15 +1,11 @@
 """The tokens of a call: positions that the model uses, and which tokens are padding."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from torch import nn
 from transformers import StaticCache
 
 import keyquery as kq
-from keyquery.listening.hooks import Bound
 from keyquery.proof.families import tiny_model
 from tests.instruments.plain import GPT
 from tests.listening.models import randomised
@@ -179,11 +175,3 @@ def test_a_mask_may_be_given_to_an_inner_model_alone():
     assert call.name == "backbone.layers.0.self_attn"
     assert_real(call)
     assert torch.equal(call.positions[REAL], (SLOTS - FIRST)[REAL])
-
-
-def test_a_bound_function_is_not_copied():
-    bound = Bound(len)
-    assert bound("abc") == 3
-    for attempt in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(RuntimeError, match="undo the change first"):
-            attempt(bound)

@@ -22,8 +22,7 @@ class Svd(NamedTuple):
     values: Float[Tensor, "*batch k"]  # singular values, descending
     right: Float[Tensor, "*batch d k"]  # key directions, as columns
 
-    def __repr__(self) -> str:
-        return brief(self)
+    __repr__ = brief
 
 
 class Eigh(NamedTuple):
@@ -32,8 +31,7 @@ class Eigh(NamedTuple):
     values: Float[Tensor, "*batch k"]  # eigenvalues, descending
     vectors: Float[Tensor, "*batch d k"]  # eigenvectors, as columns
 
-    def __repr__(self) -> str:
-        return brief(self)
+    __repr__ = brief
 
 
 class Planes(NamedTuple):
@@ -43,8 +41,7 @@ class Planes(NamedTuple):
     source: Float[Tensor, "*batch d k"]  # query direction of each plane, as columns
     target: Float[Tensor, "*batch d k"]  # key direction of each plane, as columns
 
-    def __repr__(self) -> str:
-        return brief(self)
+    __repr__ = brief
 
 
 class Directions(Measures):

@@ -26,8 +26,7 @@ class Shares(NamedTuple):
     skew: Float[Tensor, "*batch"]  # of the part that changes its sign
     popularity: Float[Tensor, "*batch"]  # of the key-only part
 
-    def __repr__(self) -> str:
-        return display.brief(self)
+    __repr__ = display.brief
 
 
 class Form(Matrix, Directions):

@@ -20,8 +20,7 @@ class Primal(NamedTuple):
     we: Float[Tensor, "p s"]
     wr: Float[Tensor, "p s"]
 
-    def __repr__(self) -> str:
-        return brief(self)
+    __repr__ = brief
 
 
 class Extended(NamedTuple):
@@ -30,8 +29,7 @@ class Extended(NamedTuple):
     left: Float[Tensor, "n s"] | None
     right: Float[Tensor, "m s"] | None
 
-    def __repr__(self) -> str:
-        return brief(self)
+    __repr__ = brief
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 import torch
@@ -29,8 +28,7 @@ class Signature(NamedTuple):
     negative: Int[Tensor, "*batch"]  # eigenvalues below 0
     zero: Int[Tensor, "*batch"]  # the others
 
-    def __repr__(self) -> str:
-        return brief(self)
+    __repr__ = brief
 
 
 class Measures(Factors):
@@ -79,12 +77,6 @@ class Measures(Factors):
         self.require_square("a symmetric part")
         core = self.core()
         return core.restored(core.eigenvalues)
-
-    def eigenvalues(self) -> Float[Tensor, "*batch n"]:
-        """Deprecated: the former name of `symmetric_eigenvalues`, easily taken for `eigvals`."""
-        advice = "use symmetric_eigenvalues(), or eigvals() for the complex eigenvalues of M"
-        warnings.warn(f"Form.eigenvalues() is deprecated: {advice}", DeprecationWarning, stacklevel=2)
-        return self.symmetric_eigenvalues()
 
     def eigvals(self) -> Complex[Tensor, "*batch m"]:
         """The m = min(r, d) complex eigenvalues of M that can be non-zero, by descending magnitude.

@@ -128,7 +128,7 @@ class Call:
         n, m = self.query.shape[-2], self.key.shape[-2]
         seen = None
         if self.attn_mask is not None:
-            seen = _four_dims(visible(self.attn_mask))
+            seen = four_dims(visible(self.attn_mask))
         elif self.given_scores is not None:
             seen = visible(self.given_scores)
         if self.causal is not None:
@@ -229,7 +229,7 @@ class Call:
         fields: dict[str, Any] = {}
         for name in set(TENSORS) - {"sinks"}:
             rows = EVERY if name in ("key", "value") else queries
-            fields[name] = _cut(_four_dims(getattr(self, name)), sequences, EVERY, rows)
+            fields[name] = _cut(four_dims(getattr(self, name)), sequences, EVERY, rows)
         tokens = {
             name: _cut(x, sequences, queries if name in ("positions", "real_queries") else EVERY)
             for name, x in vars(self.tokens).items()
@@ -337,7 +337,7 @@ def _some(x: Tensor, heads: slice) -> Tensor:
     return x if x.shape[1] == 1 else x[:, heads]
 
 
-def _four_dims(x: Any) -> Any:
+def four_dims(x: Any) -> Any:
     """A tensor that is broadcast over (batch, heads, n, m) with these dimensions; None as it is."""
     return x if x is None or x.ndim == 4 else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
 

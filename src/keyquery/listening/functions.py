@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from keyquery.listening.call import Call
+from keyquery.listening.call import Call, four_dims
 from keyquery.listening.hooks import around_calls
 from keyquery.listening.listen import Attachment, Facts
 from keyquery.listening.products import (
@@ -217,13 +217,12 @@ def fused_facts(given: Mapping[str, Any], lead: Lead) -> Facts:
         return _packed_facts(given)
     (query, of_query), (key, of_key) = unscaled(given["query"]), unscaled(given["key"])
     mask, scale, sizes = given.get("attn_mask"), given.get("scale"), query.shape[:-2]
-    if mask is not None and type(mask) is not Tensor and hasattr(mask, "_materialize"):
+    if hasattr(mask, "_materialize"):
         mask = mask._materialize(query.device)  # torch's lazy causal masks
-    if mask is not None and not mask.ndim == given["query"].ndim == 4:
-        if mask.ndim <= 2 or len(sizes) == 2:
-            mask = mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
-        else:
-            mask = mask.expand(*sizes, *mask.shape[-2:]).reshape(*lead(sizes), *mask.shape[-2:])
+    if mask is not None and (mask.ndim <= 2 or len(sizes) == 2):
+        mask = four_dims(mask)
+    elif mask is not None:
+        mask = mask.expand(*sizes, *mask.shape[-2:]).reshape(*lead(sizes), *mask.shape[-2:])
     query, key, value = (x.reshape(*lead(x.shape[:-2]), *x.shape[-2:]) for x in (query, key, given["value"]))
     scale = (query.shape[-1] ** -0.5 if scale is None else float(scale)) * of_query * of_key
     return Facts(query, key, value, scale, attn_mask=mask, causal=0 if given.get("is_causal") else None)

@@ -58,14 +58,6 @@ def test_a_keyquery_decoder_with_caches_is_one_without():
     assert torch.allclose(parts, whole, atol=1e-12)
 
 
-def test_padding_counts_for_nothing():
-    model, ids = decoder("llama"), text(1, 6)["input_ids"]
-    padded = {"input_ids": torch.cat((ids, torch.zeros(1, 4, dtype=torch.long)), 1)}
-    padded["attention_mask"] = torch.tensor([[1] * 6 + [0] * 4])
-    with kq.dial(model, **GAINS), torch.no_grad():
-        assert torch.allclose(model(ids).logits, model(**padded).logits[:, :6], atol=1e-5)
-
-
 def test_only_the_chosen_heads_change():
     layer, x = kq.Attention(16, 4).double().eval(), torch.randn(1, 5, 16).double()
     layer.output.weight.data = torch.eye(16).double()  # so that heads stay apart

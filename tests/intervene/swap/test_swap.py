@@ -33,22 +33,6 @@ def test_a_copy_computes_the_same(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("kernel", "left"), [("psd", True), ("rbf", False), ("split", True), ("pairwise", False)])
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_padding_changes_nothing(name, kernel, left):
-    model = tiny(name)
-    kq.swap(model, kernel)
-    inputs = padded(left)
-    real = inputs["attention_mask"][1].bool()
-    alone = model(input_ids=inputs["input_ids"][1:, real])[0]
-    if name == "llama":  # as generate numbers them
-        inputs["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
-    elif left:
-        inputs["position_ids"] = torch.stack((torch.arange(7), (torch.arange(7) - 3).clamp(min=0)))
-    assert_close(model(**inputs)[0][1:, real], alone)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("name", ["gpt_neox", "llama"])
 def test_rotary_positions_are_those_that_are_given(name):
     model = tiny(name)
@@ -195,40 +179,6 @@ def test_inner_outputs_are_recorded_again_after_the_undo(first):
     given = model(**inputs, output_attentions=True).attentions
     assert len(given) == 2
     assert all(torch.equal(one, other) for one, other in zip(given, expected, strict=True))
-
-
-def trained(name, kernel):
-    """The dense forms of a swapped model after some steps: at an offset, and at its opposite."""
-    model = tiny(name)
-    swapped = kq.swap(model, kernel, symmetric_dims=2)
-    start = [weight.detach().clone() for weight in swapped.parameters()]
-    optimiser = torch.optim.SGD(swapped.parameters(), lr=0.1)
-    for _ in range(3):
-        optimiser.zero_grad()
-        model(**padded())[0].square().mean().backward()
-        optimiser.step()
-    assert all(weight.grad is not None for weight in swapped.parameters())
-    assert any((old - new).abs().max() > 1e-3 for old, new in zip(start, swapped.parameters(), strict=True))
-    form, rope = kq.read(model)[1].form.to(torch.float64), kq.read(model)[1].rope
-    return [form.dense() if rope is None else form.at(offset, rope).dense() for offset in (3, -3)]
-
-
-@pytest.mark.parametrize(("kernel", "sign"), [("symmetric", 1), ("psd", 1), ("rbf", 1), ("skew", -1)])
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_the_structure_outlasts_training(name, kernel, sign):
-    """score(i, j) = ±score(j, i), at any offset."""
-    one, other = trained(name, kernel)
-    assert (one - sign * other.mT).abs().max() < 1e-6 * one.abs().max()
-    if kernel in ("psd", "rbf") and name == "bert":
-        assert torch.linalg.eigvalsh(one).min() > -1e-6 * one.abs().max()
-
-
-def test_the_capacity_of_a_kernel_outlasts_training():
-    form, _ = trained("bert", "split")
-    ranks = [torch.linalg.matrix_rank(part, rtol=1e-6) for part in (form + form.mT, form - form.mT)]
-    assert [rank.unique().tolist() for rank in ranks] == [[2], [6]]
-    form, _ = trained("bert", "pairwise")
-    assert torch.linalg.matrix_rank(torch.cat((form, form.mT), -1), rtol=1e-6).unique().tolist() == [8]
 
 
 def test_on_data_more_of_the_scores_is_kept():

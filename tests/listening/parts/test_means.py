@@ -64,17 +64,6 @@ def test_noise_in_padding_changes_nothing():
     assert clean.count == 9
 
 
-def test_moments_are_those_of_queries_and_keys():
-    model, data = Encoder(), batch()
-    heads = kq.read(model)
-    moments = joint_moments(model, [data], heads)
-    for index, (query, key) in queries_and_keys(model, data, heads).items():
-        joint = torch.cat((query, key), -1).double()
-        torch.testing.assert_close(moments[index].mean, joint.mean(1), rtol=1e-5, atol=1e-5)
-        expected = torch.stack([torch.cov(head.mT, correction=0) for head in joint])
-        torch.testing.assert_close(moments[index].covariance, expected, rtol=1e-4, atol=1e-4)
-
-
 def test_the_covariance_of_queries_and_keys_is_the_gram_of_the_form_on_data():
     model, data = Encoder(), batch()
     heads = kq.read(model)

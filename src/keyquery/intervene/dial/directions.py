@@ -26,7 +26,7 @@ from keyquery.intervene.project.rotary_planes import inverse, pairs
 from keyquery.intervene.selection import select
 from keyquery.intervene.sites import Context, Rewrite, Site, labels_of
 from keyquery.listening import Batch
-from keyquery.support.checks import check_choice, check_count, check_number
+from keyquery.support.checks import check_choice, check_count, check_number, checked_integers
 
 KINDS = ("singular", "symmetric", "skew")
 BASES = ("weights", "data")
@@ -151,16 +151,11 @@ def _count_of(site: Site, kind: str) -> int:
 
 def _checked_numbers(name: str, numbers: Iterable[int] | int, most: int) -> list[int]:
     """Numbers of directions, each from 0 to most − 1."""
-    if isinstance(numbers, int) and not isinstance(numbers, bool):
-        numbers = [numbers]
-    if isinstance(numbers, str) or not isinstance(numbers, Iterable):
-        raise TypeError(f"directions of {name} must be numbers such as [0, 1], got {numbers!r}")
-    chosen: Sequence[int] = list(numbers)
-    for number in chosen:
-        check_count(f"a direction of {name}", number, 0, most - 1)
+    chosen = checked_integers(f"directions of {name}", [numbers] if isinstance(numbers, int) else numbers)
     if not chosen:
         raise ValueError(f"directions of {name} must name at least one, got none")
-    return sorted({int(number) for number in chosen})
+    check_count(f"a direction of {name}", max(chosen), 0, most - 1)
+    return sorted(set(chosen))
 
 
 def direction_gains(
