@@ -26,7 +26,7 @@ from keyquery.instruments.look.reading import FORMER
 from keyquery.learn.cooccurrence.cooccurrence import Cooccurrence
 from keyquery.learn.cooccurrence.counts import KINDS, normed_rows
 from keyquery.learn.data import windows
-from keyquery.listening.inputs.encoding import encoded
+from keyquery.listening.inputs.batches import encoded
 from keyquery.listening.inputs.load import load_model, load_tokenizer
 from keyquery.support.files import write_all
 from keyquery.support.statistics import paired

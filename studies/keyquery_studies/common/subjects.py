@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from keyquery.checkpoints import read
 from keyquery.intervene.rewrites import sites_of
-from keyquery.listening.inputs.encoding import encoded, special_tokens
+from keyquery.listening.inputs.batches import encoded, special_tokens
 from keyquery.listening.inputs.load import load_model
 from keyquery.listening.parts.on_data import SEQUENCES
 

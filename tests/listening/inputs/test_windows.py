@@ -4,8 +4,7 @@ import pytest
 
 import keyquery as kq
 from keyquery.listening import text_batches
-from keyquery.listening.inputs.batches import read_lines
-from keyquery.listening.inputs.encoding import special_tokens
+from keyquery.listening.inputs.batches import read_lines, special_tokens
 from keyquery.listening.inputs.load import load_tokenizer
 
 FRAMES = {"none": None, "both": "[PAD] $A [MASK]", "before": "[PAD] $A", "after": "$A [MASK]:0 [MASK]:0"}

@@ -15,8 +15,8 @@ from keyquery.intervene.rewrites import check_unchanged
 from keyquery.intervene.selection import select
 from keyquery.listening.hooks import Batch
 from keyquery.listening.inputs.data import Data, Prepared
-from keyquery.listening.inputs.encoding import token_text
 from keyquery.listening.inputs.load import in_float32
+from keyquery.listening.inputs.word_pieces import token_text
 from keyquery.listening.residual.tracing import stem_of
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress, silent

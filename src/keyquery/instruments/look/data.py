@@ -22,7 +22,7 @@ from keyquery.listening import Batch, queries_and_keys, typical_length
 from keyquery.listening.hooks import evaluating
 from keyquery.listening.inputs.batches import LENGTH, SIZE
 from keyquery.listening.inputs.data import Data, Prepared
-from keyquery.listening.inputs.encoding import token_text
+from keyquery.listening.inputs.word_pieces import token_text
 from keyquery.listening.parts.means import PositionMeans
 from keyquery.listening.parts.on_data import SEQUENCES, rows_of, score_variances
 from keyquery.listening.parts.shares import Estimate, score_shares

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from keyquery.listening.inputs.encoding import special_tokens
+from keyquery.listening.inputs.batches import special_tokens
 
 KEY, VALUE = 8, 8  # tokens of a needle: those that ask for it, and those that are to be copied
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")

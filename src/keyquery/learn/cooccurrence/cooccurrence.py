@@ -16,7 +16,7 @@ from torch import Tensor
 from keyquery.forms import Form
 from keyquery.learn.cooccurrence.counts import KINDS, dealt, normed_rows
 from keyquery.learn.cooccurrence.tally import CHUNK, Tally, read_into, tokens_of, words_in
-from keyquery.listening.inputs.encoding import encoded
+from keyquery.listening.inputs.batches import encoded
 from keyquery.reading import Reading, digest, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 from keyquery.support.progress import Progress, silent

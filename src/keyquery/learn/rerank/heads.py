@@ -13,8 +13,8 @@ from torch import nn
 
 from keyquery.learn.base import Estimator
 from keyquery.listening.call import Call
+from keyquery.listening.inputs.batches import encoded, special_tokens
 from keyquery.listening.inputs.data import token_argument
-from keyquery.listening.inputs.encoding import encoded, special_tokens
 from keyquery.listening.inputs.load import load_model
 from keyquery.listening.maps import is_square, layers_of, maps_by_head, run_with
 from keyquery.support.checks import check_count

@@ -1,4 +1,4 @@
-"""Text files and token ids as batches for a model."""
+"""Texts, and files of token ids, as batches for a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from keyquery.checkpoints import Heads
 from keyquery.listening.hooks import Batch
-from keyquery.listening.inputs.encoding import encoded, special_tokens
 from keyquery.support.files import read_text
 
 LENGTH = 128  # default tokens per window
@@ -107,6 +106,26 @@ def typical_length(batches: Iterable[Batch]) -> int | None:
         elif isinstance(ids, Tensor) and ids.ndim == 2:
             lengths += [ids.shape[1]] * len(ids)
     return round(sum(n * n for n in lengths) / sum(lengths)) if any(lengths) else None
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text without special tokens, by a transformers tokenizer or keyquery's own."""
+    if hasattr(tokenizer, "num_special_tokens_to_add"):
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return list(tokenizer(text)["input_ids"])  # keyquery's own adds none
+
+
+def special_tokens(tokenizer: Any, *texts: str) -> tuple[list[int], list[int]]:
+    """The special tokens that a tokenizer adds before and after a text.
+
+    They are read off the first text that has tokens: the letter a, or one of `texts` where the vocabulary lacks it.
+    """
+    for text in ("a", *texts):
+        if bare := encoded(tokenizer, text):
+            whole = list(tokenizer(text)["input_ids"])
+            start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+            return whole[:start], whole[start + len(bare) :]
+    raise ValueError("the tokenizer gives no tokens for the text")
 
 
 def _parts(line: str) -> Iterator[str]:

@@ -124,6 +124,12 @@ def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
     return [name.lstrip("ĠĊ▁ ") or name.translate(BLANKS) for name in names]
 
 
+def token_text(number: int, tokenizer: Any) -> str:
+    """The text of a token, or its id without a tokenizer."""
+    text = tokenizer.decode([number]) if hasattr(tokenizer, "decode") else ""
+    return text if text and "\ufffd" not in text else f"#{number}"
+
+
 def of_bytes(tokenizer: Any) -> bool:
     """Whether a tokenizer is byte-level (with Ġ for a space)."""
     return isinstance(tokenizer, Tokenizer) or (hasattr(tokenizer, "get_vocab") and "Ġ" in tokenizer.get_vocab())
