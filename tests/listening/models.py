@@ -28,57 +28,18 @@ class FusedAttention(PatchAttention):
         return scaled_dot_product_attention(q, k, v, dropout_p=0.0)
 
 
-class EinsumAttention(nn.Module):
-    """Grouped by einsum, heads after tokens, operands as a list: as in many tutorials."""
+class Core(nn.Module):
+    """Attention of two heads whose core is a function of q, k and v."""
 
-    def __init__(self, width=16, heads=4):
+    def __init__(self, core, width=8):
         super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.core, self.qkv = core, nn.Linear(width, 3 * width)
+
+    def sides(self, x):
+        return [t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1)]
 
     def forward(self, x):
-        q, k, v = (m(x).unflatten(-1, (self.heads, -1)) for m in (self.query, self.key, self.value))
-        energy = torch.einsum("nqhd,nkhd->nhqk", [q, k])
-        attention = torch.softmax(energy / q.shape[-1] ** 0.5, dim=3)
-        return self.out(torch.einsum("nhql,nlhd->nqhd", [attention, v]).flatten(2))
-
-
-class XAttention(nn.Module):
-    """As in x-transformers: sim = einsum · scale, a learned bias, masked_fill with −finfo.max."""
-
-    def __init__(self, width=16, heads=4, longest=16):
-        super().__init__()
-        self.heads, self.scale = heads, (width // heads) ** -0.5
-        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(width, width, bias=False) for _ in range(4))
-        self.rel_pos = nn.Parameter(torch.randn(heads, longest, longest))
-
-    def forward(self, x, mask=None):
-        n = x.shape[1]
-        q, k, v = (m(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in (self.to_q, self.to_k, self.to_v))
-        sim = torch.einsum("b h i d, b h j d -> b h i j", q, k) * self.scale
-        sim = sim + self.rel_pos[:, :n, :n]
-        hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
-        sim = sim.masked_fill(hidden, -torch.finfo(sim.dtype).max)
-        attn = sim.softmax(dim=-1, dtype=sim.dtype)
-        return self.to_out(torch.einsum("b h i j, b h j d -> b h i d", attn, v).transpose(1, 2).flatten(2))
-
-
-class BmmAttention(nn.Module):
-    """Batch and heads in one dimension, a bias by baddbmm: as in BLOOM."""
-
-    def __init__(self, width=16, heads=4):
-        super().__init__()
-        self.heads = heads
-        self.query_key_value, self.dense = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x):
-        b, n, width = x.shape
-        parts = self.query_key_value(x).view(b, n, self.heads, 3, -1).unbind(3)
-        q, k, v = (t.transpose(1, 2).reshape(b * self.heads, n, -1) for t in parts)
-        bias = torch.arange(n, dtype=x.dtype).expand(b * self.heads, n, n)
-        scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=0.25, alpha=q.shape[-1] ** -0.5)
-        context = torch.bmm(scores.softmax(-1), v)
-        return self.dense(context.view(b, self.heads, n, -1).transpose(1, 2).reshape(b, n, width))
+        return self.core(*self.sides(x)).transpose(1, 2).flatten(2)
 
 
 class Residual(nn.Module):

@@ -13,7 +13,7 @@ from keyquery.proof.families import tiny_model
 from tests.instruments.plain import GPT
 from tests.listening.models import (
     CausalSelfAttention,
-    EinsumAttention,
+    Core,
     FusedAttention,
     Residual,
     assert_as_it_was,
@@ -231,10 +231,9 @@ class OutsideOfTorch(torch.autograd.Function):
         return torch.from_numpy(weights / weights.sum(-1, keepdims=True) @ v)
 
 
-class ForeignAttention(EinsumAttention):
-    def forward(self, x):
-        q, k, v = (m(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in (self.query, self.key, self.value))
-        return self.out(OutsideOfTorch.apply(q, k, v).transpose(1, 2).flatten(2))
+class ForeignAttention(Core):
+    def __init__(self):
+        super().__init__(OutsideOfTorch.apply, 16)
 
 
 def test_attention_outside_of_torch_is_said():

@@ -6,15 +6,11 @@ from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 import keyquery as kq
-from tests.instruments.plain import PatchAttention
 from tests.listening.models import (
     REPLACEMENTS,
-    BmmAttention,
     CausalSelfAttention,
-    EinsumAttention,
-    FusedAttention,
+    Core,
     Residual,
-    XAttention,
     assert_as_it_was,
     assert_one_sentence,
     assert_replaced,
@@ -23,67 +19,9 @@ from tests.listening.models import (
     snapshot,
 )
 
-OWN = {
-    "mingpt": (CausalSelfAttention, "c_proj", True),
-    "timm": (lambda: PatchAttention(16, 4), "proj", False),
-    "timm, fused": (lambda: FusedAttention(16, 4), "proj", False),
-    "einsum": (EinsumAttention, "out", False),
-    "x-transformers": (XAttention, "to_out", True),
-    "baddbmm": (BmmAttention, "dense", False),
-}
-
 
 def double(*shape):
     return torch.randn(*shape, dtype=torch.float64)
-
-
-def own(name):
-    make, projection, causal = OWN[name]
-    model = randomised(Residual(make(), make()))
-    return model, getattr(model.attentions[0], projection), causal
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_own_classes(name):
-    """The queries and keys are those of the code, by hand; scores and output follow from them."""
-    model, projection, causal = own(name)
-    x, entered = double(3, 5, 16), []
-    projection.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
-    plain = model(x)
-    with kq.listen(model) as calls:
-        assert torch.equal(model(x), plain)
-    assert [(call.name, call.layer) for call in calls] == [("attentions.0", 0), ("attentions.1", 1)]
-    call = calls[0]
-    assert (call.heads, call.key_heads, call.is_causal, call.is_cross) == (4, 4, causal, False)
-    assert call.scale == pytest.approx(0.5)
-    output = formula(call, {})
-    torch.testing.assert_close(output.transpose(1, 2).flatten(2), entered[0].double(), atol=1e-12, rtol=1e-10)
-    torch.testing.assert_close(call.output(), output, atol=1e-12, rtol=1e-10)
-    attention = model.attentions[0]
-    match name:
-        case "mingpt":
-            queries, keys = attention.c_attn(x).split(16, -1)[:2]
-        case "timm" | "timm, fused":
-            queries, keys = attention.qkv(x).split(16, -1)[:2]
-        case "einsum":
-            queries, keys = attention.query(x), attention.key(x)
-        case "x-transformers":
-            queries, keys = attention.to_q(x), attention.to_k(x)
-            bias = attention.rel_pos[:, :5, :5].tril()[None].expand(3, -1, -1, -1)
-            torch.testing.assert_close(call.bias, bias)
-        case "baddbmm":
-            queries, keys = attention.query_key_value(x).view(3, 5, 4, 3, 4).unbind(3)[:2]
-            torch.testing.assert_close(call.bias, (torch.arange(5.0).double() / 4).expand(3, 4, 5, 5))
-    for mine, theirs in ((call.query, queries), (call.key, keys)):
-        torch.testing.assert_close(mine, theirs.reshape(3, 5, 4, 4).transpose(1, 2))
-
-
-@pytest.mark.parametrize("replacement", REPLACEMENTS)
-@pytest.mark.parametrize("name", OWN)
-def test_own_classes_go_on_with_what_was_replaced(name, replacement):
-    model, projection, _ = own(name)
-    x = double(3, 5, 16)
-    assert_replaced(replacement, model, model.attentions[0], projection, lambda: model(x))
 
 
 HIDDEN = torch.tensor([[False] * 5, [False, False, False, True, True], [False, True, False, False, True]])
@@ -195,16 +133,44 @@ def test_encoder_and_decoder_of_torch():
     assert (cross.weights()[HIDDEN[:, None, None].expand(3, 4, 4, 5)] == 0).all()
 
 
-class Core(nn.Module):
-    """Attention whose core is a function of q, k and v."""
+def written_out(q, k, v):
+    """As in minGPT."""
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    return (q @ k.transpose(-2, -1) * 0.5).masked_fill(future, -torch.inf).softmax(-1) @ v
 
-    def __init__(self, core):
-        super().__init__()
-        self.core, self.qkv = core, nn.Linear(8, 24)
 
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        return self.core(q, k, v).transpose(1, 2).flatten(2)
+def scaled_queries(q, k, v):
+    """As in timm."""
+    return (q * 0.5 @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+
+
+def fused(q, k, v):
+    return scaled_dot_product_attention(q, k, v, dropout_p=0.0)
+
+
+def tokens_first(q, k, v):
+    """Heads after tokens, operands as a list: as in many tutorials."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    attention = torch.softmax(torch.einsum("nqhd,nkhd->nhqk", [q, k]) / 2, dim=3)
+    return torch.einsum("nhql,nlhd->nqhd", [attention, v]).transpose(1, 2)
+
+
+RELATIVE = torch.linspace(-1, 1, 50, dtype=torch.float64).reshape(2, 5, 5).tril()
+SLOPES = torch.arange(5.0, dtype=torch.float64) / 4
+
+
+def relative_bias(q, k, v):
+    """As in x-transformers: sim = einsum · scale, a bias, masked_fill with −finfo.max."""
+    sim = torch.einsum("b h i d, b h j d -> b h i j", q, k) * 0.5 + RELATIVE
+    sim = sim.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.finfo(sim.dtype).max)
+    return torch.einsum("b h i j, b h j d -> b h i d", sim.softmax(dim=-1, dtype=sim.dtype), v)
+
+
+def bias_by_baddbmm(q, k, v):
+    """Batch and heads in one dimension: as in BLOOM."""
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+    scores = torch.baddbmm(4 * SLOPES.expand(len(q), 5, 5), q, k.mT, beta=0.25, alpha=0.5)
+    return torch.bmm(scores.softmax(-1), v).unflatten(0, (-1, 2))
 
 
 def scaled_then_shifted(q, k, v):
@@ -248,28 +214,46 @@ def fused_three_dimensions(q, k, v):
     return scaled_dot_product_attention(q, k, v, is_causal=True).unflatten(0, (3, 2))
 
 
-CORES = (scaled_then_shifted, shifted_after_it_was_scaled, keys_first, subtracted)
-CORES += (hidden_before_it_is_scaled, shared_keys, fused_after_scaling, fused_additive_mask)
-CORES += (fused_three_dimensions,)
+OWN = (written_out, scaled_queries, fused, tokens_first, relative_bias, bias_by_baddbmm)
+MOVED = (scaled_then_shifted, shifted_after_it_was_scaled)  # whose queries are changed in place
+CORES = (*OWN, *MOVED, keys_first, subtracted, hidden_before_it_is_scaled, shared_keys)
+CORES += (fused_after_scaling, fused_additive_mask, fused_three_dimensions)
+CAUSAL = (written_out, relative_bias, hidden_before_it_is_scaled, fused_three_dimensions)
+BIASES = {subtracted: torch.ones(()).double(), fused_additive_mask: 4 * SLOPES}
+BIASES |= {relative_bias: RELATIVE, bias_by_baddbmm: SLOPES}
 
 
 @pytest.mark.parametrize("core", CORES, ids=lambda core: core.__name__)
 def test_queries_and_keys_are_those_of_the_product(core):
     """Whatever is done before and after it: scale · q·k + bias is what enters the softmax."""
-    model, x = randomised(Residual(Core(core))), double(3, 5, 8)
-    returned = []
-    model.attentions[0].register_forward_hook(lambda _, args, out: returned.append(out))
+    model, x = randomised(Residual(Core(core), Core(core))), double(3, 5, 8)
+    first = model.attentions[0]
     with torch.no_grad():
         plain = model(x)
         with kq.listen(model) as calls:
             assert torch.equal(model(x), plain)
-    (call,) = calls
-    torch.testing.assert_close(formula(call, {}).transpose(1, 2).flatten(2), returned[0], atol=1e-12, rtol=1e-10)
-    constant = {"fused_additive_mask", "subtracted"}
-    assert (call.bias is not None) == (core.__name__ in constant)
-    assert call.scale == pytest.approx({"subtracted": -0.5}.get(core.__name__, call.scale))
-    assert (call.heads, call.key_heads) == (2, 1 if core is shared_keys else 2)
-    assert call.is_causal == (core in (hidden_before_it_is_scaled, fused_three_dimensions))
+        returned, (query, key, _) = first(x), first.sides(x)
+    assert [(call.name, call.layer) for call in calls] == [("attentions.0", 0), ("attentions.1", 1)]
+    call = calls[0]
+    torch.testing.assert_close(formula(call, {}).transpose(1, 2).flatten(2), returned, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(call.output(), formula(call, {}), atol=1e-12, rtol=1e-10)
+    if core in BIASES:
+        torch.testing.assert_close(call.bias, BIASES[core].expand(call.bias.shape))
+    else:
+        assert call.bias is None
+    if core not in MOVED:
+        assert call.scale == pytest.approx(-0.5 if core is subtracted else 0.5)
+        torch.testing.assert_close(call.query, query)
+        torch.testing.assert_close(call.key, key[:, :1] if core is shared_keys else key)
+    assert (call.heads, call.key_heads, call.is_cross) == (2, 1 if core is shared_keys else 2, False)
+    assert call.is_causal == (core in CAUSAL)
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+@pytest.mark.parametrize("core", OWN, ids=lambda core: core.__name__)
+def test_code_of_ones_own_goes_on_with_what_was_replaced(core, replacement):
+    model, x = randomised(Residual(Core(core), Core(core))), double(3, 5, 8)
+    assert_replaced(replacement, model, model.attentions[0], lambda out: out, lambda: model(x))
 
 
 def dropped(q, k, v):
@@ -313,11 +297,10 @@ def test_weights_that_are_changed_after_the_softmax_are_seen_and_not_replaced():
 
 
 @pytest.mark.parametrize("replacement", ["query", "wider", "value", "bias", "scores", "output"])
-@pytest.mark.parametrize("name", ["mingpt", "timm, fused"])
-def test_gradients_flow_through_what_was_replaced(name, replacement):
-    make = OWN[name][0]
-    model = randomised(Residual(make()))
-    x = (0.3 * double(1, 3, 16)).requires_grad_()
+@pytest.mark.parametrize("core", [written_out, fused])
+def test_gradients_flow_through_what_was_replaced(core, replacement):
+    model = randomised(Residual(Core(core)))
+    x = (0.3 * double(1, 5, 8)).requires_grad_()
     parameter = next(model.parameters())
 
     def run(x, weight):
@@ -347,7 +330,7 @@ def test_softmaxes_that_are_no_attention_are_not_seen():
 
 def test_what_does_not_fit_is_told_as_such_where_scores_are_a_product_in_python():
     """Torch turns a TypeError that is raised in an operator into one about its operands."""
-    model, x = own("mingpt")[0], double(1, 5, 16)
+    model, x = randomised(Residual(Core(written_out))), double(1, 5, 8)
     before = snapshot(model)
     with (
         pytest.raises(RuntimeError, match="on_call must return None or a dict"),
