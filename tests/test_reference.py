@@ -80,17 +80,3 @@ def test_methods_of_estimators_describe_theirs():
         for name, method in vars(resolved(entry)).items():
             if isfunction(method) and not name.startswith("_") and len(signature(method).parameters) > 1:
                 assert lacks(method) == set(), f"{entry}.{name}"
-
-
-def test_what_is_not_described_is_seen():
-    def add(a, *, b: int) -> "int":
-        """Sum.
-
-        Parameters
-        ----------
-        a
-            One.
-        """
-
-    assert lacks(add) == {"b", "Returns"}
-    assert described("class C:\n    x: int  # metres\n    y: int\n") == {"x": "metres", "y": ""}

@@ -63,24 +63,3 @@ def test_a_compiled_model_follows_every_turn_of_its_dial(name):
         with kq.project(fast, (1, 0), kernel="zero"):
             assert agree()
         assert torch.equal(fast(**batch).logits, plain)
-
-
-USES = {
-    "look": kq.look,
-    "read": kq.read,
-    "dial": kq.dial,
-    "swap": kq.swap,
-    "project": lambda model: kq.project(model, (0, 0)),
-    "ablate": lambda model: kq.ablate(model, [{"input": torch.ones(1, 3)}]),
-}
-
-
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_a_model_without_attention_is_told_in_a_sentence(use):
-    for model, held in ((nn.Linear(3, 3), "bias, weight"), (nn.Identity(), "no tensors")):
-        ran = use is USES["ablate"]  # on data
-        words = "ran without an attention call that torch shows" if ran else "has no known attention module"
-        with pytest.raises(ValueError, match=words) as told:
-            use(model)
-        assert ran or f"it holds {held}" in str(told.value)
-        assert ". " not in str(told.value)

@@ -194,6 +194,16 @@ def formula(call, new):
     return torch.einsum("bhnm,bhmv->bhnv", weights, value)
 
 
+def rotation(rope, position, rank, start=0):
+    """R(position) of dimensions from `start` on, as a matrix, from cosines and sines alone."""
+    matrix = torch.eye(rank, dtype=torch.float64)
+    for pair, angle in enumerate([] if rope is None else rope.angles(float(position))):
+        i, j = (2 * pair, 2 * pair + 1) if rope.interleaved else (pair, pair + rope.dims // 2)
+        i, j, cos, sin = i + start, j + start, rope.factor * angle.cos(), rope.factor * angle.sin()
+        matrix[i, i], matrix[i, j], matrix[j, i], matrix[j, j] = cos, -sin, sin, cos
+    return matrix
+
+
 def entered(model, batch, name):
     """What enters a module in one run, for the tokens that are no padding."""
     inputs, real = [], batch.get("attention_mask")

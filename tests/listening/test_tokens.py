@@ -122,26 +122,6 @@ def test_a_static_cache_has_free_slots(name, padded):
         start = end
 
 
-def test_a_window_of_a_cache_forgets_padding():
-    """Its mask is longer than its keys; how many tokens were padding still counts."""
-    model = tiny_model("mistral", sliding_window=3)
-    tokens, cache, start = ids(4, 6), None, 0
-    mask = MASK.clone()
-    mask[2:] = 1
-    for step in (4, 1, 1):
-        end = start + step
-        with torch.no_grad(), kq.listen(model) as calls:
-            out = model(tokens[:, start:end], attention_mask=mask[:, :end], past_key_values=cache, use_cache=True)
-        cache, call = out.past_key_values, calls[0]
-        m = call.key.shape[-2]
-        slots = (SLOTS - torch.tensor([[2], [0], [0], [0]]))[:, :end]
-        assert torch.equal(call.positions.expand(4, -1), slots[:, start:])
-        assert torch.equal(call.key_positions.expand(4, -1), slots[:, end - m :])
-        assert torch.equal(call.real, mask[:, end - m : end].bool())
-        start = end
-    assert m == 3
-
-
 def test_positions_of_layers_of_ours():
     layer, x = kq.Attention(16, 2, rope=kq.Rope(8)), torch.randn(2, 5, 16)
     for positions in (torch.tensor([4, 0, 2, 3, 1]), torch.rand(2, 5) * 9):

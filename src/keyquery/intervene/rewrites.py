@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,22 +13,17 @@ from torch import Tensor, nn
 from keyquery.checkpoints.sources import bare
 from keyquery.intervene.sites import Rewrite, Site, find_sites
 from keyquery.listening.call import Call
-from keyquery.listening.exclusive import alone
+from keyquery.listening.exclusive import alone, hold
 from keyquery.listening.hooks import Batch, on_output
 from keyquery.listening.listen import add_listener
 
 
 class Rewriting:
-    """The sites of a model under intervention, and what is attached to it."""
+    """The sites of a model under intervention."""
 
-    def __init__(self, model: nn.Module, sites: dict[int, Site]) -> None:
+    def __init__(self, sites: dict[int, Site]) -> None:
         self.sites = sites
         self._by_module = {site.module: site for site in sites.values()}
-        self.attached = ExitStack()
-        with ExitStack() as changes:
-            add_listener(model, self.rewritten, changes)
-            on_output(model, self.check_called, changes)
-            self.attached = changes.pop_all()
 
     def rewritten(self, call: Call) -> Mapping[str, Tensor] | None:
         """What replaces the queries and keys of a call."""
@@ -79,11 +75,21 @@ def rewrite(
         changed = _CHANGED.get(model)
         sites = sites if changed is None else changed.sites
         _check(model, sites, rewrites)
-        if changed is None:
-            _CHANGED[model] = Rewriting(model, sites)
+        hold(("rewriting", id(model)), partial(_attach, model, sites), changes)
         for index, new in rewrites:
-            changes.callback(_remove, model, sites[index], new)  # first: an interrupt may come between the two
+            changes.callback(_remove, sites[index], new)  # first: an interrupt may come between the two
             sites[index].rewrites.append(new)
+
+
+def _attach(model: nn.Module, sites: dict[int, Site]) -> Callable[[], None]:
+    """Attach what all interventions on a model share; returns what removes it."""
+    rewriting = Rewriting(sites)
+    with ExitStack() as attached:
+        add_listener(model, rewriting.rewritten, attached)
+        on_output(model, rewriting.check_called, attached)
+        _CHANGED[model] = rewriting
+        attached.callback(_CHANGED.pop, model, None)
+        return attached.pop_all().close
 
 
 def _check(model: nn.Module, sites: Mapping[int, Site], rewrites: Sequence[tuple[int, Rewrite]]) -> None:
@@ -99,10 +105,6 @@ def _check(model: nn.Module, sites: Mapping[int, Site], rewrites: Sequence[tuple
         raise RuntimeError("the model's attention was replaced while it was being read: run one after the other")
 
 
-def _remove(model: nn.Module, site: Site, old: Rewrite) -> None:
+def _remove(site: Site, old: Rewrite) -> None:
     if old in site.rewrites:
         site.rewrites.remove(old)
-    changed = _CHANGED.get(model)
-    if changed is not None and not any(site.rewrites for site in changed.sites.values()):
-        del _CHANGED[model]
-        changed.attached.close()

@@ -20,6 +20,7 @@ from keyquery.forms import Rope
 from keyquery.listening.call import Call
 from keyquery.listening.hooks import Batch
 from keyquery.listening.live import live_heads
+from keyquery.listening.parts.pairs import module_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,21 +232,17 @@ def find_sites(model: nn.Module, batch: Batch | None = None) -> dict[int, Site]:
         if layer.name.endswith(" (nope)"):  # MLA: nope and rope dimensions are concatenated in one query and key
             unrotated = layer.weights.query.shape[2]
             continue
-        name = layer.name
-        turn = Turn(layer.rope)
-        sorted_ = False
-        if name.endswith(" (rope)"):
-            sorted_ = layer.rope is not None and layer.rope.interleaved
-            # MLA permutes interleaved pairs into halves before RoPE
-            halves = None if layer.rope is None else replace(layer.rope, interleaved=False)
-            name, turn = name.removesuffix(" (rope)"), Turn(halves, unrotated)
-        module = modules.get("" if name == "attention" and name not in modules else name)
+        rope, is_latent = layer.rope, layer.name.endswith(" (rope)")
+        is_sorted = is_latent and rope is not None and rope.interleaved
+        if rope is not None and is_sorted:  # MLA permutes interleaved pairs into halves before RoPE
+            rope = replace(rope, interleaved=False)
+        module = modules.get(module_name(layer, modules))
         if module is None:
-            raise ValueError(f"{type(model).__name__} has no attention module {name}")
+            raise ValueError(f"{type(model).__name__} has no attention module {layer.name}")
         if isinstance(module, nn.MultiheadAttention) and (module.bias_k is not None or module.add_zero_attn):
-            raise ValueError(f"{name} has extra keys (add_zero_attn or add_bias_kv): it cannot be changed")
-        sites[layer.index] = Site(model, heads, layer, module, turn)
-        sites[layer.index].sorted, sites[layer.index].longest = sorted_, changing_rope(heads.config, layer)[1]
+            raise ValueError(f"{layer.name} has extra keys (add_zero_attn or add_bias_kv): it cannot be changed")
+        sites[layer.index] = Site(model, heads, layer, module, Turn(rope, unrotated if is_latent else 0))
+        sites[layer.index].sorted, sites[layer.index].longest = is_sorted, changing_rope(heads.config, layer)[1]
     if not sites:
         raise ValueError(f"{type(model).__name__} has no self-attention that can be changed")
     return sites

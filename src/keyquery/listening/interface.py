@@ -93,12 +93,10 @@ def _attend(
                 f"{call.name} uses attention {name!r}, which is not one of transformers: "
                 'call model.set_attn_implementation("eager") first'
             )
-        if "output" in new or inner is not eager:
-            return call.attend(new, rest.get("dropout", 0.0)).transpose(1, 2).contiguous(), None
-        changed = call.replaced(new)  # eager attention returns its weights, too
-        weights = changed.weights().to(query.dtype)
-        out = nn.functional.dropout(weights, rest.get("dropout", 0.0)) @ changed.values()
-        return out.transpose(1, 2).contiguous(), weights
+        weights = None
+        if "output" not in new and inner is eager:  # which returns its weights, too
+            weights = call.replaced(new).weights().to(query.dtype)
+        return call.attend(new, rest.get("dropout", 0.0)).transpose(1, 2).contiguous(), weights
 
 
 def _facts(

@@ -20,27 +20,7 @@ SCANS = 500  # per JPEG: each costs a full decode, and real files have about ten
 
 
 def read_image(path: str | Path) -> UInt8[np.ndarray, "h w 3"]:
-    """Load one image file as RGB; greyscale is repeated, palettes are resolved, alpha is dropped.
-
-    Parameters
-    ----------
-    path
-        A .png or .jpg file. Needs Pillow (the extra `images`).
-
-    Returns
-    -------
-    ndarray
-        uint8 (h, w, 3).
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> from PIL import Image
-    >>> with TemporaryDirectory() as folder:
-    ...     Image.new("P", (5, 3)).save(Path(folder, "a.png"))
-    ...     read_image(Path(folder, "a.png")).shape
-    (3, 5, 3)
-    """
+    """Load a .png or .jpg file as RGB; greyscale is repeated, palettes are resolved, alpha is dropped."""
     if not Path(path).exists():
         raise FileNotFoundError(f"there is no image {path}")
     pixels = decode(str(path), read_bytes(path, FILE))

@@ -14,6 +14,7 @@ from keyquery.intervene.dial.means import Means
 from keyquery.intervene.rewrites import rewrite, sites_of
 from keyquery.intervene.sites import Context, Past, Rewrite, Turn
 from keyquery.proof.families import tiny_inputs, tiny_model
+from tests.listening.models import rotation
 
 TINY = sorted(name for name, family in families().items() if family.tiny)
 SINGLE = ("gpt_oss",)  # whose experts know no float64
@@ -117,25 +118,12 @@ def parts_of(call, heads=(0, 1, 2)):
     return torch.stack(scores)
 
 
-def rotation(turn, position, rank=8):
-    """R(place) as a matrix, from cosines and sines alone."""
-    matrix = torch.eye(rank, dtype=torch.float64)
-    if turn.rope is None:
-        return matrix
-    rope, half = turn.rope, turn.rope.dims // 2
-    for pair, angle in enumerate(rope.base ** -(torch.arange(half, dtype=torch.float64) * 2 / rope.dims) * position):
-        i, j = (2 * pair, 2 * pair + 1) if rope.interleaved else (pair, pair + half)
-        i, j, cos, sin = i + turn.start, j + turn.start, rope.factor * angle.cos(), rope.factor * angle.sin()
-        matrix[i, i], matrix[i, j], matrix[j, i], matrix[j, j] = cos, -sin, sin, cos
-    return matrix
-
-
 @pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
 def test_parts_are_those_of_the_definition_and_sum_to_the_scores(turn):
     call = random_call(turn)
     parts = parts_of(call)
     assert (parts.sum(0) - call.queries @ call.keys.mT).abs().max() < 1e-10
-    turns = [[rotation(turn, float(place)) for place in row] for row in call.turned]
+    turns = [[rotation(turn.rope, place, 8, turn.start) for place in row] for row in call.turned]
     for head in range(3):
         plain = [
             [torch.stack([turns[b][i].inverse() @ t[b, head, i] for i in range(7)]) for b in range(2)]

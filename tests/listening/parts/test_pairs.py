@@ -15,6 +15,7 @@ from keyquery.listening.parts.pairs import scored_pairs
 from keyquery.listening.parts.shares import score_shares
 from keyquery.listening.parts.variance import FOLDS
 from keyquery.proof.families import tiny_model
+from tests.listening.models import rotation
 
 ROTATING = ("llama", "qwen3", "gpt_neox", "olmo2", "mistral", "stablelm", "gemma2")
 NAMES = ("gpt2", "bert", "opt", "roberta", "vit", *ROTATING)
@@ -51,16 +52,6 @@ def inputs(name, model, sequences):
     return {"input_ids": ids.where(mask.bool(), 1), "attention_mask": mask}
 
 
-def rotation(rope, position, rank):
-    """R(place), from cosines and sines alone."""
-    matrix, half = torch.eye(rank, dtype=torch.float64), rope.dims // 2
-    for pair, angle in enumerate(rope.angles(float(position))):
-        i, j = (2 * pair, 2 * pair + 1) if rope.interleaved else (pair, pair + half)
-        cos, sin = rope.factor * angle.cos(), rope.factor * angle.sin()
-        matrix[i, i], matrix[i, j], matrix[j, i], matrix[j, j] = cos, -sin, sin, cos
-    return matrix
-
-
 # The folds change their roles from sequence to sequence: all orders, the two ways of each counted once.
 ORDERS = [order for order in permutations(range(4)) if order[0] < order[2]]
 
@@ -74,7 +65,7 @@ def brute_force(first, second, rope, heads):
     n, rank = query.shape[2:]
     real, real_b = (mask.any(-2)[:, 0] for mask in (seen, seen_b))
     fold = torch.arange(len(query)) % FOLDS
-    turns = torch.stack([torch.eye(rank).double() if rope is None else rotation(rope, t, rank) for t in range(n)])
+    turns = torch.stack([rotation(rope, t, rank) for t in range(n)])
     means = {}
     for f in range(FOLDS):
         for side, x in (("q", query), ("k", key)):

@@ -75,34 +75,16 @@ def reference(
     placed: bool,
     turn: HalfTurn | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Each block as gain·x + shift in one pass."""
+    """The equation itself."""
     symmetric, skew, popularity, query_only, position = gains.to(keys)[:, :, None, None]
-    both = (symmetric + skew) / 2
-    apart = (symmetric - skew) / 2
-    ones = torch.ones_like(symmetric)
-    new_query, n = queries[..., -new:, :], slice(-new, None)
-    mean = at_query[..., n, :]
-    wide_query = [(both, new_query, (popularity - both) * mean)]
-    wide_key = [(ones, keys, -at_key)]
-    if across and turn is None:
-        wide_query.append((apart, keys[..., n, :], -apart * at_key[..., n, :]))
-        wide_key.append((ones, queries, -at_query))
-    elif across and turn is not None:
-        nothing = torch.zeros_like(new_query[:1, ..., :1])
-        wide_query.append((apart, turn(keys - at_key)[..., n, :], nothing))
-        wide_key.append((ones, turn(queries - at_query), torch.zeros_like(keys[:1, ..., :1])))
+    content, mean = queries - at_query, at_query[..., -new:, :]
+    own, other = content[..., -new:, :], keys - at_key
+    wide_query, wide_key = [(symmetric + skew) / 2 * own + popularity * mean], [other]
+    if across:
+        swapped = (content, other) if turn is None else (turn(content), turn(other))
+        wide_query.append((symmetric - skew) / 2 * swapped[1][..., -new:, :])
+        wide_key.append(swapped[0])
     if placed:
-        wide_query.append((query_only, new_query, (position - query_only) * mean))
-        wide_key.append((torch.zeros_like(ones), keys, at_key))
-    return _side_by_side(wide_query), _side_by_side(wide_key)
-
-
-def _side_by_side(blocks: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """gain·x + shift of every block, concatenated; written in place without gradients."""
-    if torch.is_grad_enabled() and any(t.requires_grad for block in blocks for t in block):
-        return torch.cat([torch.addcmul(shift, gain, x) for gain, x, shift in blocks], -1)
-    width = blocks[0][1].shape[-1]
-    out = blocks[0][1].new_empty(*blocks[0][1].shape[:-1], width * len(blocks))
-    for part, (gain, x, shift) in zip(out.split(width, -1), blocks, strict=True):
-        torch.addcmul(shift, gain, x, out=part)
-    return out
+        wide_query.append(query_only * own + position * mean)
+        wide_key.append(at_key.expand_as(keys))
+    return torch.cat(wide_query, -1), torch.cat(wide_key, -1)

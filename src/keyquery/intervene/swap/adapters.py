@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from keyquery.checkpoints import Layer
 from keyquery.intervene.handle import rate_of
 from keyquery.layers import Attention, Cache
+from keyquery.listening.exclusive import hold
 from keyquery.listening.hooks import put
 
 # The module of transformers' output-recording hooks, and the flag that they are installed.
@@ -136,13 +139,9 @@ def replace(model: nn.Module, name: str, new: Swapped, changes: ExitStack) -> No
 def unnest(model: nn.Module, names: list[str], changes: ExitStack) -> None:
     """Keep nn.TransformerEncoder from passing nested tensors to swapped layers."""
     for prefix, encoder in model.named_modules():
-        if not isinstance(encoder, nn.TransformerEncoder):
-            continue
         inside = any(name.startswith(f"{prefix}." if prefix else "") for name in names)
-        if inside and (encoder.use_nested_tensor or "nested_before_swap" in vars(encoder)):
-            changes.callback(_nest, encoder)
-            vars(encoder)["nested_before_swap"] = True
-            encoder.use_nested_tensor = False
+        if isinstance(encoder, nn.TransformerEncoder) and inside:
+            hold(("nested", id(encoder)), partial(_unnest, encoder), changes)  # shared with swaps of other layers
 
 
 def unrecord(model: nn.Module, changes: ExitStack) -> None:
@@ -160,11 +159,10 @@ def _unrecord(model: nn.Module, before: set[nn.Module]) -> None:
                     del part._forward_hooks[key]
 
 
-def _nest(encoder: Any) -> None:
-    """Restore the setting when the last swapped layer in it is removed."""
-    last = not any(isinstance(module, Swapped) for module in encoder.modules())
-    if last and "nested_before_swap" in vars(encoder):
-        encoder.use_nested_tensor = vars(encoder).pop("nested_before_swap")
+def _unnest(encoder: nn.TransformerEncoder) -> Callable[[], None]:
+    back = partial(vars(encoder).__setitem__, "use_nested_tensor", encoder.use_nested_tensor)
+    encoder.use_nested_tensor = False
+    return back
 
 
 def _follow(old: nn.Module, new: nn.Module) -> None:

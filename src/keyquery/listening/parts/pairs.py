@@ -42,26 +42,22 @@ class ScoredPairs:
     real_key: Bool[Tensor, "batch m"]
 
 
-Inputs = Mapping[str, Tensor]  # what entered the projections of a layer, (batch, n, d), by side
-OnLayer = Callable[[Layer, Inputs, Call | None], None]
+OnPairs = Callable[[Layer, ScoredPairs], None]
 
 
 @contextmanager
 def watch_pairs(
-    model: nn.Module, heads: Iterable[Layer], on_pairs: Callable[[Layer, ScoredPairs], None], cross: bool = False
+    model: nn.Module, heads: Iterable[Layer], on_pairs: OnPairs, cross: bool = False
 ) -> Iterator[Callable[[Batch], Any]]:
     """Context whose function runs a batch; `on_pairs` gets every call of every self-attention layer; `cross`: of all.
 
     Queries and keys are computed from what enters a layer; which pairs are visible, where tokens stand and which are
     padding is what its call says.
     """
-
-    def note(layer: Layer, inputs: Inputs, call: Call | None) -> None:
-        if layer.kind == "self" or "key" in inputs:
-            on_pairs(layer, scored_pairs(layer, inputs["query"], call, inputs.get("key")))
-
+    model = bare(model)
     layers = [layer for layer in heads if layer.on_data or (layer.kind == "cross" and cross)]
-    with _watch_layers(model, layers, note) as run:
+    watcher = _Watcher(layers, model, on_pairs)
+    with temporarily(model, partial(watcher.attach, model)), running(model) as run:
         yield run
 
 
@@ -95,26 +91,15 @@ def _project(
     """Run batches; `add` gets queries and keys (heads, tokens, r) of self-attention, unscaled and without padding."""
     called = set()
 
-    def note(layer: Layer, inputs: Inputs, call: Call | None) -> None:
-        query, key = layer.project(inputs["query"])
-        real = real_tokens(inputs["query"], None if call is None else call.real)
+    def note(layer: Layer, pairs: ScoredPairs) -> None:
         called.add(layer.index)
-        query, key = (x.flatten(1, 2).transpose(0, 1)[:, real] for x in (query, key.expand_as(query)))
+        query, key = (x.transpose(0, 1)[:, pairs.real] for x in (pairs.query / layer.scale, pairs.key))
         add(layer, query, key)
 
-    with _watch_layers(model, layers, note) as run:
+    with watch_pairs(model, layers, note) as run:
         for batch in batches:
             run(batch)
     require_called(layers, called)
-
-
-@contextmanager
-def _watch_layers(model: nn.Module, layers: Sequence[Layer], on_layer: OnLayer) -> Iterator[Callable[[Batch], Any]]:
-    """Context whose function runs a batch; `on_layer` gets what entered each layer, with its call if torch shows it."""
-    model = bare(model)
-    watcher = _Watcher(layers, model, on_layer)
-    with temporarily(model, partial(watcher.attach, model)), running(model) as run:
-        yield run
 
 
 def real_tokens(tokens: Float[Tensor, "batch n d"], mask: Tensor | None) -> Bool[Tensor, "batch n"]:
@@ -134,8 +119,8 @@ def require_called(layers: Iterable[Layer], called: Container[int]) -> None:
 class _Watcher:
     """Pairs what entered the projections of layers with the call that follows."""
 
-    def __init__(self, layers: Sequence[Layer], model: nn.Module, on_layer: OnLayer) -> None:
-        self._layers, self._modules, self._on_layer = layers, dict(model.named_modules()), on_layer
+    def __init__(self, layers: Sequence[Layer], model: nn.Module, on_pairs: OnPairs) -> None:
+        self._layers, self._modules, self._on_pairs = layers, dict(model.named_modules()), on_pairs
         self._inputs: dict[int, dict[str, Tensor]] = {}  # by layer and side, until its call
         self._by_call: dict[str, list[Layer]] = {}
         self._thread = get_ident()
@@ -170,9 +155,9 @@ class _Watcher:
     def _show(self, layers: Sequence[Layer], call: Call | None) -> None:
         """Show layers whose inputs came since; without a call, their facts alone say what they score."""
         for layer in layers:
-            inputs = self._inputs.pop(layer.index, None)
-            if inputs is not None:
-                self._on_layer(layer, inputs, call)
+            inputs = self._inputs.pop(layer.index, {})
+            if "query" in inputs and (layer.kind == "self" or "key" in inputs):
+                self._on_pairs(layer, scored_pairs(layer, inputs["query"], call, inputs.get("key")))
 
 
 def module_name(layer: Layer, modules: Mapping[str, nn.Module]) -> str:
