@@ -22,7 +22,8 @@ class Svd(NamedTuple):
     values: Float[Tensor, "*batch k"]  # singular values, descending
     right: Float[Tensor, "*batch d k"]  # key directions, as columns
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Eigh(NamedTuple):
@@ -31,7 +32,8 @@ class Eigh(NamedTuple):
     values: Float[Tensor, "*batch k"]  # eigenvalues, descending
     vectors: Float[Tensor, "*batch d k"]  # eigenvectors, as columns
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Planes(NamedTuple):
@@ -41,7 +43,8 @@ class Planes(NamedTuple):
     source: Float[Tensor, "*batch d k"]  # query direction of each plane, as columns
     target: Float[Tensor, "*batch d k"]  # key direction of each plane, as columns
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Directions(Measures):

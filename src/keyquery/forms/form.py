@@ -26,7 +26,8 @@ class Shares(NamedTuple):
     skew: Float[Tensor, "*batch"]  # of the part that changes its sign
     popularity: Float[Tensor, "*batch"]  # of the key-only part
 
-    __repr__ = display.brief
+    def __repr__(self) -> str:
+        return display.brief(self)
 
 
 class Form(Matrix, Directions):

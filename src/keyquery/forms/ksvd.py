@@ -20,7 +20,8 @@ class Primal(NamedTuple):
     we: Float[Tensor, "p s"]
     wr: Float[Tensor, "p s"]
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Extended(NamedTuple):
@@ -29,7 +30,8 @@ class Extended(NamedTuple):
     left: Float[Tensor, "n s"] | None
     right: Float[Tensor, "m s"] | None
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 @dataclass(frozen=True, eq=False)

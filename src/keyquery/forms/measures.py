@@ -28,7 +28,8 @@ class Signature(NamedTuple):
     negative: Int[Tensor, "*batch"]  # eigenvalues below 0
     zero: Int[Tensor, "*batch"]  # the others
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Measures(Factors):
