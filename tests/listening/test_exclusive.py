@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
@@ -152,3 +153,23 @@ def test_the_fused_path_of_torch_is_shared_by_models_in_several_threads():
     with ThreadPoolExecutor(4) as pool:
         assert all(count == 4 for counts in pool.map(run, models) for count in counts)
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_another_threads_forward_changes_no_measurement():
+    """Either is refused if both run at once."""
+    model, batch, means, done = decoder("llama"), text(2, 9), [], threading.Event()
+    heads = kq.read(model)
+    expected = joint_moments(model, [batch], heads)[0].mean
+
+    def run():
+        while not done.is_set():
+            with torch.no_grad(), suppress(RuntimeError):
+                model(**text(1, 5))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run)
+        for _ in range(5):
+            with suppress(RuntimeError, ValueError):
+                means.append(joint_moments(model, [batch], heads)[0].mean)
+        done.set()
+    assert all(torch.equal(mean, expected) for mean in means)

@@ -17,6 +17,7 @@ from keyquery.listening.call import Call
 from keyquery.listening.exclusive import Changes
 from keyquery.listening.hooks import running
 from keyquery.listening.listen import add_listener, listen
+from keyquery.listening.parts.pairs import require_called
 from keyquery.support.checks import check_choice
 
 KINDS = ("zero", "mean")
@@ -116,7 +117,5 @@ def mean_outputs(
     with running(model) as run, listen(model, add):
         for batch in batches_of(data):
             run(batch)
-    silent = [site.name for index, site in sites.items() if index not in sums]
-    if silent:
-        raise ValueError(f"{silent[0]} was never called: these inputs give no activations there")
+    require_called(sites.values(), sums)
     return {index: total / counts[index] for index, total in sums.items()}

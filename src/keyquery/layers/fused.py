@@ -48,18 +48,14 @@ def attend(
         seen = _sees(real, is_causal, n)[:, None, :, None]
     query, key, value = _not_narrow(*extend(query, key, value, terms))
     grouped = query.shape[1] != key.shape[1]
-    if visible is not None or not is_causal or n == 1:
-        out = functional.scaled_dot_product_attention(
-            query, key, value, visible, dropout, scale=scale, enable_gqa=grouped
-        )
-    elif n == m:
-        out = functional.scaled_dot_product_attention(
-            query, key, value, None, dropout, is_causal=True, scale=scale, enable_gqa=grouped
-        )
-    else:  # a cache: the last query sees the last key
-        bias = _lower_right(query, n, m)
-        out = functional.scaled_dot_product_attention(query, key, value, bias, dropout, scale=scale, enable_gqa=grouped)
-    out = out[..., :width]
+    is_causal = is_causal and visible is None and n > 1
+    if is_causal and n != m:  # a cache: the last query sees the last key
+        visible_keys, is_causal = _lower_right(query, n, m), False
+    else:
+        visible_keys = visible
+    out = functional.scaled_dot_product_attention(
+        query, key, value, visible_keys, dropout, is_causal, scale=scale, enable_gqa=grouped
+    )[..., :width]
     return (out, None) if visible is None and real is None else (out.where(seen, 0.0), seen)
 
 

@@ -26,7 +26,6 @@ class SiteMeans:
     def __init__(self, query: Float[Tensor, "places heads r"], key: Float[Tensor, "places heads r"]) -> None:
         self.query, self.key = query, key
         self.by_position = len(query) > 1
-        self._warned = False
 
     def overall(self) -> SiteMeans:
         """Their mean over all positions."""
@@ -39,12 +38,11 @@ class SiteMeans:
         rows = torch.zeros_like(context.positions).long()
         if self.by_position:
             rows, last = context.positions.long().clamp(min=0), len(self.query) - 1
-            if not self._warned and int(rows.max()) > last:
+            if int(rows.max()) > last:
                 warnings.warn(
                     f"means were measured at positions 0 to {last}; later positions use those of position {last}",
                     stacklevel=2,
                 )
-                self._warned = True
             rows = rows.clamp(max=last)
         rows = rows.to(context.keys.device)
         means = (mean.to(context.keys)[rows].transpose(1, 2) for mean in (self.query, self.key))

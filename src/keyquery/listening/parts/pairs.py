@@ -109,7 +109,7 @@ def real_tokens(tokens: Float[Tensor, "batch n d"], mask: Tensor | None) -> Bool
     return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
 
 
-def require_called(layers: Iterable[Layer], called: Container[int]) -> None:
+def require_called(layers: Iterable[Any], called: Container[int]) -> None:
     """Raise if a layer was not called."""
     silent = next((layer.name for layer in layers if layer.index not in called), None)
     if silent is not None:
