@@ -75,12 +75,10 @@ Term = Write | HeadWrites | Mapped | Sum
 
 def added(terms: list[Any], shape: torch.Size) -> Sum:
     """The sum of terms; sums of the same shape are merged, so that a residual stream is one flat sum."""
-    flat = [part for term in terms for part in (term.terms if _merges(term, shape) else (term,))]
+    flat: list[Term] = []
+    for term in terms:
+        flat += term.terms if isinstance(term, Sum) and term.shape == shape else (term,)
     return Sum(tuple(flat), shape)
-
-
-def _merges(term: Any, shape: torch.Size) -> bool:
-    return isinstance(term, Sum) and term.shape == shape
 
 
 def parts(term: Term) -> dict[str, Tensor]:
