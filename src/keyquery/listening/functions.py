@@ -217,7 +217,7 @@ def fused_facts(given: Mapping[str, Any], lead: Lead) -> Facts:
         return _packed_facts(given)
     (query, of_query), (key, of_key) = unscaled(given["query"]), unscaled(given["key"])
     mask, scale, sizes = given.get("attn_mask"), given.get("scale"), query.shape[:-2]
-    if hasattr(mask, "_materialize"):
+    if mask is not None and hasattr(mask, "_materialize"):
         mask = mask._materialize(query.device)  # torch's lazy causal masks
     if mask is not None and (mask.ndim <= 2 or len(sizes) == 2):
         mask = four_dims(mask)
