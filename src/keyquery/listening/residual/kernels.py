@@ -7,7 +7,7 @@ with R the rotation of RoPE, and D(i) the factor by which QK-norm, or the latent
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -48,6 +48,10 @@ class Slot:
         """The transposed map."""
         return (self.factor.unsqueeze(-1) * gradient) @ self.weight
 
+    def at(self, token: int) -> Slot:
+        """Frozen at one token, for whatever vector stands there."""
+        return replace(self, factor=self.factor[..., token : token + 1])
+
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
@@ -73,10 +77,12 @@ class Kernel:
         return cls(layer, query, key, pairs.positions)
 
     def queries(
-        self, x: Float[Tensor, "sources batch n d"], constant: Float[Tensor, " sources"]
+        self, x: Float[Tensor, "sources batch n d"], constant: Float[Tensor, " sources"], at: int | None = None
     ) -> Float[Tensor, "sources batch heads n r"]:
-        """Scaled and rotated queries of each source."""
-        return self._rotated(self.query(x, constant), self.positions) * self.layer.scale
+        """Scaled and rotated queries of each source; `at`: as if all tokens stood at this one."""
+        slot = self.query if at is None else self.query.at(at)
+        positions = self.positions if at is None else self.positions[:, at : at + 1]
+        return self._rotated(slot(x, constant), positions) * self.layer.scale
 
     def keys(
         self, x: Float[Tensor, "sources batch n d"], constant: Float[Tensor, " sources"]
