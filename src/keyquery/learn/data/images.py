@@ -38,17 +38,9 @@ class Images:
 def load_images(path: str | Path) -> Images:
     """Load images of equal size from an .npz file or a folder.
 
-    Parameters
-    ----------
-    path
-        A folder with one subfolder of .png or .jpg files per class, sorted by name (extra `images`; alpha is dropped,
-        and if only some are greyscale, all become RGB); or an .npz file with `images`, uint8 (n, h, w) or (n, h, w, c),
-        and perhaps with integer `labels` (n,) and names `classes`.
-
-    Returns
-    -------
-    Images
-        Pixels, labels and class names.
+    A folder has one subfolder of .png or .jpg files per class, sorted by name (extra `images`; alpha is dropped, and if
+    only some are greyscale, all become RGB); an .npz file has `images`, uint8 (n, h, w) or (n, h, w, c), and perhaps
+    integer `labels` (n,) and names `classes`.
     """
     path = Path(path)
     if path.is_dir():

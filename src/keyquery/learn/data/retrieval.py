@@ -53,19 +53,10 @@ class Revisited:
 def load_revisited(truth: str | Path, features: str | Path) -> Revisited:
     """Load ROxford or RParis: ground truth and descriptors.
 
-    Parameters
-    ----------
-    truth
-        A gnd_*.pkl file: a dict with `imlist`, `qimlist` and `gnd`, the latter with `easy`, `hard` and `junk` per
-        query. It is parsed as data, arrays of numbers and plain containers; no code in the pickle is executed.
-    features
-        An .npz or .mat file with descriptors Q of the queries and X of the database. Vectors are rows or, as in the
-        published .mat files, columns.
-
-    Returns
-    -------
-    Revisited
-        Descriptors, ground truth and names.
+    `truth` is a gnd_*.pkl file: a dict with `imlist`, `qimlist` and `gnd`, the latter with `easy`, `hard` and `junk`
+    per query. It is parsed as data, arrays of numbers and plain containers; no code in the pickle is executed.
+    `features` is an .npz or .mat file with descriptors Q of the queries and X of the database, as rows or, as in the
+    published .mat files, as columns.
     """
     names, query_names, groups = _truth(Path(truth))
     if regular(features).suffix not in (".mat", ".npz"):

@@ -37,20 +37,11 @@ class Series:
 
 
 def load_ts(path: str | Path) -> Series:
-    """Load a UEA or UCR .ts file.
+    """Load a UEA or UCR .ts file, plain or compressed (.ts.xz, .ts.gz).
 
     Lengths and missing values are taken from the data, not from the header; a dimension shorter than the others of its
-    series is padded with NaN. Files with time stamps, and those of regression, are not supported.
-
-    Parameters
-    ----------
-    path
-        A .ts file, plain or compressed (.ts.xz, .ts.gz).
-
-    Returns
-    -------
-    Series
-        Values, labels and classes; classes without names in the header are the sorted labels.
+    series is padded with NaN. Classes without names in the header are the sorted labels. Files with time stamps, and
+    those of regression, are not supported.
     """
     stripped = ((number, line.strip()) for number, line in enumerate(read_text(path, longest=LONGEST).split("\n"), 1))
     lines = [(number, line) for number, line in stripped if line and not line.startswith("#")]

@@ -44,24 +44,12 @@ class Table:
 
 
 def load_table(path: str | Path, target: str | int | None = None) -> Table:
-    """Load a table from a text file.
+    """Load a table from a text file in UTF-8, plain or compressed (.xz, .gz); `target` is a column, by name or index.
 
     Columns are separated by the most frequent of tab, comma and semicolon in the first line, or by blanks if there is
     none. The first line is a header if it holds no number, and either a numeric column is below it or none of its texts
     recurs in its column; without one, columns are named "0", "1", …. A column is numeric if every value is a number or
     missing: "", "?", "NA" or "nan". For files of other forms, pass a data frame to whatever takes a Table.
-
-    Parameters
-    ----------
-    path
-        The file in UTF-8, plain or compressed (.xz, .gz).
-    target
-        Target column, a name or an index. Default: None.
-
-    Returns
-    -------
-    Table
-        Columns, their kinds, values and categories.
     """
     rows = list(_rows(path, read_text(path, longest=LONGEST)))
     if not rows:

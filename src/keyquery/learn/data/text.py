@@ -17,44 +17,16 @@ from keyquery.support.files import LONGEST, read_text
 
 
 def read_corpus(path: str | Path) -> str:
-    """Load a UTF-8 text file.
-
-    Parameters
-    ----------
-    path
-        The file, plain or compressed (.xz, .gz).
-
-    Returns
-    -------
-    str
-        The text.
-    """
-    return _text(path)
-
-
-def _text(path: str | Path, longest: int | None = None) -> str:
-    text = read_text(path, longest=longest)
+    """The text of a UTF-8 file, plain or compressed (.xz, .gz)."""
+    text = read_text(path)
     if not text.strip():
         raise ValueError(f"{path} holds no text")
     return text
 
 
 def read_column(path: str | Path, column: str = "text") -> list[str]:
-    """Load one column of a tab-separated file with a header; quotes are plain characters.
-
-    Parameters
-    ----------
-    path
-        The file, plain or compressed (.xz, .gz).
-    column
-        Name of the column. Default: "text".
-
-    Returns
-    -------
-    list of str
-        One text per row.
-    """
-    header, *lines = _text(path, LONGEST).rstrip("\n").split("\n")
+    """One column of a tab-separated file with a header, plain or compressed (.xz, .gz); quotes are plain characters."""
+    header, *lines = read_text(path, longest=LONGEST).rstrip("\n").split("\n")
     names = header.rstrip("\r").split("\t")
     check_choice("column", column, names)
     texts, index = [], names.index(column)
@@ -71,18 +43,6 @@ def read_column(path: str | Path, column: str = "text") -> list[str]:
 def unwrap(text: str) -> str:
     """Join hard-wrapped lines: one line per paragraph, without blank lines.
 
-    Parameters
-    ----------
-    text
-        Paragraphs separated by blank lines.
-
-    Returns
-    -------
-    str
-        The text with one line per paragraph.
-
-    Examples
-    --------
     >>> unwrap("It was the best\\nof times.\\n\\n\\nIt was")
     'It was the best of times.\\nIt was'
     """
@@ -91,20 +51,7 @@ def unwrap(text: str) -> str:
 
 
 def train_tokenizer(text: str, size: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer, with [PAD] and [MASK] as its first two tokens.
-
-    Parameters
-    ----------
-    text
-        The corpus.
-    size
-        Vocabulary size.
-
-    Returns
-    -------
-    Tokenizer
-        The trained tokenizer.
-    """
+    """Train a byte-level BPE tokenizer of `size` tokens, of which [PAD] and [MASK] are the first two."""
     library = optional("tokenizers", "a new tokenizer")
     trained = byte_level({}, [])
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()
@@ -116,42 +63,14 @@ def train_tokenizer(text: str, size: int) -> Tokenizer:
 
 
 def encode_corpus(text: str, tokenizer: Tokenizer) -> Int[Tensor, " tokens"]:
-    """Token ids of a long text; each distinct word is encoded once.
-
-    Parameters
-    ----------
-    text
-        The corpus.
-    tokenizer
-        Such as that of `train_tokenizer`.
-
-    Returns
-    -------
-    Tensor
-        int32 (tokens,).
-    """
+    """Token ids of a long text, int32; each distinct word is encoded once."""
     return torch.tensor(tokenizer.encode(text), dtype=torch.int32)
 
 
 def windows(
     ids: Int[Tensor, " tokens"], count: int, length: int, generator: torch.Generator
 ) -> Int[Tensor, "count length"]:
-    """Sample windows of a token stream uniformly.
-
-    Parameters
-    ----------
-    ids
-        Token ids (tokens,).
-    count, length
-        Number of windows and tokens per window.
-    generator
-        Random generator.
-
-    Returns
-    -------
-    Tensor
-        int64 (count, length).
-    """
+    """Sample `count` windows of `length` tokens of a token stream uniformly."""
     if len(ids) <= length:
         raise ValueError(f"the corpus has {len(ids)} tokens, too few for windows of {length}")
     starts = torch.randint(len(ids) - length, (count, 1), generator=generator).to(ids.device)
