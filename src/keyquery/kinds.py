@@ -46,7 +46,7 @@ KINDS: dict[str, Kind] = {
     "reranking": Kind("keyquery.learn.rerank.reading", "keyquery.learn.rerank.show"),
     "roles": Kind("keyquery.instruments.roles.roles", "keyquery.instruments.roles.show"),
     "survey": Kind("keyquery.survey.reading", "keyquery.survey.show"),
-    "time kernel": Kind("keyquery.learn.layers.time.reading", "keyquery.learn.layers.time.show"),
+    "time kernel": Kind("keyquery.learn.layers.time.base", "keyquery.learn.layers.time.show"),
     "transport": Kind("keyquery.learn.transport.transport", "keyquery.learn.transport.show"),
     "wiring": Kind("keyquery.instruments.attribution.wiring", "keyquery.instruments.attribution.show_wiring"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -98,19 +98,14 @@ class CooccurrenceAttention(Attention):
         """
         return super().maps(self.select(x), *arguments, **options)
 
-    def select(
-        self, words: Shaped[Tensor, "..."], positions: Float[Tensor, "n words"] | None = None
-    ) -> Float[Tensor, "*batch n words"]:
-        """One-hot rows Q of token ids, plus `positions` if not None; vectors are returned unchanged.
+    def select(self, words: Shaped[Tensor, "..."]) -> Float[Tensor, "*batch n words"]:
+        """One-hot rows Q of token ids; vectors are returned unchanged.
 
         >>> kq.CooccurrenceAttention(kq.Cooccurrence(torch.ones(3, 3))).select(torch.tensor([[2]]))
         tensor([[[0., 0., 1.]]])
         """
-        if not words.is_floating_point():
-            words = self._one_hot(words)
-        return words if positions is None else words + positions.to(words)
-
-    def _one_hot(self, words: Int[Tensor, "..."]) -> Float[Tensor, "*batch n words"]:
+        if words.is_floating_point():
+            return words
         if words.numel() and not (int(words.min()) >= 0 and int(words.max()) < self.dim):
             wrong = int(words.min()) if int(words.min()) < 0 else int(words.max())
             raise ValueError(f"token ids must be from 0 to {self.dim - 1}, the vocabulary, got {wrong}")

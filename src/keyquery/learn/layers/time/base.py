@@ -1,25 +1,49 @@
-"""Time encodings: features whose inner product depends only on the time between two events."""
+"""Time encodings: features whose inner product, the time kernel ψ, depends only on the time between two events."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float64, Shaped
 from torch import Tensor, nn
 
-from keyquery.learn.layers.time.reading import TimeKernel
 from keyquery.learn.layers.time.timestamps import elapsed, spread
-from keyquery.reading import digests, provenance
+from keyquery.reading import Reading, digests, provenance
 
 MIN_SHARE = 1e-30  # smallest share: the root has no gradient at 0
 TURN = 2 * math.pi
 FIRST = (1.0, 1e4)  # shortest and longest initial period, before `see`
 POINTS = 1001  # default number of lags of a reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeKernel(Reading, kind="time kernel"):
+    """ψ at some lags, its spectrum, and with per-head weights the score term ψ_h of each head."""
+
+    units: ClassVar[Mapping[str, str]] = {
+        "lags": "time between two events, in the unit of the times",
+        "values": "ψ(lag), 1 at lag 0",
+        "heads": "added to the score of each head",
+        "frequency": "radians per unit of time",
+        "share": "of ψ(0)",
+    }
+
+    lags: list[float]
+    values: list[float]
+    spectrum: list[dict[str, float]]  # frequency and share of each component
+    heads: list[list[float]] | None = None
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per lag."""
+        heads = {f"head_{number}": row for number, row in enumerate(self.heads or [])}
+        columns = {"lag": self.lags, "psi": self.values, **heads}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 class TimeCode(nn.Module, ABC):

@@ -38,8 +38,6 @@ class MercerTime(TimeCode):
         Number of periods, log-spaced from 1 to 10⁴ until `see` fits them to data; or a list of initial periods.
     device, dtype
         Of the parameters. Default: those of torch.
-    learn_periods
-        Default: True.
 
     See Also
     --------
@@ -54,13 +52,7 @@ class MercerTime(TimeCode):
     """
 
     def __init__(
-        self,
-        dim: int,
-        degree: int,
-        periods: int | Sequence[float],
-        device: Any = None,
-        dtype: Any = None,
-        learn_periods: bool = True,
+        self, dim: int, degree: int, periods: int | Sequence[float], device: Any = None, dtype: Any = None
     ) -> None:
         check_count("dim", dim, least=2)
         check_count("degree", degree, least=1)
@@ -72,7 +64,7 @@ class MercerTime(TimeCode):
             )
         super().__init__(dim)
         self.degree, self.given = degree, not isinstance(periods, Number)
-        self.change = nn.Parameter(torch.zeros(len(base), device=device, dtype=dtype), requires_grad=learn_periods)
+        self.change = nn.Parameter(torch.zeros(len(base), device=device, dtype=dtype))
         self.raw = nn.Parameter(torch.zeros(len(base), degree, device=device, dtype=dtype))
         self.register_buffer("base", base.to(device))
 

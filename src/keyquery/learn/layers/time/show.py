@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from keyquery.learn.layers.time import TimeKernel
-from keyquery.pages.colours import depth_colour
+from keyquery.pages.colours import LIGHT, depth_colour
 
-INK, FAINT = "#24292f", "#8c959f"
-LINE = "#2166ac"  # the colour of the symmetric part: ψ is symmetric
+FAINT = "#8c959f"
+LINE = LIGHT["symmetric"]  # ψ is symmetric
 DASHED: dict[str, Any] = {"color": FAINT, "linewidth": 0.8, "linestyle": (0, (3, 3)), "zorder": 0}
 
 
