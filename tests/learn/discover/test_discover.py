@@ -10,11 +10,11 @@ import torch
 from scipy.stats import fisher_exact
 
 import keyquery as kq
-from keyquery.learn.discovery.independence import IndependenceTest, PartialCorrelation
+from keyquery.learn.discovery.independence import IndependenceTest
 from keyquery.learn.discovery.knowledge import knowledge_of
 from keyquery.learn.discovery.pag import Pag
 from keyquery.learn.discovery.rules import Separations, orient
-from keyquery.learn.discovery.search import METHODS, search
+from keyquery.learn.discovery.search import search
 from tests.learn.discovery.sems import DSeparation, random_sem
 
 NAMES = ["rain", "sprinkler", "grass", "shoes"]
@@ -54,41 +54,6 @@ def test_every_test_finds_the_graph_of_categories(test):
     reading = kq.discover(frame, test)
     assert reading.edges == TRUE
     assert reading.test == ("g2" if test == "auto" else test)
-
-
-def test_correlations_without_sampling_error_give_the_true_graph():
-    # The covariance of the model itself: of 10¹⁴ rows, tests do not err.
-    rng = np.random.default_rng(0)
-    for _ in range(12):
-        sem = random_sem(rng, count=7, hidden=1)
-        mixing = np.asarray(sem.attention)[sem.observed]
-        covariance = mixing @ mixing.T
-        spread = np.sqrt(np.diag(covariance))
-        truth = search(DSeparation(sem.graph, sem.observed)).graph
-        correlation = covariance / np.outer(spread, spread)
-        for method in METHODS:
-            assert search(PartialCorrelation(correlation, 1e14, 1e-4), method, cautious=True).graph == truth
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_selection_without_sampling_error_gives_the_true_graph(method):
-    # Rows of a normal model given the values of its selection variables: their covariance is a Schur complement.
-    rng, tails = np.random.default_rng(1), 0
-    for _ in range(20):
-        sem = random_sem(rng, count=9, hidden=1)
-        sinks = [node for node in sem.observed if sem.graph.out_degree(node) == 0 and sem.graph.in_degree(node) > 1]
-        selected = rng.permutation(sinks)[:2].tolist()
-        seen = [node for node in sem.observed if node not in selected]
-        covariance = np.asarray(sem.attention) @ np.asarray(sem.attention).T
-        cross = covariance[np.ix_(seen, selected)]
-        own = covariance[np.ix_(selected, selected)]
-        given = covariance[np.ix_(seen, seen)] - cross @ np.linalg.solve(own, cross.T)
-        spread = np.sqrt(np.diag(given))
-        truth = search(DSeparation(sem.graph, seen, selected), method, selection=True).graph
-        test = PartialCorrelation(given / np.outer(spread, spread), 1e14, 1e-4)
-        assert search(test, method, selection=True, cautious=True).graph == truth
-        tails += sum(mark == "tail" for edge in truth.edges() for mark in edge[2:])
-    assert tails, "no graph shows selection"
 
 
 @pytest.mark.slow

@@ -1,9 +1,5 @@
-"""Random structural equation models, and what can be known of their graphs, by means that the library does not use.
+"""Random structural equation models, and what can be known of their graphs, by means that the library does not use."""
 
-A mixed graph is a dict: (i, j) to whether the edge between i and j has an arrowhead at j; both orders are keys.
-"""
-
-from collections import deque
 from itertools import combinations
 from typing import NamedTuple
 
@@ -45,114 +41,16 @@ class DSeparation(IndependenceTest):
         return 0.0 if networkx.is_d_separator(self.graph, *ends, given) else 1.0
 
 
-def ancestors(mixed, of):
-    """The nodes with a directed path into a set, those of the set among them."""
-    found, new = set(of), set(of)
-    while new:
-        new = {i for (i, j), head in mixed.items() if j in new and head and not mixed[j, i]} - found
-        found |= new
-    return found
-
-
-def separated(mixed, x, y, given):
-    """m-separation, by walks: colliders must have a descendant in the set, others must not be in it."""
-    opened, given = ancestors(mixed, given), set(given)
-    neighbours = {}
-    for i, j in mixed:
-        neighbours.setdefault(i, []).append(j)
-    todo = deque((j, mixed[x, j]) for j in neighbours.get(x, []))
-    seen = set(todo)
-    while todo:
-        node, into = todo.popleft()
-        if node == y:
-            return False
-        for following in neighbours[node]:
-            collider = into and mixed[following, node]
-            if (node in opened) if collider else (node not in given):
-                state = (following, mixed[node, following])
-                if state not in seen:
-                    seen.add(state)
-                    todo.append(state)
-    return True
-
-
-def mixed_of(graph):
-    """A directed graph as a mixed one."""
-    return {pair: head for i, j in graph.edges for pair, head in (((i, j), True), ((j, i), False))}
-
-
 def true_mag(graph, observed, selected=()):
-    """The maximal ancestral graph over what is observed, its nodes numbered in order.
+    """The maximal ancestral graph over what is observed, by pair (i, j) of its numbers: has the edge a head at j?
 
     Two nodes are adjacent unless what is observed of their ancestors, and of those of selected nodes, separates them;
     an end is a tail where it is an ancestor of the other or of a selected node.
     """
-    whole, mag = mixed_of(graph), {}
+    above, mag = {node: networkx.ancestors(graph, node) | {node} for node in graph}, {}
     for (i, x), (j, y) in combinations(enumerate(observed), 2):
-        given = (ancestors(whole, [x, y, *selected]) & set(observed)) - {x, y}
-        if not separated(whole, x, y, given | set(selected)):
-            mag[i, j] = y not in ancestors(whole, [x, *selected])
-            mag[j, i] = x not in ancestors(whole, [y, *selected])
+        of_x, of_y = (above[node].union(*(above[other] for other in selected)) for node in (x, y))
+        given = ((of_x | of_y) & set(observed)) - {x, y}
+        if not networkx.is_d_separator(graph, {x}, {y}, given.union(selected)):
+            mag[i, j], mag[j, i] = y not in of_x, x not in of_y
     return mag
-
-
-def pairwise(mixed, count):
-    """For each pair that is not adjacent, a set that separates it: its ancestors."""
-    pairs = (pair for pair in combinations(range(count), 2) if pair not in mixed)
-    return [(x, y, ancestors(mixed, [x, y]) - {x, y}) for x, y in pairs]
-
-
-def is_ancestral(mixed):
-    """No node is an ancestor of one whose edge with it has an arrowhead at it."""
-    return all(not (head and j in ancestors(mixed, [i])) for (i, j), head in mixed.items())
-
-
-def equivalent(one, other, count):
-    """Whether two mixed graphs over the same adjacent pairs have the same separations."""
-    return all(
-        separated(second, *found) for first, second in ((one, other), (other, one)) for found in pairwise(first, count)
-    )
-
-
-def witnessed(mag, count, ends):
-    """Of the ends (at, other), those that have both marks among graphs that are equivalent to this one.
-
-    Begins with graphs whose edges of two such ends all lead away from some node, and walks on by changes of single
-    marks, to ends that are not found yet first, until all are.
-    """
-    seen, flipped, todo, known = set(), set(), [], pairwise(mag, count)
-
-    def visit(graph):
-        key = tuple(sorted(graph.items()))
-        if key in seen or not is_ancestral(graph):
-            return
-        seen.add(key)
-        if all(separated(graph, *one) for one in known) and equivalent(mag, graph, count):
-            flipped.update((b, a) for (a, b), head in graph.items() if head != mag[a, b])
-            todo.append(graph)
-
-    for first in [None, *range(count)]:
-        visit(mag if first is None else led_away(mag, count, ends, first))
-    while todo and not ends <= flipped:
-        found = todo.pop()
-        for i, j in sorted(found, key=lambda pair: (pair[1], pair[0]) in ends - flipped):
-            changed = {**found, (i, j): not found[i, j]}
-            if (changed[i, j] or changed[j, i]) and not moves_collider(changed, i, j, count):
-                visit(changed)
-    return flipped & ends
-
-
-def led_away(mag, count, ends, first):
-    """Edges both of whose ends are open, directed in an order that begins with one node and stays among neighbours."""
-    open_ = {(i, j) for i, j in mag if (i, j) in ends and (j, i) in ends}
-    order = []
-    while len(order) < count:
-        left = [node for node in range(count) if node not in order]
-        order.append(max(left, key=lambda node: (sum((node, old) in open_ for old in order), node == first)))
-    return {(i, j): order.index(i) < order.index(j) if (i, j) in open_ else head for (i, j), head in mag.items()}
-
-
-def moves_collider(mixed, i, j, count):
-    """Whether the mark at j of the edge from i decides on a collider i – j – k whose ends are apart."""
-    others = (k for k in range(count) if k not in (i, j) and (k, j) in mixed and (i, k) not in mixed)
-    return any(mixed[k, j] for k in others)
