@@ -48,11 +48,13 @@ def test_padding_changes_nothing(features):
         (out.square().sum() + loss).backward()
         found.append([out, loss, *(weight.grad for weight in layer.parameters())])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
-    alone = [layer(x[b, real[b]].unsqueeze(0))[0] for b in range(2)]
-    assert torch.allclose(out[real], torch.cat(alone), atol=1e-12)
+    alone = torch.cat([oracle.forward(layer, x[b, real[b]]) for b in range(2)])
+    losses = torch.stack([oracle.objective(layer, x[b, real[b]]).square().mean() for b in range(2)])
+    truth = alone, layer.eta * losses.mean()
+    gradients = torch.autograd.grad(truth[0].square().sum() + truth[1], list(layer.parameters()))
+    for ours, theirs in zip([out[real], *found[0][1:]], [*truth, *gradients], strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-10)
     assert out[~real].abs().max() == 0
-    losses = [oracle.objective(layer, x[b, real[b]]).square().mean() for b in range(2)]
-    assert torch.allclose(loss, layer.eta * torch.stack(losses).mean())
     assert layer(x, mask=torch.zeros_like(real), return_loss=True)[1] == 0
     assert torch.allclose(layer(x, mask=torch.ones_like(real)), layer(x), atol=1e-14)
 
@@ -64,21 +66,6 @@ def test_a_zero_query_gives_zero_scores_and_no_gradient_explodes():
     assert torch.allclose(out[0, 4], layer.output(layer.concat.bias.repeat(2)))
     (out.sum() + loss).backward()
     assert x.grad.abs().max() < 1e3
-
-
-@pytest.mark.parametrize("features", FEATURES)
-@pytest.mark.parametrize("loss", ["paper", "ksvd"])
-def test_gradcheck(features, loss):
-    layer, x = oracle.make(8, 2, 2, features=features, loss=loss), tokens(2, 6, 8).requires_grad_()
-    real = torch.ones(2, 6, dtype=torch.bool)
-    real[0, 2:4] = False
-    names = [name for name, _ in layer.named_parameters()]
-
-    def run(x, *weights):
-        return torch.func.functional_call(layer, dict(zip(names, weights, strict=True)), (x, real, False, True))
-
-    weights = [weight.detach().clone().requires_grad_() for weight in layer.parameters()]
-    torch.autograd.gradcheck(run, (x, *weights), fast_mode=True)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -123,25 +110,6 @@ def test_a_forward_without_gradients_has_no_loss_to_train_with():
     assert layer.eval().regularizer().item() == pytest.approx(value)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_a_checkpoint_has_the_same_gradients(is_causal):
-    layer, x = oracle.make(), tokens(2, 40, 12)
-    found = []
-    for reentrant in (None, False, True):
-
-        def run(x):
-            out, loss = layer(x, is_causal=is_causal, return_loss=True)
-            return out.sin().sum(), loss
-
-        leaf = x.clone().requires_grad_()
-        layer.zero_grad()
-        out, loss = run(leaf) if reentrant is None else checkpoint(run, leaf, use_reentrant=reentrant)
-        (out + loss).backward()
-        found.append([leaf.grad, *(weight.grad.clone() for weight in layer.parameters())])
-    for others in found[1:]:
-        assert all(torch.allclose(ours, theirs) for ours, theirs in zip(others, found[0], strict=True))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("features", FEATURES)
 def test_promises(features):
@@ -166,25 +134,15 @@ def test_an_adapter_of_the_map_of_scores_is_called(is_causal):
 
 
 @pytest.mark.parametrize("features", FEATURES)
-@pytest.mark.parametrize("n", [1, 20, 75])
+@pytest.mark.parametrize("n", [1, 20, 150])
 def test_causal_is_the_sum_over_earlier_tokens(features, n):
-    """75 tokens are more than a chunk, and more than the 30 rows of We."""
+    """150 tokens are more than two chunks, and more than the 30 rows of We."""
     layer, x = oracle.make(features=features), tokens(2, n, 12).requires_grad_()
     weights = [x, *(weight for weight in layer.parameters() if weight is not layer.log_lambda)]
     found, truth = layer(x, is_causal=True), torch.stack([oracle.causal(layer, sequence) for sequence in x])
     assert torch.allclose(found, truth, atol=1e-11)
     grads = (torch.autograd.grad(out.sin().sum(), weights) for out in (found, truth))
     assert all(torch.allclose(ours, theirs, atol=1e-10) for ours, theirs in zip(*grads, strict=True))
-
-
-def test_a_longer_input_changes_no_earlier_output_and_order_matters():
-    layer, x = oracle.make(), tokens(2, 150, 12)
-    whole = layer(x, is_causal=True)
-    for n in (1, 63, 64, 100):
-        assert torch.allclose(layer(x[:, :n], is_causal=True), whole[:, :n], atol=1e-12)
-    order = torch.cat((torch.randperm(19), torch.tensor([19])))
-    change = layer(x[:, order], is_causal=True)[:, -1] - whole[:, 19]
-    assert change.norm() > 0.01 * whole[:, 19].norm()
 
 
 @pytest.mark.parametrize("left", [False, True])

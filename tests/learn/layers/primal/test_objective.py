@@ -46,12 +46,13 @@ def test_the_reconstruction_error_is_that_of_the_kernel(data_dependent):
     e, r, _ = oracle.scores(layer, x[0])
     rebuilt = e * layer.log_lambda.exp()[:, None] @ r.mT
     error = (kernel - rebuilt).square().sum((1, 2)) / kernel.square().sum((1, 2))
-    gradient = torch.autograd.grad(oracle.objective(layer, x[0]).sum(), layer.directions)[0]
-    expected = (gradient.square().sum((0, 2, 3)) / layer.directions.square().sum((0, 2, 3))).sqrt()
-    residual = torch.tensor([head["residual"] for head in layer.ksvd(x).heads], **EXACT)
-    if data_dependent:
-        assert torch.allclose(residual, expected.detach())
-    assert torch.allclose(layer(x, return_loss=True)[1], 0.1 * (error + 0.1 * residual.square()).mean())
+    slope = torch.autograd.grad(oracle.objective(layer, x[0]).sum(), layer.directions, create_graph=True)[0]
+    residual = slope.square().sum((0, 2, 3)) / layer.directions.square().sum((0, 2, 3))
+    assert [head["residual"] for head in layer.ksvd(x).heads] == pytest.approx(residual.sqrt().tolist())
+    losses = layer(x, return_loss=True)[1], 0.1 * (error + 0.1 * residual).mean()
+    assert torch.allclose(*losses)
+    weights = [layer.directions, layer.log_lambda, layer.query_key.weight]
+    assert all(map(torch.allclose, *(torch.autograd.grad(loss, weights) for loss in losses)))
 
 
 SMALL, LARGE = (48, 2, 4, 64), (64, 2, 8, 128)  # dim, heads, rank, tokens: by chance 1/6 and 1/4 of a subspace is met
