@@ -67,10 +67,16 @@ def test_the_softmax_layer_is_left_as_it_was():
     assert student.query_key.weight.grad is not None
 
 
-@pytest.mark.parametrize("options", [{"kernel": "skew"}, {"kv_heads": 1}, {"bias": False}, {"rope": kq.Rope(8)}])
-def test_every_kernel_of_softmax_attention(options):
-    found = kq.distill(teacher(**options), correlated(6, 20, 16), rank=3, features="elu")
+@pytest.mark.parametrize(
+    "options", [{"kernel": "skew"}, {"kv_heads": 1}, {"bias": False}, {"rope": kq.Rope(8)}, {"dropout": 0.1}]
+)
+def test_every_kernel_of_softmax_attention_gives_its_queries_and_keys(options):
+    layer, data = teacher(**options), correlated(6, 20, 16)
+    found = kq.distill(layer, data, rank=3, features="elu")
     assert found.reading.kept <= 1
+    query, key = found.layer.query_key(data).unflatten(-1, (2, 2, 8)).permute(2, 0, 3, 1, 4)
+    of_teacher = layer.queries_and_keys(data)  # before RoPE
+    assert torch.allclose(query @ key.mT, of_teacher[0] @ of_teacher[1].mT)
 
 
 def test_torch_attention_gives_the_same_layer():
@@ -92,13 +98,7 @@ def test_torch_attention_gives_the_same_layer():
 @pytest.mark.parametrize(
     ("layer", "tokens", "options", "error", "words"),
     [
-        (
-            kq.Attention(16, 2),
-            (2, 10, 16),
-            {},
-            ValueError,
-            "at least 3 sequences, for fitting, validation and test, got 2",
-        ),
+        (kq.Attention(16, 2), (2, 10, 16), {}, ValueError, "at least 3 sequences, for fitting, validation and test, got 2"),
         (kq.Attention(16, 2), (4, 10, 8), {}, ValueError, "d = 16"),
         (kq.Attention(16, 2), (4, 10, 16), {"rank": 9}, ValueError, "rank must be at most 8"),
         (kq.Attention(16, 2), (4, 10, 16), {"bias": False}, TypeError, "multiple values .* 'bias'"),
@@ -113,8 +113,3 @@ def test_torch_attention_gives_the_same_layer():
 def test_bad_input(layer, tokens, options, error, words):
     with pytest.raises(error, match=words):
         kq.distill(layer, torch.randn(tokens), **{"rank": 3, **options})
-
-
-def test_dropout_that_sleeps_is_no_hindrance():
-    layer = nn.MultiheadAttention(16, 2, dropout=0.1, batch_first=True).eval()
-    assert kq.distill(layer, torch.randn(8, 20, 16), rank=2, data_dependent=False).reading.kept <= 1

@@ -164,7 +164,9 @@ def test_the_time_kernel_of_a_layer(how):
     layer = made(how)
     reading = layer.time_kernel(torch.tensor([0.0, 2.0]))
     assert reading.values == pytest.approx(layer.time.kernel(torch.tensor([0.0, 2.0])).tolist())
+    assert sum(row["share"] for row in reading.spectrum) == pytest.approx(1)
     assert (reading.heads is not None) == (how == "additive")
+    assert [(row["lag"], row["psi"]) for row in reading.records()] == list(zip([0.0, 2.0], reading.values, strict=True))
     assert kq.Reading.load(reading.to_json()) == reading
     figure = reading.plot()
     assert len(figure.axes) == 2
