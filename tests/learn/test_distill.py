@@ -98,7 +98,13 @@ def test_torch_attention_gives_the_same_layer():
 @pytest.mark.parametrize(
     ("layer", "tokens", "options", "error", "words"),
     [
-        (kq.Attention(16, 2), (2, 10, 16), {}, ValueError, "at least 3 sequences, for fitting, validation and test, got 2"),
+        (
+            kq.Attention(16, 2),
+            (2, 10, 16),
+            {},
+            ValueError,
+            "at least 3 sequences, for fitting, validation and test, got 2",
+        ),
         (kq.Attention(16, 2), (4, 10, 8), {}, ValueError, "d = 16"),
         (kq.Attention(16, 2), (4, 10, 16), {"rank": 9}, ValueError, "rank must be at most 8"),
         (kq.Attention(16, 2), (4, 10, 16), {"bias": False}, TypeError, "multiple values .* 'bias'"),
