@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import xml.etree.ElementTree as ET
 from io import StringIO
 
@@ -20,7 +19,7 @@ from keyquery.learn.discovery.show import written
 from keyquery.pages import terminal
 from keyquery.pages.rings import KINDS, kind_of, tips
 from tests.conftest import CHROMIUM
-from tests.pages.readings import EVIL, block_of, data_of
+from tests.pages.readings import block_of, data_of
 
 run = CliRunner().invoke
 TEXT = "The captain of the ship was happy to see the land again."

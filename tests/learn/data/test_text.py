@@ -10,12 +10,6 @@ from keyquery.learn.data import encode_corpus, read_column, read_corpus, train_t
 TEXT = "The cat sat on the mat.\nThe dog sat on the cat.\n\nThe end of the tale.\n" * 20
 
 
-def test_what_is_no_text_is_told(tmp_path):
-    (tmp_path / "empty.txt").write_text(" \n")
-    with pytest.raises(ValueError, match="holds no text"):
-        read_corpus(tmp_path / "empty.txt")
-
-
 def test_a_column_of_texts_may_be_packed_and_hold_quotes(tmp_path):
     rows = ["label\ttext", '1\t"Fine", he said', "0\tit's too long"]
     (tmp_path / "a.tsv.xz").write_bytes(lzma.compress("\r\n".join(rows).encode()))
@@ -23,16 +17,19 @@ def test_a_column_of_texts_may_be_packed_and_hold_quotes(tmp_path):
     assert read_column(tmp_path / "a.tsv.xz", "label") == ["1", "0"]
 
 
-def test_a_table_that_has_no_such_texts_is_told(tmp_path):
-    (tmp_path / "a.tsv").write_text("label\ttexts\n1\tfine\n")
-    with pytest.raises(ValueError, match="column must be one of 'label', 'texts', got 'text'; did you mean 'texts'"):
-        read_column(tmp_path / "a.tsv")
-    (tmp_path / "b.tsv").write_text("label\ttext\n1\tfine\n0\n")
-    with pytest.raises(ValueError, match=r"b.tsv, line 3: expected 2 columns, as in the header, got 1"):
-        read_column(tmp_path / "b.tsv")
-    (tmp_path / "c.tsv").write_text("label\ttext\n")
-    with pytest.raises(ValueError, match="a header and no rows"):
-        read_column(tmp_path / "c.tsv")
+@pytest.mark.parametrize(
+    ("read", "text", "complaint"),
+    [
+        (read_corpus, " \n", "holds no text"),
+        (read_column, "label\ttexts\n1\tfine\n", "column must be one of 'label', 'texts', .* did you mean 'texts'"),
+        (read_column, "label\ttext\n1\tfine\n0\n", r"a.tsv, line 3: expected 2 columns, as in the header, got 1"),
+        (read_column, "label\ttext\n", "a header and no rows"),
+    ],
+)
+def test_what_has_no_such_texts_is_told(tmp_path, read, text, complaint):
+    (tmp_path / "a.tsv").write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        read(tmp_path / "a.tsv")
 
 
 def test_broken_lines_are_joined():

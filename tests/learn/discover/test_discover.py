@@ -136,16 +136,6 @@ def test_sets_that_depend_on_both_ends_are_tried_first():
     assert singles[0] == 0b100
 
 
-def test_columns_in_any_order_give_the_same_graph():
-    data, order = garden(60), [2, 0, 3, 1]
-    plain, mixed = kq.discover(data, names=NAMES), kq.discover(data[:, order], names=[NAMES[k] for k in order])
-    both = (
-        {frozenset([(a["variable_i"], a["mark_i"]), (a["variable_j"], a["mark_j"])]) for a in one.records()}
-        for one in (plain, mixed)
-    )
-    assert next(both) == next(both)
-
-
 def test_knowledge_by_name():
     data = garden()
     tiers = kq.discover(data, names=NAMES, tiers=[["rain", "sprinkler"], ["grass"], ["shoes"]])

@@ -103,16 +103,6 @@ def test_levels_and_power_by_simulation(test, draw, rows, times):
     assert marginal < 0.01  # x depends on z
 
 
-def test_kernels_see_what_correlations_do_not():
-    rng = np.random.default_rng(4)
-    x = rng.normal(size=150)
-    data = variables_of(np.column_stack([x, x**2 + 0.3 * rng.normal(size=150)]))
-    assert KernelTest(data, 0.01).probability(Query(0, 1, 0)) < 1e-4
-    assert Regression(data, 0.01).probability(Query(0, 1, 0)) > 1e-3
-    independent = variables_of(rng.normal(size=(150, 2)))
-    assert KernelTest(independent, 0.01).probability(Query(0, 1, 0)) > 0.01
-
-
 def test_the_kernel_test_given_others_is_its_definition():
     rng = np.random.default_rng(5)
     z = rng.normal(size=(40, 2))

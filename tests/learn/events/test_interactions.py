@@ -32,7 +32,8 @@ def simulate(groups, until, bound, seed=0):
 
 def rates(now, times, types):
     """The rates (types,) at a time, given the events before."""
-    return BASE + [0, kernel(now - times[types == 0]).sum() if len(times) else 0, 0]
+    added = kernel(now - times[types == 0]).sum() if len(times) else 0
+    return BASE + np.array([0, added, 0])
 
 
 def kernel(lags):
