@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from keyquery.learn.inputs.event_streams import longer, stream_of
-from keyquery.learn.inputs.times import times_of
+from keyquery.learn.inputs.event_streams import longer, stream_of, times_of
 
 NAN = float("nan")
 

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from keyquery.learn.data.tables import Table
-from keyquery.learn.inputs.points import points_of
-from keyquery.learn.inputs.tables import check_features, columns_of, encode, fields_of, target_of
+from keyquery.learn.inputs.tables import check_features, columns_of, encode, fields_of, points_of, target_of
 
 NAN = float("nan")
 ROWS = [[1.5, "a", True], [None, None, False], [3, "b", None]]

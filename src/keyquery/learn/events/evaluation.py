@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Int, Shaped
 
 from keyquery.learn.events.network import Mixture, judged
-from keyquery.learn.inputs.event_streams import Stream, longer
-from keyquery.learn.inputs.times import in_clock
+from keyquery.learn.inputs.event_streams import Stream, in_clock, longer
 from keyquery.reading import Reading
 from keyquery.support.progress import Progress, bars
 

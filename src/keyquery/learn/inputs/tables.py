@@ -1,4 +1,4 @@
-"""Tables with numeric, categorical and missing values to tensors."""
+"""Tables with numeric, categorical and missing values to tensors; tables and sequences to points."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Float64, Int, Shaped
 from torch import Tensor
 
 from keyquery.learn.data.series import Series
 from keyquery.learn.data.tables import Table
-from keyquery.learn.inputs.sequences import statistics
+from keyquery.learn.inputs import sequences
 from keyquery.learn.inputs.targets import dense, is_missing
 
 SHOWN = 5  # names that an error lists
+BOOLEANS = {"False": 0.0, "True": 1.0, None: np.nan}  # as `columns_of` names them
 
 
 class Rows(NamedTuple):
@@ -210,7 +211,7 @@ def fields_of(columns: Columns) -> list[Field]:
         if values.dtype == object:
             fields.append(Field(name, categories=tuple(sorted({value for value in values if value is not None}))))
         else:
-            mean, scale = statistics([values[:, None]])
+            mean, scale = sequences.statistics([values[:, None]])
             fields.append(Field(name, float(mean[0]), float(scale[0])))
     return fields
 
@@ -245,3 +246,56 @@ def _warn_of_unseen(field: Field, unseen: set[str]) -> None:
             UserWarning,
             stacklevel=6,
         )
+
+
+class Points(NamedTuple):
+    """Time steps of all samples, concatenated, and the sample of each."""
+
+    values: Float64[np.ndarray, "points features"]
+    owner: Int[np.ndarray, " points"]
+    names: list[str] | None  # of the features, if X has names
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return int(self.owner[-1]) + 1
+
+    def of(self, samples: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " points"]:
+        """Which points belong to these samples."""
+        return np.isin(self.owner, samples)
+
+    def chosen(self, kept: Bool[np.ndarray, " samples"]) -> Points:
+        """The points of the samples that are kept, numbered anew."""
+        here = kept[self.owner]
+        return Points(self.values[here], np.cumsum(kept)[self.owner[here]] - 1, self.names)
+
+
+def points_of(X: Any) -> Points:
+    """Points of a table (n, features), of sequences (n, T, features), or of a list of them, (T, features) each.
+
+    A table may be a data frame, a `kq.data.Table`, an array or a list of rows; sequences may be a `kq.data.Series`.
+    All must be finite numbers.
+    """
+    if isinstance(X, Series):
+        X = list(X.values)
+    if sequences.axes_of(X) == 3:
+        names, series = sequences.columns_of(X), sequences.series_of(X)
+        values, owner = np.concatenate(series), np.repeat(np.arange(len(series)), [len(steps) for steps in series])
+    else:
+        columns = columns_of(X)
+        names, values = columns.names, np.stack(list(map(_numbers, columns.called, columns.values)), 1)
+        owner = np.arange(len(values))
+    if not np.isfinite(values).all():
+        bad = ~np.isfinite(values).all(1)
+        first = owner[bad.argmax()]
+        raise ValueError(f"X must be finite; {bad.sum()} of {len(bad)} points hold NaN, the first in sample {first}")
+    return Points(values, owner, names)
+
+
+def _numbers(name: str, column: Shaped[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    """A column as numbers; booleans are 0 and 1."""
+    if column.dtype != object:
+        return column
+    if not BOOLEANS.keys() >= set(column):
+        raise ValueError(f"X must be numeric, but column {name!r} holds categories: encode them as numbers")
+    return np.array([BOOLEANS[value] for value in column])

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
 from keyquery.learn.fitting import fit_network
-from keyquery.learn.inputs.points import points_of
 from keyquery.learn.inputs.sequences import restored_statistics, statistics
-from keyquery.learn.inputs.tables import check_features, target_of
+from keyquery.learn.inputs.tables import check_features, points_of, target_of
 from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of, weights_of
 from keyquery.learn.series.training import epochs_of
 from keyquery.learn.training import Recipe

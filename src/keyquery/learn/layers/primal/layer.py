@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from keyquery.layers.triton_support import no_kernels
 from keyquery.learn.layers.primal import reference
-from keyquery.learn.layers.primal.objective import LOSSES, Batch, penalty
-from keyquery.learn.layers.primal.spectrum import PrimalReading, spectrum
+from keyquery.learn.layers.primal.objective import LOSSES, Batch, PrimalReading, penalty, spectrum
 from keyquery.reading import digests, provenance
 from keyquery.support.checks import check_choice, check_count, check_number
 

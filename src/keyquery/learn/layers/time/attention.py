@@ -15,7 +15,7 @@ from keyquery.forms import Form
 from keyquery.layers.attention import Attention
 from keyquery.layers.cache import Cache
 from keyquery.layers.fused import as_wide
-from keyquery.learn.layers.time.base import TimeCode, TimeKernel
+from keyquery.learn.layers.time.encodings import TimeCode, TimeKernel
 from keyquery.support.checks import check_choice
 
 WAYS = ("concatenated", "additive", "interaction")
