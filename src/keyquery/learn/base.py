@@ -159,9 +159,8 @@ def check_sizes(estimator: Estimator, counts: Sequence[str], **most: float) -> N
     for name, end in most.items():
         check_number(name, value := getattr(estimator, name))
         if not 0 <= value < end:
-            raise ValueError(
-                f"{name} must be at least 0{'' if end == math.inf else f' and below {end:g}'}, got {value}"
-            )
+            bound = "" if end == math.inf else f" and below {end:g}"
+            raise ValueError(f"{name} must be at least 0{bound}, got {value}")
 
 
 def seed_of(random_state: Any) -> int:

@@ -228,9 +228,7 @@ def _ordered(source: Mapped, causal: bool | None, selection: bool) -> bool:
     if causal not in (None, True, False):
         raise TypeError(f"causal must be True, False or None, got {causal!r:.40}")
     if causal and selection:
-        raise ValueError(
-            "causal=True and selection exclude each other: a selection variable may come later than all tokens"
-        )
+        raise ValueError("causal=True and selection exclude each other: what selects may come after all tokens")
     if causal and not source.causal:
         raise ValueError("causal=True, but the attention looks ahead: tokens attend to later ones")
     return source.causal and causal is not False and not selection

@@ -200,7 +200,6 @@ def _matlab(path: Path) -> Mapping[str, np.ndarray]:
 def _rows(path: str | Path, name: str, array: Any, count: int) -> Float[np.ndarray, "n dim"]:
     """Vectors as rows; transposed if they are columns, according to the number of images."""
     if array.ndim != 2 or array.dtype.kind != "f" or count not in array.shape:
-        raise ValueError(
-            f"{path}: {name} must have {count} vectors as rows or columns, got {array.dtype} {array.shape}"
-        )
+        received = f"{array.dtype} {array.shape}"
+        raise ValueError(f"{path}: {name} must have {count} vectors as rows or columns, got {received}")
     return np.ascontiguousarray(array if array.shape[0] == count else array.T)

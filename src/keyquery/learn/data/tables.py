@@ -82,14 +82,12 @@ def _rows(path: str | Path, text: str) -> Iterator[list[str]]:
             if width > COLUMNS:
                 raise ValueError(f"{path}, line {number}: {width} columns; the limit is {COLUMNS}")
             if len(row) != width:
-                raise ValueError(
-                    f"{path}, line {number}: expected {width} columns, as in the first row, got {len(row)}"
-                )
+                expected = f"expected {width} columns, as in the first row"
+                raise ValueError(f"{path}, line {number}: {expected}, got {len(row)}")
             cells += width + 1
             if packed and cells > most:
-                raise ValueError(
-                    f"{path} decompresses to more than the limit of {most} cells and rows: decompress it first"
-                )
+                limit = f"the limit of {most} cells and rows"
+                raise ValueError(f"{path} decompresses to more than {limit}: decompress it first")
             yield row
     except csv.Error as error:
         raise ValueError(f"{path}, line {table.line_num}: {error}") from None

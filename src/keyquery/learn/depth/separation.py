@@ -59,9 +59,7 @@ def separation_rank(layers: int, width: int, heads: int = 1, tokens: int = 2, se
     if tokens % 2:
         raise ValueError(f"tokens must be even, to split into halves, got {tokens}")
     bound = rank_of_two(layers, width) if layers < 8 else math.inf
-    too_large = (
-        f"the separation rank of {layers} layers of width {width} may be above {LARGEST:,}, the limit: use fewer"
-    )
+    too_large = f"the separation rank of {layers} layers of width {width} may be above {LARGEST:,}, the limit"
     if bound > LARGEST:
         raise ValueError(too_large)
     rng = np.random.default_rng(seed)

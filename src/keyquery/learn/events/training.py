@@ -36,10 +36,8 @@ def _ended(estimator: Any, ended: Any, count: int) -> Bool[np.ndarray, " groups"
     """Whether each group has ended; a single value is that of all."""
     over = np.asarray(False if ended is None else ended)
     if over.dtype.kind != "b" or over.shape not in ((), (count,)):
-        raise ValueError(
-            f"ended must be True or False, or one of them for each of {count} groups in order of first appearance, "
-            f"got {over.dtype} of shape {over.shape}"
-        )
+        given = f"{over.dtype} of shape {over.shape}"
+        raise ValueError(f"ended must be True or False, or one of them for each of {count} groups, got {given}")
     if ended is not None and estimator.information == "target_time":
         raise ValueError('ended needs information="past": an end has no time at which a type could be asked for')
     return np.broadcast_to(over, count).copy()

@@ -103,9 +103,7 @@ def unpacked(events: Any, times: Any, groups: Any, covariates: Any = None) -> tu
     if times is not None:
         return events, times, groups, covariates
     if groups is not None or not hasattr(events, "columns") or len(events.columns) < 2:
-        raise ValueError(
-            "times must be given, unless events is a data frame with the columns type, time, group and covariates"
-        )
+        raise ValueError("times must be given, unless events is a data frame of type, time, group and covariates")
     names = list(events.columns)
     if len(names) > 3:
         if covariates is not None:
@@ -186,10 +184,8 @@ def _dates(dates: list[Any]) -> np.ndarray:
     aware = [isinstance(moment, datetime) and moment.tzinfo is not None for moment in dates]
     if any(aware) and not all(aware):
         row = aware.index(not aware[0])
-        raise ValueError(
-            f"times must all have a time zone or none: {aware.count(True)} of {len(dates)} have one, and row {row} "
-            "is the first that differs; localise the others"
-        )
+        have = f"{aware.count(True)} of {len(dates)} have one, and row {row} is the first that differs"
+        raise ValueError(f"times must all have a time zone or none: {have}")
     if any(aware):
         dates = [moment.astimezone(UTC).replace(tzinfo=None) for moment in dates]
     return np.array(dates, "M8[us]")

@@ -64,9 +64,8 @@ def series_of(X: Any, axis: int = 1) -> list[Float64[np.ndarray, "_ dims"]]:
         if values.shape[1] != dims:
             swapped = axis == 1 and len({len(other) for other in series}) == 1
             hint = "; if series are (dims, length), as in aeon, set axis=2" if swapped else ""
-            raise ValueError(
-                f"all series of X must have the dims of the first, {dims}; series {number} has {values.shape[1]}{hint}"
-            )
+            received = f"series {number} has {values.shape[1]}{hint}"
+            raise ValueError(f"all series of X must have the dims of the first, {dims}; {received}")
     return series
 
 
@@ -77,9 +76,7 @@ def columns_of(X: Any) -> list[str] | None:
     first, *others = (list(map(str, frame.columns)) for frame in X)
     for number, names in enumerate(others, 1):
         if names != first:
-            raise ValueError(
-                f"all series of X must have the columns of the first, {first}; series {number} has {names}"
-            )
+            raise ValueError(f"all series must have the columns of the first, {first}; series {number} has {names}")
     return first
 
 
@@ -95,9 +92,7 @@ def _numbers(data: Any) -> np.ndarray:
     """An array of float64: NaN where a value is masked, None or pandas' NA."""
     values = np.asarray(dense(data))
     if values.dtype.kind in "cmM":
-        raise ValueError(
-            f"Complex data not supported, nor dates and times: X must hold real numbers, got {values.dtype}"
-        )
+        raise ValueError(f"Complex data not supported, nor dates and times: X must be numbers, got {values.dtype}")
     if values.dtype == object:
         flat = [np.nan if is_missing(value) else value for value in values.ravel().tolist()]
         values = np.array(flat, dtype=object).reshape(values.shape)

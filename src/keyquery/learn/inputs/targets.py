@@ -40,9 +40,7 @@ def labels_of_column(name: str, values: Any) -> Shaped[np.ndarray, " n"]:
     fractions = labels.dtype.kind == "f" and np.any(labels != np.round(labels))
     if labels.ndim != 1 or labels.dtype.kind not in LABELS or fractions:
         received = f"{labels.dtype} such as {labels.tolist()[0]!r}"
-        raise ValueError(
-            f"Unknown label type: {name} must hold strings, integers or dates, one per row, got {received}"
-        )
+        raise ValueError(f"Unknown label type: {name} must hold strings, integers or dates, got {received}")
     return labels
 
 

@@ -315,10 +315,7 @@ class MercerTime(TimeCode):
         check_count("degree", degree, least=1)
         base = _periods(periods)
         if dim != 2 * degree * len(base):
-            raise ValueError(
-                f"dim must be 2·degree·periods = 2·{degree}·{len(base)} = {2 * degree * len(base)}, a cosine and a "
-                f"sine per degree and period, got {dim}"
-            )
+            raise ValueError(f"dim must be 2·degree·periods = 2·{degree}·{len(base)}, got {dim}")
         super().__init__(dim)
         self.degree, self.given = degree, not isinstance(periods, Number)
         self.change = nn.Parameter(torch.zeros(len(base), device=device, dtype=dtype))
