@@ -85,20 +85,11 @@ class TimeAttention(nn.Module):
         origin: Shaped[Tensor, "#batch"] | float | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch n dim"]:
-        """Attend within each sequence of events x (batch, n, dim) at times (batch, n).
+        """Attend within each sequence of events x (batch, n, dim) at times (batch, n), as float64 or integers.
 
-        Parameters
-        ----------
-        x, times
-            Events, and their times as float64 or integers.
-        mask
-            As in `kq.Attention`.
-        is_causal
-            Event i sees events j ≤ i in the order of the rows, whatever their times: sort by time. Default: False.
-        origin
-            Zero of time. Default: the first event of each sequence.
-        cache
-            As in `kq.Attention`; needs an `origin`, the same in every call.
+        With `is_causal`, event i sees events j ≤ i in the order of the rows, whatever their times: sort by time. `mask`
+        and `cache` are as in `kq.Attention`. `origin` is the zero of time, by default the first event of each sequence;
+        a cache needs one, the same in every call.
         """
         if cache is not None and origin is None:
             raise ValueError("a cache needs an origin: otherwise each call would measure time from its own first event")
