@@ -16,7 +16,7 @@ from keyquery.learn.data.tables import load_table
 from keyquery.learn.discovery.column_tests import Contingency, KernelTest, Regression
 from keyquery.learn.discovery.independence import IndependenceTest, PartialCorrelation, correlation_of
 from keyquery.learn.discovery.knowledge import knowledge_of, pairs_of, tiers_of
-from keyquery.learn.discovery.pag import Edge, Pag
+from keyquery.learn.discovery.pag import Pag
 from keyquery.learn.discovery.search import SearchResult, check_search, search
 from keyquery.learn.discovery.variables import Variables, variables_of
 from keyquery.reading import Reading, digest, provenance
@@ -75,10 +75,7 @@ class Discovery(Reading, kind="discovery"):
 
     def pag(self) -> Pag:
         """The graph, over the numbers of the variables."""
-        return Pag(len(self.variables), self._edges())
-
-    def _edges(self) -> list[Edge]:
-        return [(i, j, at_i, at_j) for i, j, at_i, at_j in self.edges]
+        return Pag(len(self.variables), self.edges)
 
     def shares(self) -> dict[tuple[int, int], float]:
         """By pair: the share of resamples in which it is adjacent."""
@@ -86,7 +83,7 @@ class Discovery(Reading, kind="discovery"):
 
     def records(self) -> list[dict[str, Any]]:
         """One row per edge; with a bootstrap also of pairs that are adjacent in resamples only, without marks."""
-        marks = {(i, j): (at_i, at_j) for i, j, at_i, at_j in self._edges()}
+        marks = {(i, j): (at_i, at_j) for i, j, at_i, at_j in self.edges}
         shares = self.shares()
         rows = []
         for i, j in sorted({*marks, *shares}):

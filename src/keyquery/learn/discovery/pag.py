@@ -37,7 +37,7 @@ class Pag:
     ([(0, 2, 'circle', 'arrow'), (1, 2, 'circle', 'arrow')], 'circle', 'arrow')
     """
 
-    def __init__(self, count: int, edges: Iterable[Edge] = ()) -> None:
+    def __init__(self, count: int, edges: Iterable[Sequence[Any]] = ()) -> None:
         self.adjacent, self.arrows, self.tails = ([0] * count for _ in range(3))
         for i, j, at_i, at_j in edges:
             for x, y, mark in ((i, j, at_i), (j, i, at_j)):
@@ -61,13 +61,13 @@ class Pag:
         return f"Pag({len(self)}, {self.edges()})"
 
     def mark(self, node: int, other: int) -> str:
-        """The mark at `at` on its edge with `other`."""
+        """The mark at `node` on its edge with `other`."""
         if self.arrows[node] >> other & 1:
             return "arrow"
         return "tail" if self.tails[node] >> other & 1 else "circle"
 
     def put(self, node: int, other: int, mark: str) -> None:
-        """Set the mark at `at` on its edge with `other`."""
+        """Set the mark at `node` on its edge with `other`."""
         bit = 1 << other
         self.arrows[node] = self.arrows[node] | bit if mark == "arrow" else self.arrows[node] & ~bit
         self.tails[node] = self.tails[node] | bit if mark == "tail" else self.tails[node] & ~bit
