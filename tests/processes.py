@@ -1,4 +1,4 @@
-"""The command line in a forked process: one that has imported already, where a new one would import for seconds."""
+"""The command line in this process or a fork of it, which has imported what a new process would import for seconds."""
 
 import io
 import os
@@ -8,6 +8,8 @@ import tempfile
 import traceback
 import warnings
 from dataclasses import dataclass
+
+from typer.testing import CliRunner
 
 
 @dataclass
@@ -62,6 +64,26 @@ def _run(call, out, err, seconds, encoding, environment):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def run(*words):
+    """The output of `keyquery WORDS` in this process, where it succeeds."""
+    done = _invoked(words)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def refusal(*words):
+    """The error that `keyquery WORDS` ends with."""
+    done = _invoked(words)
+    assert done.exit_code != 0, done.output
+    return str(done.exception)
+
+
+def _invoked(words):
+    from keyquery.cli import app
+
+    return CliRunner().invoke(app, list(map(str, words)))
 
 
 def keyquery(*arguments, **environment):

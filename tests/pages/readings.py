@@ -1,11 +1,13 @@
 """Readings for the tests of pages: of tiny real models, and of many heads with random figures; and a page's data."""
 
 import base64
+import io
 import json
 import re
 
 import numpy as np
 import torch
+from rich.console import Console
 
 import keyquery as kq
 from keyquery.forms.parts import PARTS
@@ -13,6 +15,7 @@ from keyquery.instruments.look.reading import Look
 from keyquery.instruments.monitor.reading import Monitored
 from keyquery.instruments.roles.patterns import ROLES
 from keyquery.instruments.roles.roles import Roles
+from keyquery.pages import terminal
 
 EVIL = '</script><script>window.hurt = 1</script><img src=x onerror="window.hurt = 1">'
 
@@ -85,6 +88,13 @@ def crowd(layers, heads, rank, tokens, rotary):
         sample={"tokens": words[:tokens]},
         provenance={"data": {"tokens": 20000, "sequences": 156, "length": 128, "longest": 128, "from": "text.txt"}},
     )
+
+
+def shown(reading, width=100):
+    """What a terminal of this width shows of a reading."""
+    out = io.StringIO()
+    terminal.show(reading, Console(file=out, width=width))
+    return out.getvalue()
 
 
 def data_of(html):

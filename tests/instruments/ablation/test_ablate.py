@@ -1,5 +1,7 @@
 """Ablation: what parts of heads are worth, each sequence compared with itself."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -60,7 +62,11 @@ def test_position_is_turned_off_only_where_there_is_one():
     for name, model, parts in (("llama", "LlamaForCausalLM", PARTS), ("gpt2", "GPT2LMHeadModel", PARTS[:3])):
         reading = kq.ablate(tiny_model(name, model=model), data, heads="0.0", means="global")
         assert [row["part"] for row in reading.rows] == list(parts)
-    model, data = tiny_model("gpt2", model="GPT2LMHeadModel"), [{"input_ids": torch.randint(3, 60, (32, 8))}]
+    model = tiny_model("gpt2", model="GPT2LMHeadModel")
+    for name in ("position", "only query_only", "only position + skew"):
+        with pytest.raises(ValueError, match=re.escape(f"no positional term in its scores: '{name}' has no effect")):
+            kq.ablate(model, data, changes=name, means="global")
+    data = [{"input_ids": torch.randint(3, 60, (32, 8))}]
     assert dial_effect(model, data, None, {"position": 0.0}, means="position", samples=0).change != 0
     with pytest.raises(ValueError, match="no positional term in its scores: gains on it have no effect"):
         dial_effect(model, data, None, {"position": 0.0}, means="global", samples=0)

@@ -61,18 +61,13 @@ def test_many_at_a_time_are_those_of_one_at_a_time(by, means, monkeypatch):
     assert "_call_impl" not in vars(model)
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [
-        ("llama", "LlamaForCausalLM"),
-        ("gpt2", "GPT2LMHeadModel"),
-        ("gemma2", "Gemma2ForCausalLM"),
-        ("bloom", "BloomForCausalLM"),
-        ("t5", "T5ForConditionalGeneration"),
-    ],
-)
-def test_models_of_transformers(family, name, monkeypatch):
-    model = tiny_model(family, model=name)
+FAMILIES = {"llama": "LlamaForCausalLM", "gemma2": "Gemma2ForCausalLM", "bloom": "BloomForCausalLM"}
+FAMILIES |= {"gpt2": "GPT2LMHeadModel", "t5": "T5ForConditionalGeneration"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_transformers(family, monkeypatch):
+    model = tiny_model(family, model=FAMILIES[family])
     batch = {**PADDED, "input_ids": torch.randint(3, 60, (16, 10), generator=torch.Generator().manual_seed(0))}
     batch |= {"decoder_input_ids": batch["input_ids"]} if family == "t5" else {}
     alone, together, calls = rows_alone_and_together(model, [batch], monkeypatch, heads="0.*", means="global")
