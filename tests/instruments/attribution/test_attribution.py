@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -125,25 +127,33 @@ def test_data_is_required(llama):
         kq.wiring(llama, inputs=inputs(llama))
 
 
+def squashed():
+    """A model whose second layer reads what is not linear in any write."""
+    model = build("llama")
+    model.layers[0].register_forward_hook(lambda module, args, out: torch.tanh(out))
+    return model
+
+
+def scaled():
+    """A model with other scores than its weights give."""
+    model = build("llama")
+    model.layers[1].self_attn.q_proj.register_forward_hook(lambda module, args, out: 2 * out)
+    return model
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("make", "head", "message"),
     [
-        ("albert", "is called 2 times per run"),
-        ("deberta_v2", "cannot be attributed: its scores have terms between contents and positions"),
+        (partial(build, "albert"), "0.1", "is called 2 times per run"),
+        (partial(build, "deberta_v2"), "0.1", "its scores have terms between contents and positions"),
+        (squashed, "1.2", "not a sum of writes"),
+        (scaled, "1.2", "the scores read from its weights are not those of the model"),
     ],
 )
-def test_models_whose_scores_cannot_be_attributed_are_refused(name, message):
+def test_models_whose_scores_cannot_be_attributed_are_refused(make, head, message):
     with pytest.raises(ValueError, match=message) as raised:
-        kq.attribute(build(name), inputs={"input_ids": IDS}, head="0.1", query=3, key=1)
+        kq.attribute(make(), inputs={"input_ids": IDS}, head=head, query=3, key=1)
     assert "\n" not in str(raised.value)
-
-
-def test_a_stream_that_is_no_sum_of_writes_is_refused(llama):
-    """A block that squashes the stream: what enters the next layer is not linear in any write."""
-    handle = llama.layers[0].register_forward_hook(lambda module, args, out: torch.tanh(out))
-    with pytest.raises(ValueError, match="not a sum of writes"):
-        kq.attribute(llama, inputs=inputs(llama), head="1.0", query=3, key=1)
-    handle.remove()
 
 
 def test_features_are_sources_and_the_rest_is_other(llama):

@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
-from rich.console import Console
-from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli
-from keyquery.pages.terminal import show
 from tests.conftest import CHROMIUM
-from tests.instruments.attribution.test_paths import IDS, circuit
-from tests.pages.readings import EVIL, Evil, data_of
+from tests.instruments.attribution.circuit import IDS, built, repeated_halves
+from tests.pages.readings import EVIL, Evil, data_of, shown
+from tests.processes import run
 
 pytest.importorskip("transformers")
 
@@ -22,41 +18,34 @@ pytest.importorskip("transformers")
 @pytest.fixture(scope="module")
 def attribution():
     options = {"inputs": {"input_ids": IDS}, "head": "1.0", "query": 8, "depth": 2, "name": "circuit"}
-    return kq.attribute(circuit(), **options, tokenizer=Evil())
+    return kq.attribute(built(), **options, tokenizer=Evil())
 
 
 @pytest.fixture(scope="module")
 def wiring():
-    torch.manual_seed(0)
-    halves = [torch.randperm(8)[:6] for _ in range(12)]
-    ids = torch.stack([torch.cat((half, half)) for half in halves])
-    return kq.wiring(circuit(), inputs={"input_ids": ids}, name="circuit", tokenizer=Evil())
+    return kq.wiring(built(), inputs={"input_ids": repeated_halves()}, name="circuit", tokenizer=Evil())
 
 
-def printed(reading):
-    console = Console(width=100, record=True, file=None, quiet=False, markup=False)
-    with console.capture() as captured:
-        show(reading, console)
-    return captured.get()
+def words_of(reading):
+    return " ".join(shown(reading).split())
 
 
-def test_the_sentence_names_the_token_that_was_moved(attribution):
-    words = " ".join(printed(attribution).split())
+def test_sentences_name_the_token_that_was_moved_and_the_head_that_feeds_another(attribution, wiring):
+    words = words_of(attribution)
     assert "0.0 wrote into the key 3 ' word6'" in words
     assert words.startswith("1.0 attends from 8 ' word4' to 3 ' word6' (attention")
     assert "because of 0.0 in the key, which read most from 2 ' word4'" in words
+    fed = r"1\.0 reads its keys from 0\.0: 100% of its score variance, against \d+% with its tokens"
+    assert re.match(fed, words_of(wiring))
 
 
-def test_the_wiring_names_the_head_that_feeds_another(wiring):
-    words = " ".join(printed(wiring).split())
-    assert re.match(r"1\.0 reads its keys from 0\.0: 100% of its score variance, against \d+% with its tokens", words)
-
-
-def test_a_query_that_sees_one_key_is_explained_by_that():
-    reading = kq.attribute(circuit(), inputs={"input_ids": IDS}, head="1.0", query=0)
-    assert " ".join(printed(reading).split()) == (
-        "1.0 attends from 0 '#3' to 0 '#3' because it sees no other key: every source is relative 0"
-    )
+def test_other_sentences():
+    alone = kq.attribute(built(), inputs={"input_ids": IDS}, head="1.0", query=0)
+    words = "1.0 attends from 0 '#3' to 0 '#3' because it sees no other key: every source is relative 0"
+    assert words_of(alone) == words
+    below = kq.attribute(kq.models.DECODER, text=kq.models.LONG_TEXT, head="1.2", query=20, key=5, length=32)
+    assert sum(map(sum, below.table["relative"])) < 0
+    assert "below the mean key; the largest source is" in words_of(below)
 
 
 def test_figures_show_the_largest_sources(attribution, wiring):
@@ -118,17 +107,7 @@ def test_the_page_of_a_pair_switches_views(visit, attribution):
 def test_commands_run_on_the_bundled_model(tmp_path):
     files = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv"), "--html", str(tmp_path / "a.html")]
     words = ["attribute", "--head", "1.2", "--query", "9", "--length", "12", "--device", "cpu", *files]
-    done = CliRunner().invoke(cli.app, words)
-    assert done.exit_code == 0, done.exception
-    assert re.search(r"1\.2 (attends|hardly attends|scores) from 9", " ".join(done.output.split()))
+    assert re.search(r"1\.2 (attends|hardly attends|scores) from 9", " ".join(run(*words).split()))
     assert kq.Reading.load(tmp_path / "a.json").query == 9
-    short = ["wiring", "--tokens", "24", "--length", "12", "--device", "cpu", "--json", str(tmp_path / "w.json")]
-    done = CliRunner().invoke(cli.app, short)
-    assert done.exit_code == 0, done.exception
+    run("wiring", "--tokens", "24", "--length", "12", "--device", "cpu", "--json", tmp_path / "w.json")
     assert len(kq.Reading.load(tmp_path / "w.json").heads) == 16
-
-
-def test_a_key_that_is_scored_below_the_mean_is_not_explained_as_a_look():
-    reading = kq.attribute(kq.models.DECODER, text=kq.models.LONG_TEXT, head="1.2", query=20, key=5, length=32)
-    assert sum(map(sum, reading.table["relative"])) < 0
-    assert "below the mean key; the largest source is" in " ".join(printed(reading).split())

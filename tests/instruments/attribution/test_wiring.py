@@ -8,9 +8,8 @@ import torch
 
 import keyquery as kq
 from keyquery.instruments.attribution import wiring as module
+from tests.instruments.attribution.circuit import built, repeated_halves
 from tests.instruments.attribution.models import IDS, build, inputs, softmax_inputs
-from tests.instruments.attribution.test_paths import IDS as REPEATED
-from tests.instruments.attribution.test_paths import circuit
 
 pytest.importorskip("transformers")
 TWO = torch.cat((IDS, IDS.flip(1)))
@@ -56,10 +55,7 @@ def _squares(scores):
 
 
 def test_the_planted_path_is_the_only_one_above_its_null():
-    torch.manual_seed(0)
-    halves = [torch.randperm(8)[:6] for _ in range(12)]
-    ids = torch.stack([torch.cat((half, half)) for half in halves])
-    reading = kq.wiring(circuit(), inputs={"input_ids": ids})
+    reading = kq.wiring(built(), inputs={"input_ids": repeated_halves()})
     first = reading.of("1.0", "key")[0]
     assert first["source"] == "0.0"
     assert first["share"] == pytest.approx(1, abs=1e-3)
@@ -69,6 +65,8 @@ def test_the_planted_path_is_the_only_one_above_its_null():
     for pair in shown[0]["pairs"]:  # the key stands behind the twin of the query
         tokens = reading.texts[pair["sequence"]]
         assert tokens[pair["key"] - 1] == tokens[pair["query"]]
+    assert kq.Reading.load(reading.to_json()) == reading
+    assert {"head", "side", "source", "share", "low", "high", "null", "clear"} == {*reading.to_frame()}
 
 
 @pytest.mark.slow
@@ -83,15 +81,3 @@ def test_padding_and_the_size_of_batches_change_nothing(monkeypatch):
         assert other.tokens == plain.tokens
         for side in ("query", "key"):
             np.testing.assert_allclose(other.heads[-1][side]["share"], plain.heads[-1][side]["share"], atol=2e-4)
-
-
-def test_readings_are_saved_and_loaded(tmp_path):
-    reading = kq.wiring(circuit(), inputs={"input_ids": REPEATED.repeat(2, 1)})
-    assert kq.Reading.load(reading.to_json(tmp_path / "a.json")) == reading
-    frame = reading.to_frame()
-    assert {"head", "side", "source", "share", "low", "high", "null", "clear"} == {*frame}
-    attribution = kq.attribute(circuit(), inputs={"input_ids": REPEATED}, head="1.0", query=8, depth=2)
-    assert kq.Reading.load(attribution.to_json()) == attribution
-    assert len(attribution.to_frame()) == len(attribution.sources) ** 2
-    row = attribution.records()[0]
-    assert row["symmetric"] + row["skew"] == pytest.approx(row["relative"])

@@ -54,23 +54,25 @@ def test_uniform_attention_is_the_null_level():
 
 
 REAL = torch.tensor([position not in (3, 15) for position in range(N)])
+BOTH = torch.stack([CAUSAL, torch.ones(N, N, dtype=torch.bool)])
 
 
 @pytest.mark.parametrize("counted", [True, False])
-@pytest.mark.parametrize("mask", [None, CAUSAL.triu(-4), REAL], ids=["none", "window", "real"])
+@pytest.mark.parametrize("mask", [None, CAUSAL.triu(-4), REAL, BOTH], ids=["none", "window", "real", "by head"])
 def test_every_reading_against_sums_over_pairs(mask, counted):
     labels = ["special", *LABELS[1:-2], "special", "sound"]
     allowed = torch.ones(N, N, dtype=torch.bool) if mask is None else mask & mask[:, None] if mask.ndim == 1 else mask
-    attention, live = softmax(3, 2, N, N, seed=1, allowed=allowed), allowed.any(1)
+    allowed = allowed.expand(2, N, N)  # of each head
+    attention, live = softmax(3, 2, N, N, seed=1, allowed=allowed), allowed[0].any(1)
     reading = kq.flow(attention, labels, mask=mask, counted=counted)
     out = () if counted else ("special",)
     rolled = {"shares": torch.eye(N).double(), "chance": torch.eye(N).double()}
     for layer in range(3):
-        for kind, means in (("shares", attention[layer].mean(0)), ("chance", uniform(allowed))):
+        for kind, means in (("shares", attention[layer].mean(0)), ("chance", uniform(allowed).mean(0))):
             rolled[kind] = (means + torch.eye(N)) / 2 @ rolled[kind]
             assert blocks(reading, kind, "rollout", (layer,)) == pytest.approx(pairs(rolled[kind], labels, out, live))
             for head in range(2):
-                map_ = attention[layer, head] if kind == "shares" else uniform(allowed)
+                map_ = attention[layer, head] if kind == "shares" else uniform(allowed[head])
                 expected = {"raw": pairs(map_, labels, out, live)}
                 expected["residual"] = pairs((map_ + torch.eye(N)) / 2, labels, out, live)
                 for name, shares in expected.items():
@@ -85,15 +87,6 @@ def blocks(reading, kind, name, place):
     values = np.array(getattr(reading, kind)[name])[place]
     names = list(enumerate(reading.modalities))
     return {(key, query): values[q, k] for k, key in names for q, query in names}
-
-
-def test_a_mask_for_each_head_has_a_null_level_for_each_head():
-    both = torch.stack([CAUSAL, torch.ones(N, N, dtype=torch.bool)])
-    attention = torch.stack([uniform(CAUSAL), uniform(both[1])])
-    reading = kq.flow(attention, LABELS, mask=both)
-    assert np.allclose(reading.corrected, 0, atol=1e-14)
-    assert reading.of("rollout", corrected=True) == pytest.approx(0, abs=1e-14)
-    assert np.allclose(reading.raw, [kq.flow(attention[head], LABELS, mask=both[head]).raw for head in range(2)])
 
 
 def test_symmetry_and_reciprocity_are_those_of_the_block_across():

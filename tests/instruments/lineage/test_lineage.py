@@ -12,7 +12,7 @@ import torch
 import keyquery as kq
 from keyquery.forms import Rope
 from keyquery.instruments.lineage.evidence import JUMP, best_paths, matched, p_value
-from keyquery.instruments.lineage.fingerprint import gaps, in_halves, spectra
+from keyquery.instruments.lineage.fingerprint import in_halves, spectra
 from keyquery.instruments.lineage.weight_change import inversions, weight_change
 from keyquery.instruments.look.compare import difference
 
@@ -79,15 +79,6 @@ def test_kin(base, change, label):
     assert all(test["p"] < 1e-6 and test["path"] == list(range(DEPTH)) for test in reading.tests)
 
 
-@pytest.mark.parametrize("changed_layer", range(DEPTH))
-def test_a_change_of_one_layer_is_no_identity(base, changed_layer):
-    other = copy.deepcopy(base)
-    layers = attentions(other)
-    with torch.no_grad():
-        next(layers[changed_layer].parameters()).mul_(1.01)
-    assert kq.lineage(base, other).label != "identical"
-
-
 @pytest.mark.parametrize(("change", "label"), [(fine_tuned, "fine-tuned"), (eight_bits, "requantised")])
 def test_frozen_layers_do_not_decide_the_label(base, change, label):
     """Three of four layers are unchanged, as after tuning the last layer alone."""
@@ -96,7 +87,7 @@ def test_frozen_layers_do_not_decide_the_label(base, change, label):
     attention = [attentions(model) for model in (other, whole)]
     attention[0][-1].load_state_dict(attention[1][-1].state_dict())
     reading = kq.lineage(base, other)
-    assert reading.label == label
+    assert reading.label == label  # which is not identical, though one layer alone has changed
     assert any("12 of 16 heads have the same QK form" in reason for reason in reading.reasons)
 
 
@@ -155,12 +146,8 @@ def test_merge(base):
     assert [row["weight"] for row in reading.merge] == pytest.approx([0.7, 0.3], abs=1e-4)
 
 
-def test_different_shapes_cannot_be_told(base):
-    reading = kq.lineage(base, kq.Decoder(48, depth=2, heads=2))
-    assert reading.label == "cannot tell"
-
-
-def test_weights_that_are_not_finite(base):
+def test_models_that_cannot_be_compared(base):
+    assert kq.lineage(base, kq.Decoder(48, depth=2, heads=2)).label == "cannot tell"
     broken = changed(base, lambda query, key: (query * math.nan, key))
     with pytest.raises(ValueError, match="must be finite, got 4096 NaN"):
         kq.lineage(base, broken)
@@ -175,10 +162,6 @@ def test_spectra_do_not_depend_on_bases(base):
     for old, new in zip(kq.read(base), kq.read(disguised), strict=True):
         before, after = (spectra(layer.folded) / layer.folded.norm()[:, None, None] for layer in (old, new))
         assert torch.allclose(before, after, atol=1e-5)
-
-
-def test_gaps_of_equal_ratios_are_zero():
-    assert gaps(torch.tensor([[2.0**-i for i in range(16)]])).abs().max() < 1e-9
 
 
 def test_best_path_is_the_best_of_all():
