@@ -27,16 +27,17 @@ class Evil:
         return EVIL if ids[0] % 2 else f" word{ids[0]}"
 
 
-def tiny(family, sample=8, **options):
+def tiny(family, sample=8, rows=3, length=9, **options):
     """A tiny model of a family, one batch, and the look at it."""
     from keyquery.proof.families import tiny_model
 
     model = tiny_model(family)
-    ids = torch.randint(3, 60, (3, 9), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(3, 60, (rows, length), generator=torch.Generator().manual_seed(1))
     ids[0, :3] = torch.tensor([4, 5, 6])
     options = {"name": f"tiny {family}", "tokenizer": Evil(), "directions": 2, **options}
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    return model, batch, kq.look(model, inputs=[batch], length=9, sample=sample, **options)
+    batch |= {"decoder_input_ids": ids} if family == "t5" else {}
+    return model, batch, kq.look(model, inputs=[batch], length=length, sample=sample, **options)
 
 
 def crowd(layers, heads, rank, tokens, rotary):

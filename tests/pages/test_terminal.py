@@ -1,24 +1,16 @@
 """Readings in the terminal: whatever their texts hold is shown as text."""
 
-import io
 import json
 
 import pytest
 import torch
-from rich.console import Console
 
 import keyquery as kq
-from keyquery.pages import terminal
 from keyquery.reading import Reading
 from tests.pages.kinds import READINGS, spoiled
 from tests.pages.kinds import reading as reading_of
+from tests.pages.readings import shown
 from tests.support.test_printable import HOSTILE
-
-
-def shown(reading, width=100):
-    out = io.StringIO()
-    terminal.show(reading, Console(file=out, width=width))
-    return out.getvalue()
 
 
 @pytest.mark.parametrize("name", READINGS)

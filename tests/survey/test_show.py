@@ -1,15 +1,12 @@
 """The page of a survey in a real browser: searching, links and curves; and names in the terminal."""
 
-import io
-
 import pytest
-from rich.console import Console
 
-from keyquery.pages import terminal
 from keyquery.pages.document import page
 from keyquery.survey.reading import Survey, answer
 from tests.conftest import CHROMIUM
 from tests.pages.kinds import survey, surveyed
+from tests.pages.readings import shown
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 
@@ -62,7 +59,6 @@ def test_a_survey_of_nothing_and_one_of_steps_alone_have_pages():
 def test_the_terminal_takes_names_for_names():
     rows = [surveyed("[/red]a", 0.2, "[/red]", 1), surveyed("[bold]b", 0.3, "[/red]", 2)]
     reading = Survey(models=rows, broken=[{"name": "[/x]", "source": "x", "why": "[link]"}], **answer(rows))
-    out = io.StringIO()
-    terminal.show(reading, Console(width=100, file=out))
+    text = shown(reading)
     for words in ("[/red]a", "[bold]b", "Could not read [/x]: [link]"):
-        assert words in out.getvalue()
+        assert words in text

@@ -7,13 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
-from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli
 from keyquery.instruments.look.compare import difference
-
-run = CliRunner().invoke
+from tests.processes import run
 
 
 def stack(layers=3, **options):
@@ -168,11 +165,9 @@ def test_command_line(tmp_path):
         tensors["blocks.1.attn.qkv.weight"][:8] += size
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors")
-    arguments = ["compare", str(tmp_path / "base"), str(tmp_path / "fine"), "--num-heads", "2"]
-    result = run(cli.app, [*arguments, "--json", str(tmp_path / "out.json")])
-    assert result.exit_code == 0, result.output
-    assert "fine compared with base" in result.output
-    assert "2 of 3 tensors read are identical" in result.output
+    output = run("compare", tmp_path / "base", tmp_path / "fine", "--num-heads", 2, "--json", tmp_path / "out.json")
+    assert "fine compared with base" in output
+    assert "2 of 3 tensors read are identical" in output
     rows = json.loads((tmp_path / "out.json").read_text())["changes"][0]["rows"]
     assert [bool(row["change"]) for row in rows] == [False, False, True, False, False, False]
-    assert max(map(len, result.output.splitlines())) <= 100
+    assert max(map(len, output.splitlines())) <= 100

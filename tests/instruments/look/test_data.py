@@ -3,10 +3,8 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli
 from keyquery.forms.parts import PARTS
 from keyquery.instruments.look.data import DIGITS, take
 from keyquery.layers import LanguageModel
@@ -14,7 +12,10 @@ from keyquery.listening import attention_maps, queries_and_keys
 from keyquery.listening.inputs import data
 from keyquery.listening.inputs.load import load_tokenizer
 from keyquery.listening.parts.on_data import SEQUENCES
+from keyquery.proof.families import tiny_model
 from tests.instruments.look.conftest import folder_with_tokenizer
+from tests.pages.readings import tiny
+from tests.processes import refusal
 
 TEXT = {"text": kq.models.TEXT}
 # Arguments, the error, and its words: checked without the model.
@@ -89,10 +90,7 @@ def test_the_command_line_checks_before_the_model_is_built(arguments, words, tmp
     monkeypatch.setattr(data, "load_model", lambda *_: pytest.fail("the model was built"))
     (tmp_path / "text.txt").write_text("some words of a text")
     kq.Reading().to_json(tmp_path / "other.json")
-    filled = [argument.format(dir=tmp_path, model=kq.models.DECODER) for argument in arguments]
-    result = CliRunner().invoke(cli.app, filled)
-    assert result.exit_code != 0
-    assert words in str(result.exception)
+    assert words in refusal(*(argument.format(dir=tmp_path, model=kq.models.DECODER) for argument in arguments))
 
 
 # On data
@@ -100,13 +98,16 @@ def test_the_command_line_checks_before_the_model_is_built(arguments, words, tmp
 NOISE = torch.randn(40, 6, 16, generator=torch.Generator().manual_seed(0))
 
 
+def assert_whole(head, parts=PARTS):
+    assert sum(head["on_data"][name] for name in (*parts, "interaction")) == pytest.approx(1)
+
+
 def test_on_data_an_encoder_has_no_position_share(encoder):
     path, text = encoder
     reading = kq.look(path, text=text)
     for head in reading.heads:
-        data = head["on_data"]
-        assert sum(data[name] for name in (*PARTS, "interaction")) == pytest.approx(1)
-        assert data["position"] == pytest.approx(0, abs=1e-9)
+        assert_whole(head)
+        assert head["on_data"]["position"] == pytest.approx(0, abs=1e-9)
     # Eight lines of nine words and one of eight: Σn²/Σn = 8.9. Nine lines are too few for means by position.
     facts = reading.provenance["data"]
     assert "9 sequences are too few for means by position, which need 32" in facts.pop("note")
@@ -167,7 +168,7 @@ def test_a_rotary_decoder_has_a_position_share_and_curves_over_offsets(decoder):
     path, text = decoder
     reading = kq.look(path, text=text, length=8)
     for head in reading.heads:
-        assert sum(head["on_data"][name] for name in (*PARTS, "interaction")) == pytest.approx(1)
+        assert_whole(head)
         assert head["on_data"]["position"] > 0
         assert head["raw"]["offsets"]["contents"][0] == pytest.approx(head["raw"]["symmetry"])
         assert head["raw"]["offsets"]["offset"][:3] == [0, -1, -2]
@@ -183,8 +184,7 @@ def test_an_encoder_and_decoder_runs_on_text(tmp_path):
     assert parts == {"self": True, "cross": False}  # contents of two sequences cannot be swapped
     for head in reading.heads:
         if head["kind"] == "cross":
-            names = ("pairwise", "popularity", "query_only", "position", "interaction")
-            assert sum(head["on_data"][name] for name in names) == pytest.approx(1)
+            assert_whole(head, ("pairwise", *PARTS[2:]))
             assert head["label"] in ("pairwise", "popularity", "position", "sink", "mixed", "undecided")
     assert any(head["on_data"] and head["on_data"]["position"] > 0 for head in reading.heads)
 
@@ -229,18 +229,6 @@ def test_inputs_are_not_cut_and_their_window_is_their_own_length(tokens):
 FAMILIES = ("bert", "albert", "gpt2", "llama", "bloom", "t5", "gptj")
 
 
-def looked(name, rows=3, length=9, **options):
-    pytest.importorskip("transformers")
-    from keyquery.proof.families import tiny_model
-
-    model = tiny_model(name)
-    ids = torch.randint(3, 60, (rows, length))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if name == "t5":
-        batch["decoder_input_ids"] = ids
-    return model, batch, kq.look(model, inputs=[batch], **options)
-
-
 def matrices(head, causal):
     """Sum of the parts (n, n), the most that rounding can have moved it, and the softmax over visible keys."""
     parts = [torch.tensor(head["scores"][part], dtype=torch.float64) for part in PARTS]
@@ -253,7 +241,7 @@ def matrices(head, causal):
 @pytest.mark.parametrize("name", FAMILIES)  # albert's layers share a block, which sees the tokens several times
 @pytest.mark.few(4)
 def test_the_softmax_of_the_sum_is_the_attention_of_the_model(name):
-    model, batch, reading = looked(name, sample=7)
+    model, batch, reading = tiny(name, sample=7)
     first = {key: value[:1, :7] for key, value in batch.items()}
     maps = list(attention_maps(model, first))
     if name == "t5":
@@ -275,7 +263,7 @@ def test_the_softmax_of_the_sum_is_the_attention_of_the_model(name):
 @pytest.mark.few(2)
 def test_parts_are_those_of_the_definition(name, rows):
     """Token by token, each vector rotated to its own place; means by position where there are enough sequences."""
-    model, batch, reading = looked(name, rows=rows, length=6, sample=6)
+    model, batch, reading = tiny(name, rows=rows, length=6, sample=6)
     heads = kq.read(model)
     layer = heads[1]
     each = [{k: v[row : row + 1] for k, v in batch.items()} for row in range(rows)]
@@ -309,19 +297,19 @@ def test_tokens_are_texts_with_a_tokenizer_and_numbers_without():
         def decode(self, ids):
             return "\ufffd" if ids[0] == 5 else "abcdefgh"[ids[0] % 8]
 
-    model, _, _ = looked("bert", rows=1)
+    model, heads = tiny_model("bert"), kq.read(tiny_model("bert"))
     batch = {"input_ids": torch.tensor([[3, 5, 6, 7]])}
-    assert take(model, [batch], kq.read(model), 3).facts == {"tokens": ["#3", "#5", "#6"]}
-    assert take(model, [batch], kq.read(model), 9, Letters()).facts["tokens"] == ["d", "#5", "g", "h"]
+    assert take(model, [batch], heads, 3).facts == {"tokens": ["#3", "#5", "#6"]}
+    assert take(model, [batch], heads, 9, Letters()).facts["tokens"] == ["d", "#5", "g", "h"]
     # The first sequence of at least two tokens, without padding.
     ids = torch.tensor([[9, 0, 0, 0], [0, 11, 12, 13]])
     mask = torch.tensor([[1, 0, 0, 0], [0, 1, 1, 1]])
     batches = [{"input_ids": ids, "attention_mask": mask}]
-    assert take(model, batches, kq.read(model), 24).facts["tokens"] == ["#11", "#12", "#13"]
+    assert take(model, batches, heads, 24).facts["tokens"] == ["#11", "#12", "#13"]
 
 
 def test_without_a_sample_or_token_ids_there_are_no_scores():
-    _, _, reading = looked("bert")
+    _, _, reading = tiny("bert", sample=0)
     assert reading.sample is None
     assert "scores" not in reading.heads[0]
     inputs = [{"query": torch.randn(2, 5, 8), "key": torch.randn(2, 5, 8), "value": torch.randn(2, 5, 8)}]
@@ -336,6 +324,6 @@ def test_without_a_sample_or_token_ids_there_are_no_scores():
 )
 @pytest.mark.few(2)
 def test_what_else_a_model_does_to_its_scores_is_said(name, words):
-    _, _, reading = looked(name, sample=9)
+    _, _, reading = tiny(name, sample=9)
     assert any(words in note for note in reading.sample["notes"])
-    assert "notes" not in looked("llama", sample=9)[2].sample
+    assert "notes" not in tiny("llama", sample=9)[2].sample

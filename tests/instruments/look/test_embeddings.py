@@ -6,15 +6,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli
 from keyquery.instruments.look.embeddings import Corpus, centred, level
 from tests.instruments.look.conftest import WORDS as TEXT
 from tests.pages.readings import data_of, measure_of
+from tests.processes import run
 
-run = CliRunner().invoke
 WORDS = 120
 
 
@@ -117,11 +115,10 @@ def test_look_sets_the_models_that_ship_beside_a_corpus(tmp_path):
     files = {name: tmp_path / f"heads.{name}" for name in ("json", "csv", "html")}
     options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
     model = str(kq.models.DECODER)
-    result = run(cli.app, ["look", model, "--corpus", str(kq.models.TEXT), "--layers", "0", *options])
-    assert result.exit_code == 0, result.output
-    assert "symmetric cosine" in result.output
-    assert "skew cosine" in result.output
-    assert re.search(r"0\.3 +[+-]0\.\d\d \(0\.\d\d\) +[+-]0\.\d\d \(0\.\d\d\) +\d+\.\d% \(", result.output)
+    output = run("look", model, "--corpus", kq.models.TEXT, "--layers", "0", *options)
+    assert "symmetric cosine" in output
+    assert "skew cosine" in output
+    assert re.search(r"0\.3 +[+-]0\.\d\d \(0\.\d\d\) +[+-]0\.\d\d \(0\.\d\d\) +\d+\.\d% \(", output)
     data = json.loads(files["json"].read_text())
     assert data["corpus"]["from"] == "text.txt"
     assert data["corpus"]["window"] == 5

@@ -9,12 +9,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli
-
-run = CliRunner().invoke
+from tests.cli.test_command import main  # noqa: F401
+from tests.processes import run
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +82,7 @@ def files(tmp_path_factory):
 def test_python_and_the_command_line_look_at_the_same_estimator(kind, files, tmp_path):
     path, written = files / f"{kind}.safetensors", tmp_path / "look.json"
     reading, estimator = kq.look(path), KINDS[kind].load(path)
-    done = run(cli.app, ["look", str(path), "--json", str(written), "--quiet"])
-    assert done.exit_code == 0, done.output
+    run("look", path, "--json", written, "--quiet")
     assert reading.model == kq.Reading.load(written).model
     assert reading.heads == kq.look(estimator).heads == kq.look(estimator.network_).heads
     assert reading.model["name"] == f"{kind}.safetensors"
@@ -111,12 +108,10 @@ def test_estimators_whose_weights_are_no_numbers_are_refused(kind, files, tmp_pa
 
 
 def test_command_line_shows_every_head(tmp_path):
-    files = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv"), "--force"]
     (tmp_path / "a.json").write_text("old")
-    result = run(cli.app, ["look", str(kq.models.DECODER), *files])
-    assert result.exit_code == 0, result.output
-    assert all(f"{layer}.{head} " in result.output for layer in range(4) for head in range(4))
-    assert max(map(len, result.output.splitlines())) <= 100
+    output = run("look", kq.models.DECODER, "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv", "--force")
+    assert all(f"{layer}.{head} " in output for layer in range(4) for head in range(4))
+    assert max(map(len, output.splitlines())) <= 100
     data = json.loads((tmp_path / "a.json").read_text())
     with open(tmp_path / "a.csv") as file:
         rows = list(csv.DictReader(file))
@@ -126,14 +121,12 @@ def test_command_line_shows_every_head(tmp_path):
 def test_command_line_on_data(decoder, tmp_path):
     path, text = decoder
     out = tmp_path / "out.json"
-    arguments = ["look", str(path), "--text", str(text), "--layers", "1", "--length", "8", "--json", str(out)]
-    result = run(cli.app, arguments)
-    assert result.exit_code == 0, result.output
-    assert "bars: shares of score variance" in result.output
-    assert "8-token windows" in result.output
-    assert "Labels: " in result.output
+    output = run("look", path, "--text", text, "--layers", "1", "--length", "8", "--json", out)
+    assert "bars: shares of score variance" in output
+    assert "8-token windows" in output
+    assert "Labels: " in output
     assert {head["layer"] for head in json.loads(out.read_text())["heads"]} == {1}
-    assert max(map(len, result.output.splitlines())) <= 100
+    assert max(map(len, output.splitlines())) <= 100
 
 
 BAD = {
@@ -149,20 +142,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence_and_exit_code_2(case, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_one_sentence_and_exit_code_2(case, main, tmp_path):  # noqa: F811
     (tmp_path / "old.json").write_text("old")
     (tmp_path / "bad.safetensors").write_bytes(b"nothing of the kind, and rather short too")
     save_file({"in_proj_weight": torch.randn(24, 8), "out_proj.weight": torch.eye(8)}, tmp_path / "bare.safetensors")
     kq.Reading().to_json(tmp_path / "other.json")
     before = sorted(path.name for path in tmp_path.iterdir())
     arguments, words = BAD[case]
-    monkeypatch.setattr("sys.argv", ["keyquery", *(a.format(dir=tmp_path) for a in arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    _, err = capsys.readouterr()
-    assert stopped.value.code == 2
-    assert words in err
-    assert len(err.splitlines()) == 1, err
+    code, err = main(*(argument.format(dir=tmp_path) for argument in arguments))
+    assert (code, words in err, err.count("\n")) == (2, True, 1), err
     assert (tmp_path / "old.json").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 

@@ -1,20 +1,13 @@
 """A monitored training in the terminal, as a figure and in the browser."""
 
-import io
-
 import pytest
-from rich.console import Console
 
-from keyquery.instruments.monitor.show import lines
 from tests.conftest import CHROMIUM
-from tests.pages.readings import monitored
+from tests.pages.readings import monitored, shown
 
 
 def test_every_head_of_the_table_can_be_recognised_in_80_columns():
-    console = Console(width=80, record=True, file=io.StringIO())
-    for line in lines(monitored()):
-        console.print(line)
-    text = console.export_text()
+    text = shown(monitored(), 80)
     for name in ("0.attention.0", "0.attention.1", "1.attention.0", "1.attention.1"):
         assert name in text
     assert "…" not in text.replace("blocks.…", "")

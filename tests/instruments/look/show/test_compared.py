@@ -4,37 +4,28 @@ import copy
 
 import pytest
 import torch
-from rich.console import Console
 
 import keyquery as kq
-from keyquery.pages import terminal
 from keyquery.pages.document import page
 from tests.instruments.look.test_compare import stack, tuned
-from tests.pages.readings import block_of, data_of, measure_of
-
-
-def printed(reading):
-    console = Console(width=100)
-    with console.capture() as captured:
-        terminal.show(reading, console)
-    return captured.get()
+from tests.pages.readings import block_of, data_of, measure_of, shown
 
 
 def test_the_terminal_shows_a_map_and_a_ranking():
     one = stack()
     both = kq.compare(one, tuned(one))
-    text = printed(both)
+    text = shown(both)
     lines = [line.split() for line in text.splitlines()]
     assert ["0", "········", "0"] in lines
     assert any(line[:2] == ["1", "····██··"] for line in lines)
     assert "1 of 12 heads differ" in text
     assert any(line and line[0] == "1.2" for line in lines)
     assert not any(line and line[0] == "0.0" for line in lines)
-    assert "No head differs" in printed(kq.compare(one, copy.deepcopy(one)))
+    assert "No head differs" in shown(kq.compare(one, copy.deepcopy(one)))
     other = copy.deepcopy(one)
     with torch.no_grad():
         other.blocks[2].attention_norm.weight.mul_(1.5)
-    assert "of the folded weights (only biases or norms differ)" in printed(kq.compare(one, other))
+    assert "of the folded weights (only biases or norms differ)" in shown(kq.compare(one, other))
     data, rows = data_of(page(both)), both.changes[0]["rows"]
     assert measure_of(data, "change")["values"] == pytest.approx([row["change"] for row in rows], rel=1e-4)
     same = len(both.changes[0]["tensors"]["same"])
@@ -46,7 +37,7 @@ def test_the_terminal_shows_a_map_and_a_ranking():
 def test_saved_looks_show_heads_whose_values_differ():
     one = stack()
     looks = [kq.look(model, name=name) for model, name in ((one, "base"), (tuned(one), "tuned"))]
-    text = printed(kq.compare(*looks))
+    text = shown(kq.compare(*looks))
     assert "The change of heads was not measured: the weights are not available." in text
     assert "11 of 12 heads have identical values and are not shown" in text
     assert "1.2 " in text
@@ -54,6 +45,6 @@ def test_saved_looks_show_heads_whose_values_differ():
 
 
 def test_models_of_different_shapes_are_shown_one_after_the_other():
-    text = printed(kq.compare(stack(3), stack(2)))
+    text = shown(kq.compare(stack(3), stack(2)))
     assert "The change of heads was not measured: 3 attention layers and 2." in text
     assert text.count("raw symmetry of layers, median:") == 2

@@ -1,17 +1,14 @@
 """A look at an encoder-decoder on data: cross-attention has a pairwise part instead of symmetric and skew."""
 
-import io
-
 import pytest
 import torch
-from rich.console import Console
 
 import keyquery as kq
 from keyquery.instruments.look.show.shares import BARS, bar_shares
 from keyquery.instruments.look.show.triangle import dots
-from keyquery.pages import terminal
 from keyquery.proof.families import tiny_model
 from tests.conftest import CHROMIUM
+from tests.pages.readings import shown
 
 CROSS = ("pairwise", "popularity", "query_only", "position")
 
@@ -25,9 +22,7 @@ def look():
 
 
 def test_the_terminal_has_a_bar_and_a_legend_of_its_own(look):
-    out = io.StringIO()
-    terminal.show(look, Console(file=out, width=120))
-    text = out.getvalue()
+    text = shown(look, 120)
     assert "▚ pairwise" in text
     rows = [line for line in text.splitlines() if "cross" in line]
     assert len(rows) == 8

@@ -8,16 +8,13 @@ from html import unescape
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli
 from keyquery.forms.parts import PARTS
 from keyquery.pages.colours import DARK, LIGHT
 from keyquery.pages.document import ASSETS, page
 from tests.pages.readings import EVIL, block_of, crowd, data_of, measure_of, tiny, unpacked
-
-run = CliRunner().invoke
+from tests.processes import run
 
 
 @pytest.fixture(scope="module")
@@ -142,14 +139,12 @@ def test_colours_of_the_parts_are_the_same_everywhere():
 def test_look_and_compare_write_page_and_picture(tmp_path):
     files = {name: tmp_path / f"look.{name}" for name in ("html", "json", "svg")}
     options = ["-q", "--html", files["html"], "--picture", files["svg"], "--json", files["json"], "--tokens", "600"]
-    told = run(cli.app, ["look", *map(str, [kq.models.DECODER, "--text", kq.models.TEXT, "--no-cost", *options])])
-    assert (told.exit_code, told.output) == (0, "")
+    assert run("look", kq.models.DECODER, "--text", kq.models.TEXT, "--no-cost", *options) == ""
     assert files["html"].read_text() == page(kq.Reading.load(files["json"]))
     assert files["svg"].read_text().startswith("<svg")
     model = data_of(files["html"].read_text())["tabs"][0]
     assert len(model["tokens"]) == 24
     assert len(chart(model, 0, "directions")["rows"]) == 4
     both = tmp_path / "both.html"
-    compared = ["compare", *map(str, [files["json"], files["json"], "-q", "--html", both])]
-    assert run(cli.app, compared).exit_code == 0
+    run("compare", files["json"], files["json"], "-q", "--html", both)
     assert len(data_of(both.read_text())["tabs"]) == 3  # what differs, and each model

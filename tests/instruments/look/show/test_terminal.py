@@ -11,15 +11,8 @@ from rich.console import Console
 import keyquery as kq
 from keyquery.instruments.look.show.shares import bar_shares, window
 from keyquery.instruments.look.show.terminal import MARKS, Bar
-from keyquery.pages import terminal
 from tests.instruments.look.show.test_triangle import look
-from tests.pages.readings import crowd
-
-
-def shown(reading, width=100):
-    out = io.StringIO()
-    terminal.show(reading, Console(file=out, width=width))
-    return out.getvalue()
+from tests.pages.readings import crowd, shown
 
 
 @pytest.mark.parametrize(("width", "letters"), [(100, 24), (20, 20)])
