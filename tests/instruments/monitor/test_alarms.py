@@ -37,10 +37,7 @@ def test_other_alarms(rule, columns):
     assert check(dtype="float16", **FOUR) == []
 
 
-def test_overflow_is_that_of_the_dtype():
+def test_overflow_is_that_of_the_dtype_and_thresholds_are_positive():
     assert check(dtype="bfloat16", **FOUR, unscaled=[[1.0, 4e4]] * 4) == []
-
-
-def test_thresholds_are_positive():
     with pytest.raises(ValueError, match="limit must be above 0, got -1"):
         Rules(limit=-1)

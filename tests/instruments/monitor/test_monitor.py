@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery.cli import app
-from keyquery.layers import LanguageModel, Shape
 from keyquery.proof.families import tiny_model
+from tests.instruments.monitor.models import language_model, monitored
+from tests.processes import run
 
 transformers = pytest.importorskip("transformers")
 
@@ -35,9 +34,9 @@ class Torch(torch.nn.Module):
 
 
 def make(kind):
-    torch.manual_seed(0)
     if kind == "kq":
-        return LanguageModel(Shape(60, 32, 2, 4, 32, True, "general", rope=True, dropout=0.1))
+        return language_model(dropout=0.1)
+    torch.manual_seed(0)
     if kind == "torch":
         return Torch()
     model = transformers.LlamaForCausalLM(tiny_model("llama").config)
@@ -64,7 +63,7 @@ def train(model, monitor=None, steps=5, first=0):
 @pytest.mark.parametrize("kind", ["kq", "torch", "sdpa", "eager"])
 def test_training_is_bit_identical(kind):
     plain, watched = make(kind), make(kind)
-    monitor = kq.Monitor(watched, every=2, structure=2, strict=True, on_alarm=lambda alarm: None)
+    monitor = monitored(watched, every=2, structure=2)
     assert torch.equal(train(plain), train(watched, monitor))
     reading = monitor.reading()
     assert reading.steps == [0, 2, 4]
@@ -118,10 +117,10 @@ def test_compiled_models_stay_compiled(how):
 
 def test_a_run_is_resumed_and_watched_from_its_file(tmp_path):
     model = make("kq")
-    monitor = kq.Monitor(model, every=2, folder=tmp_path, on_alarm=lambda alarm: None)
+    monitor = monitored(model, every=2, folder=tmp_path)
     train(model, monitor, steps=6)
     monitor.close()
-    again = kq.Monitor(model, every=2, folder=tmp_path, on_alarm=lambda alarm: None)
+    again = monitored(model, every=2, folder=tmp_path)
     again.resume(4)  # a checkpoint of step 4
     train(model, again, steps=3, first=4)
     assert again.reading().steps == [0, 2, 4, 6]
@@ -129,15 +128,14 @@ def test_a_run_is_resumed_and_watched_from_its_file(tmp_path):
     with (tmp_path / "monitor.jsonl").open("a") as file:
         file.write('{"step": 8, "val')  # killed while writing
     out = tmp_path / "monitor.json"
-    done = CliRunner().invoke(app, ["monitor", str(tmp_path), "--json", str(out), "--html", str(tmp_path / "a.html")])
-    assert done.exit_code == 0, done.output
+    run("monitor", tmp_path, "--json", out, "--html", tmp_path / "a.html")
     assert json.loads(out.read_text())["steps"] == [0, 2, 4, 6]
     assert "<!doctype html>" in (tmp_path / "a.html").read_text()[:20]
 
 
 def test_a_run_is_followed_while_it_trains_and_beyond_nan(tmp_path, monkeypatch):
     model = make("kq")
-    monitor = kq.Monitor(model, every=1, folder=tmp_path, on_alarm=lambda alarm: None)
+    monitor = monitored(model, folder=tmp_path)
     looks = []  # the first is for the first record
 
     def train_on(seconds):
@@ -150,10 +148,9 @@ def test_a_run_is_followed_while_it_trains_and_beyond_nan(tmp_path, monkeypatch)
         train(model, monitor, steps=1, first=len(looks) - 1)
 
     monkeypatch.setattr("time.sleep", train_on)
-    done = CliRunner().invoke(app, ["monitor", str(tmp_path), "--follow", "--seconds", "7"])
-    assert done.exit_code == 0, done.output
+    output = run("monitor", tmp_path, "--follow", "--seconds", "7")
     assert looks == [7.0] * 4
-    first, *rest = [line for line in done.output.splitlines() if line.startswith("step ")]
+    first, *rest = [line for line in output.splitlines() if line.startswith("step ")]
     assert re.match(r"step 1: largest logit \d", first)
     assert rest[0] == "step 2: largest logit nan"
     assert any("NaN or infinite" in line for line in rest)
@@ -161,7 +158,7 @@ def test_a_run_is_followed_while_it_trains_and_beyond_nan(tmp_path, monkeypatch)
 
 def test_trainer_callback(tmp_path):
     model = make("sdpa")
-    monitor = kq.Monitor(model, every=2, strict=True, on_alarm=lambda alarm: None)
+    monitor = monitored(model, every=2)
     ids = torch.randint(60, (8, 12))
     rows = [{"input_ids": row, "labels": row} for row in ids]
     options = {"max_steps": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1}
@@ -183,7 +180,7 @@ def test_trainer_callback(tmp_path):
 
 def test_a_loss_above_its_lowest_raises_an_alarm():
     model, raised = make("kq"), []
-    monitor = kq.Monitor(model, every=2, strict=True, on_alarm=raised.append)
+    monitor = monitored(model, every=2, on_alarm=raised.append)
     losses = [3.0, 2.0, 2.2, 2.1, 2.2, 2.3, 2.24, float("nan"), 1.0]
     for step, loss in enumerate(losses):
         model(torch.randint(60, (2, 6)))
@@ -222,7 +219,7 @@ def test_bad_input_is_one_sentence():
 
 def test_a_monitor_that_is_dropped_leaves_the_model():
     model, records = make("kq"), []
-    monitor = kq.Monitor(model, every=1, on_alarm=lambda alarm: None)
+    monitor = monitored(model)
     train(model, monitor, steps=1)
     monitor.recorder.add = lambda *args: records.append(args)
     train(model, monitor, steps=1)

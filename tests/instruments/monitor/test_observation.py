@@ -8,46 +8,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import keyquery as kq
-from keyquery.layers import LanguageModel, Shape
 from keyquery.listening.tokens import Run
 from keyquery.proof.families import tiny_model
+from tests.instruments.monitor.models import language_model, monitored
+from tests.instruments.plain import GPT
 
 pytest.importorskip("transformers")
 
 LOGITS = ("largest", "smallest", "entropy", "relative_entropy", "sink", "input_norm")
-
-
-class Block(nn.Module):
-    """Attention of 2 heads, written into a block."""
-
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out, self.norm = nn.Linear(8, 24), nn.Linear(8, 8), nn.LayerNorm(8)
-
-    def forward(self, x, mask):
-        query, key, value = (side.unflatten(-1, (2, 4)).transpose(1, 2) for side in self.qkv(self.norm(x)).chunk(3, -1))
-        out = functional.scaled_dot_product_attention(query, key, value, mask)
-        return x + self.out(out.transpose(1, 2).flatten(2))
-
-
-class Gpt(nn.Module):
-    """A language model of one's own: no config, no class that is called attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.blocks = nn.Embedding(60, 8), nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, ids, attention_mask=None):
-        x, n = self.tokens(ids), ids.shape[1]
-        mask = torch.ones(n, n, dtype=torch.bool).tril()[None, None]
-        mask = mask if attention_mask is None else mask & attention_mask.bool()[:, None, None]
-        for block in self.blocks:
-            x = block(x, mask | torch.eye(n, dtype=torch.bool))
-        return x @ self.tokens.weight.mT
 
 
 class Encoder(nn.Module):
@@ -65,21 +36,11 @@ class Encoder(nn.Module):
 
 BERT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 MODELS = {
-    "gpt": Gpt,
     "encoder": Encoder,
     "llama": lambda: tiny_model("llama"),
     "bert": lambda: tiny_model("bert", **BERT),
-    "kq": lambda: LanguageModel(Shape(60, 32, 2, 4, 32, True, "general", rope=True)),
+    "kq": language_model,
 }
-
-
-def made(kind):
-    torch.manual_seed(0)
-    return MODELS[kind]().train()
-
-
-def monitored(model, **options):
-    return kq.Monitor(model, every=1, strict=True, on_alarm=lambda alarm: None, **options)
 
 
 def traces(model):
@@ -96,7 +57,7 @@ def traces(model):
 @pytest.mark.parametrize("kind", MODELS)
 def test_padding_does_not_count(kind):
     ids = torch.randint(60, (3, 7), generator=torch.Generator().manual_seed(0))
-    lengths, model = (7, 4, 2), made(kind)
+    lengths, model = (7, 4, 2), MODELS[kind]().train()
     curves = {}
     for side in ("alone", "right", "left"):
         monitor = monitored(model)
@@ -165,24 +126,24 @@ def test_activation_checkpointing():
 
 
 def test_an_error_while_listening_does_not_reach_the_model(monkeypatch):
-    model, ids = made("gpt"), torch.randint(60, (2, 6))
-    expected = model(ids)
+    model, ids = GPT().train(), torch.randint(60, (2, 6))
+    expected, _ = model(ids)
     monitor = kq.Monitor(model, every=1)
     monkeypatch.setattr(Run, "tokens", lambda *args: 1 / 0)
     with pytest.warns(RuntimeWarning, match="training goes on: division by zero"):
-        assert torch.equal(model(ids), expected)
+        assert torch.equal(model(ids)[0], expected)
     monitor.step()
     assert traces(model) == []
 
 
 def test_an_interrupted_forward_is_no_record():
-    model, ids = made("gpt"), torch.randint(60, (2, 6))
+    model, ids = GPT().train(), torch.randint(60, (2, 6))
     monitor = monitored(model)
 
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    hook = model.blocks[1].register_forward_hook(interrupt)
+    hook = model.h[1].register_forward_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
         model(10 * ids % 60)
     hook.remove()
@@ -193,17 +154,17 @@ def test_an_interrupted_forward_is_no_record():
         monitor.clip()
     with kq.listen(model) as calls:
         model(ids)
-    largest = calls[0].scores().masked_fill(~calls[0].mask, -torch.inf).amax((0, 2, 3))
-    assert [curve[0] for curve in monitor.reading().curves["largest"]][:2] == pytest.approx(largest.tolist(), rel=1e-5)
+    largest = calls[0].scores().amax((0, 2, 3))
+    assert [curve[0] for curve in monitor.reading().curves["largest"]][:4] == pytest.approx(largest.tolist(), rel=1e-5)
 
 
 def test_copies_and_other_monitors_are_independent():
-    model, ids = made("gpt"), torch.randint(60, (2, 6))
+    model, ids = GPT().train(), torch.randint(60, (2, 6))
     first, second = monitored(model), monitored(model)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         with torch.no_grad():
-            other.tokens.weight.mul_(10)
-        assert not torch.equal(other(ids), model(ids))
+            other.wte.weight.mul_(10)
+        assert not torch.equal(other(ids)[0], model(ids)[0])
     first.close()
     model(ids)
     second.step()
@@ -213,8 +174,8 @@ def test_copies_and_other_monitors_are_independent():
 
 
 def test_a_forward_that_is_not_seen_is_said_once():
-    monitor = kq.Monitor(made("gpt"), every=1)
-    with pytest.warns(RuntimeWarning, match="the monitor saw no forward of Gpt in training mode before step 0"):
+    monitor = kq.Monitor(GPT(), every=1)
+    with pytest.warns(RuntimeWarning, match="the monitor saw no forward of GPT in training mode before step 0"):
         monitor.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -7,6 +7,7 @@ import torch
 
 import keyquery as kq
 from keyquery.instruments.monitor.alarms import Rules
+from tests.instruments.monitor.models import monitored
 
 
 def decoder(heads=2, depth=1):
@@ -26,21 +27,17 @@ def train(model, steps, optimiser=None, rate=0.0, after=None):
             after()
 
 
-def quiet(alarm):
-    """No line per alarm."""
-
-
 def steps_of(path):
     return [line["step"] for line in map(json.loads, path.read_text().splitlines()[1:]) if "values" in line]
 
 
 def test_an_earlier_run_in_the_folder_is_put_aside(tmp_path):
     model = decoder()
-    with kq.Monitor(model, every=1, folder=tmp_path, on_alarm=quiet):
+    with monitored(model, folder=tmp_path):
         train(model, 4)
     with (
         pytest.warns(RuntimeWarning, match=r"has a run up to step 3, now renamed to monitor.1.jsonl"),
-        kq.Monitor(model, every=1, folder=tmp_path, on_alarm=quiet) as monitor,
+        monitored(model, folder=tmp_path) as monitor,
     ):
         train(model, 2)
     assert monitor.reading().steps == [0, 1]
@@ -50,7 +47,7 @@ def test_an_earlier_run_in_the_folder_is_put_aside(tmp_path):
 
 def test_a_folder_of_another_model_is_refused(tmp_path):
     model = decoder()
-    with kq.Monitor(model, every=1, folder=tmp_path, on_alarm=quiet):
+    with monitored(model, folder=tmp_path):
         train(model, 1)
     with pytest.raises(ValueError, match="has records of another model"):
         kq.Monitor(decoder(heads=4, depth=2), folder=tmp_path)
@@ -60,10 +57,10 @@ def test_alarms_that_were_raised_before_a_restart_are_not_raised_again(tmp_path)
     model, raised = decoder(), []
     other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.0)  # of other weights: its steps do not count
     rules = Rules(limit=1e-6, dead=False, rank=False)
-    with kq.Monitor(model, every=1, rules=rules, folder=tmp_path, on_alarm=quiet) as first:
+    with monitored(model, rules=rules, folder=tmp_path) as first:
         train(model, 2, after=other.step)
     assert len(first.reading().alarms) == 1
-    second = kq.Monitor(model, every=1, rules=rules, folder=tmp_path, on_alarm=raised.append)
+    second = monitored(model, rules=rules, folder=tmp_path, on_alarm=raised.append)
     second.resume(2)
     with second:
         train(model, 2)  # another optimiser takes over
@@ -80,7 +77,7 @@ def test_a_failing_on_alarm_loses_no_record(tmp_path):
     rules = Rules(limit=1e-6, dead=False, rank=False)
     with (
         pytest.warns(RuntimeWarning, match="no network"),
-        kq.Monitor(model, every=1, rules=rules, folder=tmp_path, on_alarm=fails) as monitor,
+        monitored(model, rules=rules, folder=tmp_path, strict=False, on_alarm=fails) as monitor,
     ):
         train(model, 4)
     assert steps_of(tmp_path / "monitor.jsonl") == monitor.reading().steps == [0, 1, 2, 3]
@@ -90,7 +87,7 @@ def test_a_failing_on_alarm_loses_no_record(tmp_path):
 def test_cross_attention_to_other_widths_is_recorded_without_its_weights():
     layer = torch.nn.MultiheadAttention(16, 2, kdim=12, vdim=12, batch_first=True)
     query, key = torch.randn(2, 5, 16), torch.randn(2, 7, 12)
-    monitor = kq.Monitor(layer, every=1, strict=True, on_alarm=quiet)
+    monitor = monitored(layer)
     layer(query, key, key, need_weights=False)
     monitor.step()
     monitor.close()

@@ -6,12 +6,12 @@ import torch
 
 import keyquery as kq
 from keyquery.instruments.monitor.structure import SHARES, effective_ranks
-from keyquery.layers import LanguageModel, Shape
 from keyquery.listening.inputs.batches import read_lines, text_batches
 from keyquery.listening.inputs.load import load_model
 from keyquery.listening.parts.on_data import score_variances
 from keyquery.listening.parts.shares import score_shares
 from keyquery.proof.families import tiny_model
+from tests.instruments.monitor.models import language_model, monitored
 
 NO_DROPOUT = {"t5": {"dropout_rate": 0.0}}
 
@@ -20,7 +20,7 @@ def recorded(model, *batches):
     """What a monitor shows of forwards of one step."""
     for module in model.modules():
         module.p = 0.0  # of dropout
-    monitor = kq.Monitor(model.train(), every=1, strict=True, on_alarm=lambda alarm: None)
+    monitor = monitored(model.train())
     for batch in batches:
         model(**batch)
     monitor.step()
@@ -29,10 +29,7 @@ def recorded(model, *batches):
 
 @pytest.mark.parametrize("kind", ["kq", "llama", "gpt2", "bert", "t5", "gptj"])
 def test_shares_are_those_of_the_variance_of_scores(kind):
-    rows = 32
-    torch.manual_seed(0)
-    shape = Shape(60, 32, 2, 4, 16, True, "general", rope=True)
-    model = LanguageModel(shape) if kind == "kq" else tiny_model(kind, **NO_DROPOUT.get(kind, {}))
+    rows, model = 32, language_model() if kind == "kq" else tiny_model(kind, **NO_DROPOUT.get(kind, {}))
     ids, real = torch.randint(3, 60, (rows, 9)), torch.ones(rows, 9, dtype=torch.long)
     real[1, 6:] = 0
     batch = {"input_ids": ids, "attention_mask": real}

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-import keyquery as kq
-from keyquery.layers import LanguageModel, Shape
+from keyquery.layers import LanguageModel
 from keyquery.proof.families import tiny_model
+from tests.instruments.monitor.models import language_model, monitored
 
 SETUPS = [("ddp", "general"), ("fsdp", "general"), ("fsdp", "symmetric"), ("fsdp", "llama")]
 METRICS = ("largest", "smallest", "entropy", "sink", "sigma", "bound", "effective_rank")
 
 
 def make(kind):
-    torch.manual_seed(0)
     if kind != "llama":
-        return LanguageModel(Shape(60, 32, 2, 4, 32, True, kind, rope=True))
+        return language_model(kind)
     import transformers
 
+    torch.manual_seed(0)
     return transformers.LlamaForCausalLM(tiny_model("llama").config)
 
 
@@ -38,7 +38,7 @@ def wrapped(model, how):
 def train(model, ids, watched, tau=None):
     """Two steps on ids (steps, batch, n); weights, and the reading if watched."""
     optimiser = torch.optim.AdamW(model.train().parameters(), lr=1e-2)
-    monitor = kq.Monitor(model, every=1, structure=1, strict=True, on_alarm=lambda alarm: None) if watched else None
+    monitor = monitored(model, structure=1) if watched else None
     for batch in ids:
         out = model(batch)
         getattr(out, "logits", out).float().square().mean().backward()
@@ -127,9 +127,7 @@ def test_lightning(package, tmp_path):
 
     def fit(epochs, watched, checkpoint=None, tau=None):
         module = Module()
-        monitor = None
-        if watched:
-            monitor = kq.Monitor(module.net, every=2, strict=True, folder=tmp_path, on_alarm=lambda alarm: None)
+        monitor = monitored(module.net, every=2, folder=tmp_path) if watched else None
         trainer = lightning.Trainer(
             max_epochs=epochs, accelerator="cpu", accumulate_grad_batches=2, default_root_dir=tmp_path,
             callbacks=[monitor.lightning(tau)] if watched else [], logger=False, enable_progress_bar=False,
