@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 import keyquery as kq
 from keyquery import cli
 from keyquery.cli import commands
-from tests.processes import keyquery
+from tests.processes import keyquery, run
 
-run = CliRunner().invoke
+invoke = CliRunner().invoke
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_what_needs_no_model_imports_no_torch(option):
 
 
 def test_help_lists_every_command_by_group_with_its_own_first_sentence():
-    said = "".join(run(cli.app, ["--help"]).output.split())  # which breaks words at hyphens, too
+    said = "".join(run("--help").split())  # which breaks words at hyphens, too
     position = 0
     for group, members in commands.GROUPS.items():
         position = said.index("".join(f"{group}:".split()), position)
@@ -115,8 +115,8 @@ def test_commands_of_other_packages_are_listed_and_run(monkeypatch):
     monkeypatch.setattr(commands, "plugins", lambda: {"outside": lambda: app})
     cli_app = typer.Typer(cls=commands.Commands, rich_markup_mode=None)
     cli_app.callback()(lambda: None)
-    assert "outside" in run(cli_app, ["--help"]).output
-    assert run(cli_app, ["outside", "hello"]).output == "hello from outside\n"
+    assert "outside" in invoke(cli_app, ["--help"]).output
+    assert invoke(cli_app, ["outside", "hello"]).output == "hello from outside\n"
     commands.load.cache_clear()
 
 
@@ -155,10 +155,9 @@ def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path, blocks):
     for path in paths:
         path.parent.mkdir(parents=True)
         path.write_bytes(blocks.read_bytes())
-    result = run(cli.app, ["compare", *map(str, paths), "--num-heads", "2"])
-    assert result.exit_code == 0, result.output
-    assert "step1/model/blocks.safetensors" in result.output
-    assert "step2/model/blocks.safetensors" in result.output
+    output = run("compare", *paths, "--num-heads", "2")
+    assert "step1/model/blocks.safetensors" in output
+    assert "step2/model/blocks.safetensors" in output
 
 
 def test_directions_are_shown(tmp_path):
@@ -167,17 +166,16 @@ def test_directions_are_shown(tmp_path):
     words = {"tab\there": 0, "\x1b[31mred": 1, "[bold]": 2, **{f"a rather long word {i}": i for i in range(3, 40)}}
     (tmp_path / "vocab.json").write_text(json.dumps(words))
     out = tmp_path / "out.json"
-    arguments = ["look", str(tmp_path / "m.safetensors"), "--num-heads", "2", "--directions", "2", "--json", str(out)]
-    result = run(cli.app, arguments)
-    assert result.exit_code == 0, result.output
-    lines = result.output.splitlines()
+    arguments = ["look", tmp_path / "m.safetensors", "--num-heads", "2", "--directions", "2", "--json", out]
+    output = run(*arguments)
+    lines = output.splitlines()
     assert max(map(len, lines)) <= 100
-    assert "\x1b[31m" not in result.output
+    assert "\x1b[31m" not in output
     table = lines[next(i for i, line in enumerate(lines) if "query → key" in line) + 1 :][:8]
     assert [line[:4] for line in table[::2]] == ["0.0 ", "0.1 ", "1.0 ", "1.1 "]
     leading = json.loads(out.read_text())["heads"][0]["objects"][0]["tokens"][0]
     assert leading[:12].isprintable() is False or leading[:12] in table[0]
-    assert "query → key" not in run(cli.app, arguments[:4]).output
+    assert "query → key" not in run(*arguments[:4])
 
 
 FUSED = "blocks.{layer}.attn.qkv.weight"
@@ -202,33 +200,29 @@ def test_wrong_options_are_one_sentence(options, blocks, main):
 def test_dial_says_what_is_lost_and_writes_it(tmp_path):
     text, out = tmp_path / "text.txt", tmp_path / "out.json"
     text.write_text("It was a long time before she spoke. He looked at her and said nothing at all.\n" * 3)
-    plain = run(cli.app, ["dial", "--text", str(text), "--means", "global", "--samples", "0"])
-    assert plain.exit_code == 0
-    assert "change +0.000" in plain.output
-    options = ["--popularity", "0", "--heads", "2.*", "--json", str(out), "--means", "global", "--samples", "1"]
-    turned = run(cli.app, ["dial", "--text", str(text), *options])
-    assert "decoder: popularity × 0 in heads 2.*" in turned.output
-    assert "after" in turned.output
+    assert "change +0.000" in run("dial", "--text", text, "--means", "global", "--samples", "0")
+    options = ["--popularity", "0", "--heads", "2.*", "--json", out, "--means", "global", "--samples", "1"]
+    output = run("dial", "--text", text, *options)
+    assert "decoder: popularity × 0 in heads 2.*" in output
+    assert "after" in output
     assert kq.Reading.load(out).change > 0
 
 
 def test_ablate_says_which_parts_matter(tmp_path):
     page, table = tmp_path / "page.html", tmp_path / "rows.csv"
-    files = ["--html", str(page), "--csv", str(table)]
-    done = run(cli.app, ["ablate", "--heads", "3.*", "--tokens", "200", "--length", "40", "--means", "global", *files])
-    assert done.exit_code == 0, done.output
-    assert "estimates against measurements of 12 cells: rank correlation" in done.output
-    assert "popularity" in done.output
+    words = ["ablate", "--heads", "3.*", "--tokens", "200", "--length", "40", "--means", "global"]
+    output = run(*words, "--html", page, "--csv", table)
+    assert "estimates against measurements of 12 cells: rank correlation" in output
+    assert "popularity" in output
     assert len(table.read_text().splitlines()) == 1 + 4 * 3
     assert '"off.popularity"' in page.read_text()
 
 
 def test_ablate_estimates_directions_and_keys(tmp_path):
     table = tmp_path / "rows.csv"
-    options = ["--heads", "2.2", "--changes", "skew directions 2, keys 4", "--measure", "none", "--csv", str(table)]
-    done = run(cli.app, ["ablate", *options, "--tokens", "200", "--length", "40"])
-    assert done.exit_code == 0, done.output
-    assert "~: estimated, not measured (3 of 3)." in done.output
+    options = ["--heads", "2.2", "--changes", "skew directions 2, keys 4", "--measure", "none", "--csv", table]
+    output = run("ablate", *options, "--tokens", "200", "--length", "40")
+    assert "~: estimated, not measured (3 of 3)." in output
     assert table.read_text().splitlines()[0].startswith("layer,head,part,direction,value,share,change")
     assert "keys 4" in table.read_text()
 

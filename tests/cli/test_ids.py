@@ -4,12 +4,11 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli
 from keyquery.listening.inputs.batches import read_ids
 from tests.cli.test_command import main  # noqa: F401
+from tests.processes import run
 
 
 @pytest.fixture
@@ -24,12 +23,6 @@ def ids(tmp_path):
 
 def sequences(path):
     return [list(map(int, line.split())) for line in path.read_text().splitlines() if line]
-
-
-def run(*words):
-    done = CliRunner().invoke(cli.app, list(map(str, words)))
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def test_a_look_on_ids_is_that_of_the_same_inputs(ids, tmp_path):

@@ -5,12 +5,11 @@ import re
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery import cli
 from tests.learn.rerank.groups import curves
 from tests.pages.readings import block_of, data_of
+from tests.processes import refusal, run
 
 NETWORK = ["--anchors", "8", "--width", "8", "--steps", "2"]
 
@@ -24,11 +23,8 @@ def files(tmp_path):
     return tmp_path
 
 
-def run(folder, *options, code=0):
-    arguments = [str(folder / "queries.npy"), str(folder / "database.npy"), *map(str, options)]
-    done = CliRunner().invoke(cli.app, ["rerank", *arguments])
-    assert (done.exit_code == 0) == (code == 0), done.output
-    return str(done.exception) if code else done.output
+def rerank(folder, *options, end=run):
+    return end("rerank", folder / "queries.npy", folder / "database.npy", *options)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +38,7 @@ def run(folder, *options, code=0):
 )
 def test_lists_of_methods_are_written(files, name, model):
     options = ["--method", name, "--top", 40, "--out", files / "a.npy", "--scores", files / "s.npy", "--most", 4]
-    said = run(files, *options, *(["--anchors", 8] if name == "affinity" else []))
+    said = rerank(files, *options, *(["--anchors", 8] if name == "affinity" else []))
     queries, database = (np.load(files / f"{part}.npy") for part in ("queries", "database"))
     order, scores = model.rerank(queries, database, top=40)
     assert np.array_equal(np.load(files / "a.npy"), order)
@@ -53,11 +49,13 @@ def test_lists_of_methods_are_written(files, name, model):
 
 def test_a_reranker_is_learned_saved_and_used_again(files):
     learn = ["--fit", files / "features.npy", "--labels", files / "labels.npy", "--save", files / "m.safetensors"]
-    run(files, *learn, *NETWORK, "--top", 30, "--out", files / "a.json", "-q")
-    run(files, "--model", files / "m.safetensors", "--top", 30, "--out", files / "b.json", "-q")
+    rerank(files, *learn, *NETWORK, "--top", 30, "--out", files / "a.json", "-q")
+    rerank(files, "--model", files / "m.safetensors", "--top", 30, "--out", files / "b.json", "-q")
     lists = [json.loads((files / name).read_text()) for name in ("a.json", "b.json")]
     assert lists[0] == lists[1]
     assert np.shape(lists[0]) == (3, 30)
+    rerank(files, "--method", "reciprocal", "--out", files / "a.npy", "-q")  # as many as there are
+    assert np.load(files / "a.npy").shape == (3, 141)
     model = kq.Reranker.load(files / "m.safetensors", device="cpu")
     assert (model.anchors, model.width, model.steps, model.random_state) == (8, 8, 2, 0)
 
@@ -69,7 +67,7 @@ def test_a_first_round_of_ones_own_and_images(files):
     np.savez(files / "images.npz", images=images)
     options = ["--lists", files / "lists.npy", "--method", "expansion", "--out", files / "a.npy", "--top", 20]
     shown = ["--images", files / "images.npz", "--html", files / "a.html", "--json", files / "a.json"]
-    run(files, *options, *shown, "--csv", files / "a.csv", "--picture", files / "a.svg", "-q")
+    rerank(files, *options, *shown, "--csv", files / "a.csv", "--picture", files / "a.svg", "-q")
     found = np.load(files / "a.npy")
     assert np.array_equal(found[:, 20:], lists[:, 20:])
     assert np.array_equal(np.sort(found[:, :20]), np.sort(lists[:, :20]))
@@ -78,11 +76,6 @@ def test_a_first_round_of_ones_own_and_images(files):
     assert set(block_of(data_of((files / "a.html").read_text()), "ranking")["pictures"]) == shown
     assert reading.queries[1]["after"] == found[1, :10].tolist()
     assert (files / "a.csv").read_text().startswith("query,query_name,item")
-
-
-def test_top_is_no_more_than_there_is(files):
-    run(files, "--method", "reciprocal", "--out", files / "a.npy", "-q")
-    assert np.load(files / "a.npy").shape == (3, 141)
 
 
 def test_what_does_not_fit_is_told_and_nothing_is_written(files):
@@ -97,6 +90,8 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(files):
         (["--method", "afinity"], "--method must be one of .* did you mean 'affinity'"),
         (["--fit", files / "features.npy"], "--fit and --labels go together"),
         (["--method", "affinity", "--save", files / "m"], "--save requires --fit"),
+        (["--method", "reciprocal", "--anchors", 8], "--anchors requires --fit or --method affinity"),
+        (["--method", "affinity", "--anchors", 8, "--steps", 400], "--steps requires --fit"),
         (
             ["--method", "affinity", "--anchors", 512],
             "anchors is 512, but lists have 141 candidates: use at most 142 anchors",
@@ -116,7 +111,7 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(files):
         ),
     ]
     for options, said in cases:
-        assert re.search(said, run(files, *options, *out, code=2))
+        assert re.search(said, rerank(files, *options, *out, end=refusal))
     for name in ("two.npz", "number.npy", "text.npy"):
         (files / name).unlink()
     assert sorted(files.iterdir()) == before
@@ -125,17 +120,8 @@ def test_what_does_not_fit_is_told_and_nothing_is_written(files):
 def test_nothing_is_learned_that_could_not_be_used(files, monkeypatch):
     monkeypatch.setattr(kq.Reranker, "fit", None)  # would fail in another way if it were called
     learn = ["--fit", files / "features.npy", "--labels", files / "labels.npy", "-q"]
-    assert "anchors is 50, but lists have 9 candidates" in run(files, *learn, "--anchors", 50, "--top", 9, code=2)
+    assert "anchors is 50, but lists have 9 candidates" in rerank(
+        files, *learn, "--anchors", 50, "--top", 9, end=refusal
+    )
     np.save(files / "queries.npy", np.ones((2, 5)))
-    assert "vectors of one width, got 5 and 24" in run(files, *learn, *NETWORK, code=2)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--method", "reciprocal", "--anchors", "8"], "--anchors requires --fit or --method affinity"),
-        (["--method", "affinity", "--anchors", "8", "--steps", "400"], "--steps requires --fit"),
-    ],
-)
-def test_options_that_would_change_nothing_are_refused(files, options, said):
-    assert said in run(files, *options, code=1)
+    assert "vectors of one width, got 5 and 24" in rerank(files, *learn, *NETWORK, end=refusal)

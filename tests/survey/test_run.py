@@ -1,6 +1,5 @@
 """A survey on this machine: its rows are those of looks, and nothing stops it for good."""
 
-import errno
 import json
 import os
 import shutil
@@ -148,22 +147,6 @@ def test_a_config_that_changes_meanwhile_is_listed(models, tmp_path, measured):
     reading = survey.run(models, tmp_path / "out", workers=1)
     assert [row["name"] for row in reading.models] == ["m1"]
     assert "changed during the survey" in reading.broken[0]["why"]
-
-
-def test_a_full_disk_stops_the_survey_and_it_resumes(models, tmp_path, monkeypatch, measured):
-    real, writes = work.write_all, []
-
-    def full(written, token):
-        writes.append(written)
-        if len(writes) == 2:
-            raise OSError(errno.ENOSPC, "could not be written: No space left on device")
-        real(written, token)
-
-    monkeypatch.setattr(work, "write_all", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        survey.run(models, tmp_path / "out", workers=1)
-    survey.run(models, tmp_path / "out", workers=1)
-    assert measured == {"m0": 1, "m1": 2}
 
 
 def test_a_worker_that_sees_another_folder_or_has_other_versions_is_refused(models, tmp_path):

@@ -224,16 +224,20 @@ class Call:
             change = change + (fields["bias"] if self.bias is None else fields["bias"] - self.bias)
         return self.given_scores + change.to(self.given_scores)
 
-    def part(self, sequences: slice = EVERY, queries: slice = EVERY) -> Call:
-        """The call of some sequences of its batch, and some of their queries."""
-        fields: dict[str, Any] = {}
+    def part(self, sequences: slice = EVERY, queries: slice = EVERY, heads: slice = EVERY, keys: slice = EVERY) -> Call:
+        """The call of some sequences of its batch, of some heads, and some of their queries and keys."""
+        fields: dict[str, Any] = {"sinks": None if self.sinks is None else self.sinks[heads]}
         for name in set(TENSORS) - {"sinks"}:
-            rows = EVERY if name in ("key", "value") else queries
-            fields[name] = _cut(four_dims(getattr(self, name)), sequences, EVERY, rows)
-        tokens = {
-            name: _cut(x, sequences, queries if name in ("positions", "real_queries") else EVERY)
-            for name, x in vars(self.tokens).items()
-        }
+            tensor = four_dims(getattr(self, name))
+            if name in ("key", "value"):
+                shared = tensor is None or heads == EVERY
+                tensor = tensor if shared else _for_heads(tensor, self.heads, heads)
+                fields[name] = _cut(tensor, sequences, EVERY, keys)
+            else:
+                columns = EVERY if name in ("query", "given_output") else keys
+                fields[name] = _cut(tensor, sequences, heads, queries, columns)
+        sides = {"positions": queries, "real_queries": queries, "key_positions": keys, "real": keys}
+        tokens = {name: _cut(x, sequences, sides.get(name, EVERY)) for name, x in vars(self.tokens).items()}
         first = queries.indices(self.query.shape[-2])[0]
         causal = None if self.causal is None else self.causal + first
         return replace(self, tokens=Tokens(**tokens), causal=causal, **fields)

@@ -53,11 +53,7 @@ def document(
 
 
 def page(reading: Reading) -> str:
-    """The page of a reading as self-contained HTML, if its kind has one.
-
-    >>> page(kq.look(torch.nn.MultiheadAttention(8, 2), name="two heads"))[:15]
-    '<!doctype html>'
-    """
+    """The page of a reading as self-contained HTML, if its kind has one."""
     draw = getattr(show_of(reading), "page", None)
     if draw is None:
         raise ValueError(f"a reading of kind {reading.kind!r} has no page")

@@ -15,10 +15,7 @@ def plain_console() -> Console:
 
 
 def show(reading: Reading, console: Console) -> None:
-    """Print a reading with the display of its kind, or its records if it has none.
-
-    Its strings come from untrusted files, so control characters and rich markup in them are neutralised.
-    """
+    """Print a reading with the display of its kind, or its records; what its strings hold is neutralised."""
     lines, shown = getattr(show_of(reading), "lines", None), printable_copy(reading, TEXT)
     for line in lines(shown) if lines else shown.records():
         console.print(line, markup=False, emoji=False)

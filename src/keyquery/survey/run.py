@@ -37,37 +37,13 @@ def run(
     layout: str | None = None,
     progress: Progress | None = None,
 ) -> Survey:
-    """Run `look` on many models, and write the results per model and for all of them into a folder.
+    """Run `look` on many models, and write the results per model and for all of them into the folder `out`.
 
-    Its folder `fingerprints` is an index for `keyquery lineage --among`.
-
-    Parameters
-    ----------
-    models
-        Folders, files, globs, text files that list these, hub names, and training runs with all their checkpoints.
-    out
-        Folder for results. Results already recorded there are reused, so an interrupted survey resumes.
-    workers
-        Number of local worker processes; 1 runs in this process. Default: one per core.
-    scheduler
-        Address of a Dask scheduler whose workers do the work instead.
-    heads, query, key, config, layout
-        As in `read`, for all models.
-    progress
-        Wraps iterables to show progress. Default: silent.
-
-    Returns
-    -------
-    Survey
-        One row per model, and trends over training, size and architecture.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     survey = run([kq.models.ENCODER, kq.models.DECODER], folder, workers=1)
-    ...     sorted(os.listdir(folder))
-    ['fingerprints', 'heads.parquet', 'index.html', 'models', 'records', 'survey.json']
-    >>> [(row["name"], row["heads"]) for row in survey.models]
-    [('decoder', 16), ('encoder', 16)]
+    `models` are folders, files, globs, text files that list these, hub names, and training runs with all their
+    checkpoints. What is already recorded in `out` is reused, so that an interrupted survey resumes; its folder
+    `fingerprints` is an index for `keyquery lineage --among`. `workers` are local processes (default: one per core; 1:
+    this process), `scheduler` is the address of a Dask scheduler whose workers do the work instead, and `heads`,
+    `query`, `key`, `config` and `layout` are as in `kq.read`, for all models.
     """
     arrow()
     entries = find_models(models)

@@ -4,10 +4,8 @@ import weakref
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import keyquery as kq
-from keyquery.cli import app
 from keyquery.instruments.roles.measure import ScoredLayer, copied, layers_read, measure
 from keyquery.instruments.roles.naming import estimate, named
 from keyquery.instruments.roles.patterns import Patterns, Scores, alignment, keys_of
@@ -20,6 +18,7 @@ pytest.importorskip("transformers")
 
 from tests.instruments.plain import GPT, ViT
 from tests.instruments.roles.circuit import built, by_hand
+from tests.processes import run
 
 
 @pytest.fixture(scope="module")
@@ -198,13 +197,20 @@ def test_a_text_is_measured_beside_random_tokens_and_decides_on_positions(tmp_pa
     assert row["sink_text_low"] <= row["sink_text"] <= row["sink_text_high"]
 
 
-def test_a_model_without_an_lm_head_has_no_retrieval_and_says_so():
+def test_what_is_not_measured_is_said():
     reading = kq.roles(tiny_model("llama"), sequences=2, length=36)
     assert "retrieval" not in reading.heads[0]["scores"]
     assert reading.notes == [
         "retrieval is not measured: LlamaModel has no LM head",
         "random: 2 sequences, and at least 8 are needed to name a role",
     ]
+    roles = kq.roles(GPT(context=40).eval())
+    assert len(roles.heads) == 8
+    assert any("40 a sequence" in note for note in roles.notes)
+    small = kq.roles(tiny_model("qwen3", model="Qwen3ForCausalLM"), sequences=2)  # its random tokens come again
+    assert small.notes[0] == "retrieval is not measured: needles of 128 different tokens need a larger vocabulary"
+    assert {*small.heads[0]["scores"]["induction"]} == {"random"}
+    assert small.heads[0]["scores"]["duplicate_token"]["random"]["null"] > 0.02  # several occurrences of each token
 
 
 @pytest.mark.parametrize(
@@ -289,13 +295,6 @@ def test_models_without_tokens_are_measured_on_inputs():
         kq.roles(torch.nn.Linear(8, 2), inputs={"input": torch.randn(1, 4, 8)})
 
 
-def test_a_small_vocabulary_repeats_tokens_and_has_no_needles():
-    reading = kq.roles(tiny_model("qwen3", model="Qwen3ForCausalLM"), sequences=2)
-    assert reading.notes[0] == "retrieval is not measured: needles of 128 different tokens need a larger vocabulary"
-    assert {*reading.heads[0]["scores"]["induction"]} == {"random"}
-    assert reading.heads[0]["scores"]["duplicate_token"]["random"]["null"] > 0.02  # several occurrences of each token
-
-
 def test_a_dialled_model_is_refused():
     model = tiny_model("llama")
     with kq.dial(model, skew=0), pytest.raises(ValueError, match="already dialled or projected: undo that first"):
@@ -317,21 +316,13 @@ def test_a_look_has_the_roles_of_roles_itself():
 
 
 def test_the_command_line_writes_all_files(tmp_path):
-    small = ["--sequences", "8", "--length", "40", "--least", "0.2"]
     files = {name: tmp_path / f"roles.{name}" for name in ("json", "csv", "html")}
-    options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    done = CliRunner().invoke(app, ["roles", str(kq.models.DECODER), *small, *options])
-    assert done.exit_code == 0, done.output
-    assert "previous-token" in done.output
+    options = [word for name, path in files.items() for word in (f"--{name}", path)]
+    small = ["--sequences", 8, "--length", 40, "--least", 0.2]
+    assert "previous-token" in run("roles", kq.models.DECODER, *small, *options)
     reading = kq.Reading.load(files["json"])
     assert reading.provenance["least"] == 0.2
     head, *lines = files["csv"].read_text().splitlines()
     assert "induction_random_null" in head
     assert len(lines) == len(reading.heads) == 16
     assert files["html"].read_text().startswith("<!doctype html>")
-
-
-def test_random_tokens_fit_the_learned_positions_of_a_model_of_ones_own():
-    roles = kq.roles(GPT(context=40).eval())
-    assert len(roles.heads) == 8
-    assert any("40 a sequence" in note for note in roles.notes)

@@ -150,12 +150,6 @@ def ablate(
     Ablation
         The cost of each change with its 95 % interval and evidence.
 
-    Raises
-    ------
-    ValueError
-        If there are no data, the loss is not finite or has no gradient, or `by`, `changes` or `heads` name something
-        unknown.
-
     Examples
     --------
     >>> from keyquery.layers import LanguageModel
@@ -167,11 +161,6 @@ def ablate(
     >>> quick = kq.ablate(model, [batch], changes="keys 4", measure="none")
     >>> len(quick.rows), quick.rows[0]["evidence"], quick.rows[0]["estimate"] == quick.rows[0]["change"]
     (16, 'estimated', True)
-
-    See Also
-    --------
-    dial : Scale parts of the scores instead.
-    ablate_heads : Ablate whole heads in a running model.
     """
     model = bare(model)
     check_choice("measure", measure, MEASURE)

@@ -164,10 +164,7 @@ def rewritten(rewrites: Mapping[Cell, Rewrite], heads: HeadCall) -> Float[Tensor
 def quantised(
     values: bool, quantiser: Quantiser, means: Mapping[int, SiteMeans] | None, heads: HeadCall
 ) -> Float[Tensor, "batch heads n v"]:
-    """The output with rounded values, or keys, as a compressed cache holds them.
-
-    With means (by site), which are stored apart, q·(k − k̄) is rounded and q·k̄ is not.
-    """
+    """The output with rounded values, or keys; of means (by site), which are stored apart, q·k̄ is not rounded."""
     if values:
         return heads.weights @ quantiser(heads.values, heads.call.real)
     keys = heads.context.keys[:, heads.span].to(heads.values)
@@ -189,10 +186,7 @@ def called(name: str, function: Callable[[Call], Tensor], heads: HeadCall) -> Fl
 
 @dataclass(frozen=True)
 class Quantiser:
-    """Asymmetric rounding to `bits`: of each token over its channels, or of each channel over its tokens.
-
-    `rotated`: after a Hadamard rotation of the channels, which spreads outliers, and is undone afterwards.
-    """
+    """Asymmetric rounding to `bits`, by token or channel; a Hadamard rotation, undone afterwards, spreads outliers."""
 
     bits: int
     per_channel: bool = False

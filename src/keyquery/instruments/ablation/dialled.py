@@ -72,11 +72,7 @@ def dial_effect(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> DialEffect:
-    """Run a language model on `batches` unchanged and with `gains` on parts of some heads; means are of the batches.
-
-    With `directions`, single directions of these heads are scaled by `gain` instead, as in `kq.dial`. A decoder
-    continues prompts by greedy decoding, an encoder predicts masked tokens by argmax.
-    """
+    """Run a language model on `batches`, whose means are used, unchanged and with `gains` on parts or directions."""
     model = bare(model)
     loss = default_loss(model, tokenizer)
     if directions and not isinstance(heads, str):

@@ -54,14 +54,11 @@ class Seen(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients with respect to the outputs of calls: of the loss (0 without one), then of each sample.
-
-    `counts` are the labels of each sequence, `losses` its mean loss.
-    """
+    """Gradients with respect to the outputs of calls: of the loss (0 without one), then of each sample."""
 
     of: list[list[Tensor]]
-    counts: Float[Tensor, " batch"]
-    losses: Float[Tensor, " batch"]
+    counts: Float[Tensor, " batch"]  # labels of each sequence
+    losses: Float[Tensor, " batch"]  # mean loss of each sequence
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ An objective turns a batch into inputs and labels once, so that an estimate and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,19 +79,16 @@ def repeated(values: Any, copies: int, rows: int | None = None) -> Any:
     return values
 
 
-def run(model: nn.Module, batch: Batch) -> Any:
-    """What a model returns for a batch, which is moved to its device."""
+def output_of(
+    model: nn.Module, batch: Batch, names: Sequence[str] = ("last_hidden_state", "logits"), missing: str = "pass a loss"
+) -> Float[Tensor, "batch *rest"]:
+    """The output of a model for a batch, moved to its device: by its name, or the first tensor that it returns."""
     device = next(model.parameters()).device
-    return model(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()})
-
-
-def output_of(model: nn.Module, batch: Batch) -> Float[Tensor, "batch *rest"]:
-    """The output of a model for a batch: its last states, or the first tensor that it returns."""
-    out = run(model, batch)
-    out = getattr(out, "last_hidden_state", getattr(out, "logits", out))
+    out = model(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()})
+    out = next((getattr(out, name) for name in names if hasattr(out, name)), out)
     out = out[0] if isinstance(out, (tuple, list)) else out
     if not isinstance(out, Tensor):
-        raise ValueError(f"{type(model).__name__} returns a {type(out).__name__}: pass a loss")
+        raise ValueError(f"{type(model).__name__} returns a {type(out).__name__}: {missing}")
     return out.to(torch.promote_types(out.dtype, torch.float32))
 
 
@@ -104,12 +101,8 @@ def real_outputs(output: Float[Tensor, "batch *rest"], batch: Batch) -> Bool[Ten
 
 
 def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "batch *rest"]:
-    """Logits of a model for a batch, which is moved to the model's device."""
-    out = run(model, batch)
-    values = getattr(out, "logits", out[0] if isinstance(out, tuple) else out)
-    if not isinstance(values, Tensor):
-        raise ValueError(f"{type(model).__name__} returns no logits: load it with its LM head")
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+    """Logits of a model for a batch."""
+    return output_of(model, batch, ("logits",), "load it with its LM head, which returns logits")
 
 
 def predictions(model: nn.Module, inputs: Batch, labels: Shaped[Tensor, "batch *n"]) -> Float[Tensor, "batch *n v"]:

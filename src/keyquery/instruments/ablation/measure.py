@@ -43,11 +43,7 @@ REFUSALS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, Value
 
 
 class Measurement:
-    """Runs of a model, one or many trials at a time; what they return differs by rounding.
-
-    Many run as one batch of repeated inputs, with an `Objective`, if the first such batch of a layer agrees with a run
-    of its last trial alone. Memory that does not suffice halves the batch.
-    """
+    """Runs of a model, many trials in one batch if the first such batch of a layer agrees with a trial alone."""
 
     def __init__(
         self,
@@ -183,11 +179,7 @@ def _near(losses: Tensor, expected: Tensor, model: nn.Module) -> bool:
 
 @contextmanager
 def from_block(model: nn.Module, module: str, run: Callable[[], Tensor]) -> Iterator[Tape | None]:
-    """Context in which the blocks before that of a module are not computed, and the tape of what they returned.
-
-    There is none where there is no block before it, or where `run`, which returns the losses of the model, does not
-    return the same bit for bit without them: where blocks are connected in another way.
-    """
+    """Without the blocks before a module's, whose outputs are a tape; None if `run` differs by a bit without them."""
     blocks = _before(model, module)
     with ExitStack() as changes:
         if not blocks:
@@ -209,10 +201,7 @@ def from_block(model: nn.Module, module: str, run: Callable[[], Tensor]) -> Iter
 
 
 class Tape:
-    """The outputs of a block, in the order of its calls, again and again.
-
-    They can be repeated along the batch, for runs that do so with the model's inputs.
-    """
+    """The outputs of a block, in the order of its calls, again and again, also repeated along the batch."""
 
     def __init__(self, outputs: list[Any]) -> None:
         self._outputs = outputs

@@ -65,10 +65,7 @@ def uses_means(name: str) -> bool:
 
 
 def names_of(changes: Changes, placed: bool) -> dict[str, Change | None]:
-    """Changes by name, with groups spelled out: None, or the change of a function; raises for an unknown name.
-
-    Without positions (`placed`) the members of a group that would change nothing are left out.
-    """
+    """Changes by name, groups spelled out, of positions only if `placed`: None, or the change of a function."""
     listed = [name.strip() for name in changes.split(",")] if isinstance(changes, str) else changes
     items = listed.items() if isinstance(listed, Mapping) else ((getattr(x, "__name__", "change"), x) for x in listed)
     named: dict[str, Change | None] = {}

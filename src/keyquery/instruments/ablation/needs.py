@@ -20,11 +20,7 @@ class Need(NamedTuple):
 
 
 def need_of(costs: Mapping[str, Cost], limit: float, sink: bool = False) -> Need | None:
-    """The smallest set whose loss is kept up to `limit`, by the upper end of its interval; None if costs are missing.
-
-    A head is undecided if the interval of a smaller set contains the limit. `sink`: its position part is mostly the
-    first key's.
-    """
+    """The smallest set whose loss is kept up to `limit`, undecided if the interval of a smaller set contains it."""
     sets = _sets(costs)
     units = frozenset[str]().union(*sets)
     for size in range(len(units)):

@@ -50,11 +50,7 @@ def plan(rows: Sequence[Mapping[str, Any]], measure: str, budget: int, threshold
 
 
 def agreement(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Rank correlation, slope and coverage over rows with an estimate and a measurement; None if they are too few.
-
-    `slope` is that of the measured change over the estimate, through the origin; `inside` the share of estimates
-    within two standard errors of the measurement, or a tenth of it.
-    """
+    """Estimates against measurements: rank correlation, slope through the origin, and the share within the noise."""
     rows = [row for row in rows if "estimate" in row]
     if len(rows) < CELLS:
         return None

@@ -122,10 +122,7 @@ FIGURES = {"map": ablation_map}
 
 
 def cost_measures(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the loss gains per item with each part ablated, from `{part: (change, low, high)}`: the largest, then all.
-
-    What else is known of a change can be added as one more measure here.
-    """
+    """What the loss gains per item without each part, from `{part: (change, low, high)}`: the largest, then all."""
     named = dict.fromkeys(part for row in rows for part in row)
     parts = sorted(named, key=[*PARTS, *(part for part in named if part not in PARTS)].index)
     if not parts:

@@ -68,13 +68,7 @@ class Attribution(Reading, kind="attribution"):
         return float(np.sum(self.table["raw"])) if "raw" in self.table else None
 
     def by_source(self, side: str, view: str | None = None) -> dict[str, float]:
-        """Entries summed over the other side, largest magnitude first.
-
-        >>> model = kq.Decoder(8, depth=2, heads=2).eval()
-        >>> reading = kq.attribute(model, inputs={"x": torch.randn(1, 5, 8)}, head="1.0", query=4, key=2)
-        >>> abs(sum(reading.by_source("key", "raw").values()) - reading.score) < 1e-6
-        True
-        """
+        """Entries summed over the other side, largest magnitude first."""
         check_choice("side", side, SIDES)
         view = view or next(name for name in ("relative", "share") if name in self.table)
         check_choice("view", view, tuple(self.table))
@@ -161,21 +155,12 @@ def attribute(
     Attribution
         The table, its largest pairs of tokens and, at depth 2, paths.
 
-    Raises
-    ------
-    ValueError
-        If the head or a position does not exist, the key is not visible to the query, or a norm cannot be frozen.
-
     Examples
     --------
     >>> model = kq.Decoder(8, depth=2, heads=2).eval()
     >>> reading = kq.attribute(model, inputs={"x": torch.randn(1, 5, 8)}, head="1.0", query=4, key=2)
     >>> list(reading.sources)
     ['input embedding', '0.0', '0.1', 'bias', 'mlp 0']
-
-    See Also
-    --------
-    wiring : The same for every head, as shares of score variance over a text.
     """
     _check(query, key, depth, features, sequence)
     check_choice("side", side, SIDES)

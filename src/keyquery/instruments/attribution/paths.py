@@ -21,10 +21,7 @@ ORIGINS = 3  # sources that are listed of each token
 def unfolded(
     record: Recording, scores: HeadScores, pair: tuple[int, int], relative: Float[Tensor, "s s"]
 ) -> list[dict[str, Any]]:
-    """The largest sources that are heads, by relative score on each side, along their attention; largest first.
-
-    Contributions are raw. What a head moved from one token has no relative value: other keys read other tokens.
-    """
+    """The heads of largest relative score on each side, along their attention, in raw contributions; largest first."""
     out = []
     for side, dim in (("query", 1), ("key", 0)):
         sums = dict(zip(scores.sources, relative.sum(dim).tolist(), strict=True))

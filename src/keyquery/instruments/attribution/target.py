@@ -14,6 +14,7 @@ from keyquery.checkpoints.sources import bare
 from keyquery.intervene.rewrites import check_unchanged
 from keyquery.intervene.selection import select
 from keyquery.listening.hooks import Batch
+from keyquery.listening.inputs.batches import without_padding
 from keyquery.listening.inputs.data import Data, Prepared
 from keyquery.listening.inputs.load import in_float32
 from keyquery.listening.inputs.word_pieces import token_text
@@ -85,14 +86,4 @@ def sequence_of(batches: Sequence[Batch], number: int) -> Batch:
     """One sequence of the data without its padding, as a batch."""
     rows = [(batch, row) for batch in batches for row in range(len(tokens_in(batch)))]
     check_count("sequence", number, 0, len(rows) - 1)
-    batch, row = rows[number]
-    mask = batch.get("attention_mask")
-    real = mask[row].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
-    return {name: _row(value, row, real) for name, value in batch.items()}
-
-
-def _row(value: Any, row: int, real: Tensor | None) -> Any:
-    if not isinstance(value, Tensor) or value.ndim == 0:
-        return value
-    part = value[row]
-    return (part[real] if real is not None and part.ndim and len(part) == len(real) else part).unsqueeze(0)
+    return without_padding(*rows[number])

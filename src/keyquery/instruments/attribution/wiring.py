@@ -71,13 +71,7 @@ class Wiring(Reading, kind="wiring"):
         ]
 
     def of(self, head: str, side: str = "key") -> list[dict[str, Any]]:
-        """The sources of one head, largest share first; `clear` where the interval is above the null.
-
-        >>> model = kq.Decoder(8, depth=2, heads=2).eval()
-        >>> reading = kq.wiring(model, inputs=[{"x": torch.randn(4, 6, 8)}])
-        >>> round(sum(row["share"] for row in reading.of("1.0")), 4)
-        1.0
-        """
+        """The sources of one head, largest share first; `clear` where the interval is above the null."""
         check_choice("side", side, SIDES)
         check_choice("head", head, [row["name"] for row in self.heads])
         chosen = next(row for row in self.heads if row["name"] == head)
@@ -128,21 +122,12 @@ def wiring(
         Shares with intervals over sequences and null levels, per head and side, and examples. Memory does not grow
         with the number of tokens.
 
-    Raises
-    ------
-    ValueError
-        If there are fewer than two sequences, or a norm cannot be frozen.
-
     Examples
     --------
     >>> model = kq.Decoder(8, depth=2, heads=2).eval()
     >>> reading = kq.wiring(model, inputs=[{"x": torch.randn(4, 6, 8)}])
     >>> reading
     Wiring(Decoder: 4 heads, 4 sequences)
-
-    See Also
-    --------
-    attribute : One head, and one pair of tokens.
     """
     check_count("seed", seed, least=0)
     data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=tokens)

@@ -172,10 +172,7 @@ def shares(mass: Float64[Tensor, "*lead classes classes"], counted: Sequence[int
 def net_shares(
     net: Float64[Tensor, "*lead 2 classes classes"], raw: Float64[Tensor, "*lead 2 classes classes"], counted: list[int]
 ) -> Float64[Tensor, "*lead 2 m m"]:
-    """Mass between the counted classes without sinks (`net`), as shares of all attention of their queries.
-
-    They sum to 1 minus what goes to sinks and uncounted classes; the null level divides the same total.
-    """
+    """Mass between the counted classes without sinks (`net`), as shares of all attention of their queries."""
     paid = raw[..., :1, counted, :].sum((-1, -2), keepdim=True)
     left = net[..., :1, counted, :][..., counted].sum((-1, -2), keepdim=True)
     return shares(net, counted) * left / paid.where(paid > 0, 1.0)

@@ -113,12 +113,6 @@ class Flow(Reading, kind="flow"):
 
         A′_ij ∝ A_ij·exp(−p_j), with p_j the key-only term of the scores, and the attention of each query to each
         modality as before: `kq.dial(popularity=0)` within the modality. Blocks are as in `maps`.
-
-        >>> sunk = torch.eye(4) + torch.tensor([0.0, 5.0, 0.0, 0.0])
-        >>> reading = kq.flow(sunk.softmax(-1), ["a", "a", "b", "b"], keep=1)
-        >>> block = reading.without_popularity(0, 0)[0]
-        >>> block["from"], block["to"], [[round(share, 3) for share in row] for row in block["map"]]
-        ('a', 'b', [[0.488, 0.488], [0.488, 0.488]])
         """
         kept = next((maps for maps in self.maps if (maps["layer"], maps["head"]) == (layer, head)), None)
         if kept is None:
@@ -209,20 +203,11 @@ def flow(
     Flow
         Shares by reading, their null levels, and sink masses.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If attention is not row-stochastic, labels do not fit, or arguments contradict each other.
-
     Examples
     --------
     >>> reading = kq.flow(torch.full((20, 20), 1 / 20), ["image"] * 12 + ["text"] * 8)
     >>> round(reading.raw, 3), round(abs(reading.corrected), 3), round(reading.directed["image", "text"], 3)
     (0.48, 0.0, 0.24)
-
-    See Also
-    --------
-    causes : A causal graph over the tokens, from the same maps.
     """
     if not isinstance(attention, (nn.Module, str, Path)):
         if any(argument is not None for argument in (inputs, text, image, processor)):

@@ -64,10 +64,7 @@ def prepared(model: nn.Module, text: Any, image: Any, processor: Any) -> Tokens:
 
 
 def tokens_of(model: nn.Module, batch: Batch, processor: Any = None) -> Tokens:
-    """Token labels of a vision-language model, from its config and inputs.
-
-    Patches replace placeholder tokens (Llava and similar), or follow the text (ViLT, VisualBERT).
-    """
+    """Token labels of a vision-language model: patches replace placeholders (Llava), or follow the text (ViLT)."""
     config: Any = getattr(model, "config", None)
     ids = batch.get("input_ids")
     if config is None or not isinstance(ids, Tensor) or ids.ndim != 2:

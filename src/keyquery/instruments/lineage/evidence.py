@@ -108,10 +108,7 @@ def _joined(layers: Sequence[Sequence[Tensor]]) -> list[Float[Tensor, "heads fea
 
 
 def _result(test: str, mine: Sequence[Tensor], other: Sequence[Tensor], null: Iterable[Sequence[Tensor]]) -> Evidence:
-    """Standardise every pair of layers by its null, find the best path, and compare it with the paths of the null.
-
-    Each layer is a matrix of unit vectors, one per head; `null` repeats `other` with its features made unrelated.
-    """
+    """The best path of layers of unit vectors, standardised by `null`: `other` with its features made unrelated."""
     similarity = _similarity(mine, other)
     scores = np.stack([_scores(table, mine, other) for table in (similarity, *(_similarity(mine, n) for n in null))])
     statistic, path, table = path_statistic(standardised(scores), centred=test == "basis-free")
@@ -198,10 +195,7 @@ def p_text(p: float) -> str:
 def best_paths(
     z: Float[np.ndarray, "tables ours theirs"],
 ) -> tuple[Float[np.ndarray, " tables"], Int[np.ndarray, "tables theirs"]]:
-    """The source layer of each of their layers, by dynamic programming, and the sum of similarities less jumps.
-
-    Of many tables at once. The layer after the previous source is free, every other layer costs JUMP.
-    """
+    """The largest sum of similarities less jumps, and its source of each layer, by dynamic programming, per table."""
     total, steps = z[:, :, 0], []
     for layer in range(1, z.shape[2]):
         steps.append(total)

@@ -57,10 +57,7 @@ class Fingerprint:
 def fingerprint(
     heads: Heads, permutations: int = 0, progress: Progress | None = None, *, linear: bool = False
 ) -> Fingerprint:
-    """The fingerprint of a model; with `permutations`, also sketches under a null of permuted dimensions.
-
-    With `linear`, also a sketch of the weights themselves, for merges.
-    """
+    """The fingerprint of a model, with sketches under permuted dimensions, and of the weights if `linear`."""
     layers: list[LayerPrint] = []
     digests = heads.recorded()
     for layer in (progress or silent)(heads, f"reading {heads.model['name']}", len(heads)):

@@ -159,10 +159,7 @@ def among(model: Any, index: Iterable[Path | Fingerprint], progress: Progress | 
 
 
 def _nearness(whole: Fingerprint, other: Fingerprint) -> list[float]:
-    """How similar some heads of a model are to another's, by gaps and by sketches; −∞ where widths differ.
-
-    The mean best cosine, less that of a null: gaps reversed and shifted, dimensions permuted.
-    """
+    """How similar some heads are to another model's, by gaps and sketches, less a null; −∞ where widths differ."""
     first, their = whole.layers[0], other.layers[0]
     pick = torch.linspace(0, whole.heads - 1, min(PROBES, whole.heads)).round().long()
     kept, nearness = their.gaps.shape[-1], [-math.inf, -math.inf]

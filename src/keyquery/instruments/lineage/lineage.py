@@ -79,20 +79,11 @@ def lineage(ours: Any, theirs: Any, others: Sequence[Any] = (), progress: Progre
         With the label "identical", "requantised", "fine-tuned", "merged", "pruned or stacked", "disguised",
         "unrelated" or "cannot tell", and both tests.
 
-    Raises
-    ------
-    ValueError
-        If a model has no self-attention, or weights that are not finite.
-
     Examples
     --------
     >>> model = kq.Decoder(32, depth=4, heads=4)
     >>> kq.lineage(model, model).label
     'identical'
-
-    See Also
-    --------
-    compare : How two models of one shape differ, head by head.
     """
     first, second, *rest = (model if isinstance(model, Heads) else read(model) for model in (ours, theirs, *others))
     merging = bool(rest)

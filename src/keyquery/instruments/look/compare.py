@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from keyquery.checkpoints import Heads, Layer, read
 from keyquery.forms import Form
+from keyquery.forms.core import inner
 from keyquery.instruments.look.look import look, opened
 from keyquery.instruments.look.reading import FORMER, Look, check_fields
 from keyquery.instruments.roles.naming import require
@@ -52,13 +53,7 @@ class Comparison(Reading, kind="comparison"):
         return [Look(**{k: v for k, v in reading.items() if k not in skipped}) for reading in self.readings]
 
     def ranking(self, number: int = 1) -> list[dict[str, Any]]:
-        """Heads of a later look by falling change from the first; empty where the change is unknown.
-
-        >>> before, after = torch.nn.MultiheadAttention(8, 2), torch.nn.MultiheadAttention(8, 2)
-        >>> rows = compare(before, after).ranking()
-        >>> rows[0]["change"] >= rows[1]["change"] > 0
-        True
-        """
+        """Heads of a later look by falling change from the first; empty where the change is unknown."""
         rows = self.changes[number - 1]["rows"] if number <= len(self.changes) else None
         return sorted(rows or [], key=lambda row: (-(row["change"] or 0.0), -(row["folded"] or 0.0)))
 
@@ -119,10 +114,6 @@ def compare(*looks: Any, weights: Sequence[Heads] | None = None, progress: Progr
     >>> reading = kq.look(torch.nn.MultiheadAttention(8, 2), name="small")
     >>> [row["model"]["name"] for row in compare(reading, reading).readings]
     ['small', 'small']
-
-    See Also
-    --------
-    look : The metrics of one model.
     """
     if len(looks) < 2:
         raise ValueError(f"compare needs at least two models, got {len(looks)}")
@@ -150,55 +141,70 @@ def _change(looks: list[Look], weights: Sequence[Heads] | None, number: int, pro
 
 
 def difference(before: Heads, after: Heads, progress: Progress | None = None) -> dict[str, Any]:
-    """‖ΔM‖/‖M‖, ‖ΔS‖/‖M‖ and ‖ΔA‖/‖M‖ per head, None where ‖M‖ is 0, or why there are none; and other differences.
-
-    ΔM = ΔQᵀK₂ + Q₁ᵀΔK, of rank 2r, is never formed.
-    """
+    """‖ΔM‖/‖M‖, ‖ΔS‖/‖M‖ and ‖ΔA‖/‖M‖ per head, None where ‖M‖ is 0, or why there are none; and other differences."""
     if len(before) != len(after):
         return {"rows": None, "why": f"{len(before)} attention layers and {len(after)}", "notes": []}
     rows: list[dict[str, Any]] = []
     notes: dict[str, None] = {}
     pairs = zip(before, after, strict=True)
     for old, new in (progress or silent)(pairs, "comparing layers", len(before)):
-        if _shape(old) != _shape(new):
+        if shape_of(old) != shape_of(new):
             why = f"layer {old.label} has {_described(old)}, and {_described(new)}"
             return {"rows": None, "why": why, "notes": []}
         notes |= dict.fromkeys(_notes(old, new))
-        raw, folded = _moved(old.form, new.form), _moved(old.folded, new.folded)
+        raw, folded = changes_of(old.form, new.form), changes_of(old.folded, new.folded)
         for head in range(old.heads):
             parts = {name: raw[name][head] for name in ("change", "symmetric", "skew")}
             rows.append({"layer": old.index, "head": head, **parts, "folded": folded["change"][head]})
     return {"rows": rows, "why": None, "notes": list(notes)}
 
 
-def _moved(before: Form, after: Form) -> dict[str, list[float | None]]:
+def changes_of(before: Form, after: Form) -> dict[str, list[float | None]]:
     """The change of each form and of its parts, relative to the norm before; some heads at a time, to bound memory."""
     if before.dim != after.dim:  # only one has biases
         wide = max(before.dim, after.dim)
         before, after = (form if form.dim == wide else form.with_bias(None, None) for form in (before, after))
     count = max(PIECE // (math.prod(before.batch[1:]) * 2 * before.rank * before.dim), 1)
     pieces = (slice(start, start + count) for start in range(0, len(before), count))
-    symmetric, skew, norm = torch.cat([_energies(before[piece], after[piece]) for piece in pieces], -1)
-    shares = {"change": symmetric + skew, "symmetric": symmetric, "skew": skew}
-    return {
-        name: [math.sqrt(part / size) if size else None for part, size in torch.stack((energy, norm), 1).tolist()]
-        for name, energy in shares.items()
-    }
+    changes = [relative_changes(*before[piece].wide(), *after[piece].wide()) for piece in pieces]
+    return {name: [size for change in changes for size in change[name]] for name in changes[0]}
 
 
-def _energies(before: Form, after: Form) -> Float[Tensor, "3 heads"]:
-    """‖ΔS‖², ‖ΔA‖² and ‖M‖² of every head."""
-    norm = before.norm2
-    (q1, k1), (q2, k2) = before.wide(), after.wide()
-    if torch.equal(q1, q2) and torch.equal(k1, k2):
-        energies = torch.zeros(2, *norm.shape, dtype=norm.dtype)
-    else:  # differences of factors first, to keep precision for small changes
-        moved = Form(torch.cat((q2 - q1, q1), -2), torch.cat((k2, k2 - k1), -2))
-        energies = torch.stack(moved.core().energies)
-    return torch.cat((energies, norm[None])).flatten(1).cpu()
+def relative_changes(
+    q1: Float[Tensor, "*heads r d"],
+    k1: Float[Tensor, "*#heads r d"],
+    q2: Float[Tensor, "*heads r d"],
+    k2: Float[Tensor, "*#heads r d"],
+) -> dict[str, list[float | None]]:
+    """‖ΔM‖, ‖ΔS‖ and ‖ΔA‖ over ‖M‖ of each head: ΔM = ΔQᵀK₂ + Q₁ᵀΔK = LᵀR, which is never formed.
+
+    ‖LᵀR‖² = Σ (LLᵀ)∘(RRᵀ) and ⟨LᵀR, RᵀL⟩ = Σ (LRᵀ)∘(RLᵀ), with L = [ΔQ; Q₁] and R = [K₂; ΔK] in blocks: differences
+    first, so that small changes keep their digits.
+    """
+    dq, dk = q2 - q1, k2 - k1
+    gram = q1 @ q1.mT
+    norm = _sum(gram, k1 @ k1.mT)
+    total = _sum(dq @ dq.mT, k2 @ k2.mT) + _sum(gram, dk @ dk.mT) + 2 * _sum(dq @ q1.mT, k2 @ dk.mT)
+    keys = torch.cat((k2, dk), -2)
+    (dq_k2, dq_dk), (q1_k2, q1_dk) = (inner(query, keys).chunk(2, -1) for query in (dq, q1))
+    exchanged = _sum(dq_k2, dq_k2.mT) + 2 * _sum(dq_dk, q1_k2.mT) + _sum(q1_dk, q1_dk.mT)
+    parts = {"change": total, "symmetric": (total + exchanged) / 2, "skew": (total - exchanged) / 2}
+    sizes = norm.flatten().tolist()
+
+    def relative(energies: Tensor) -> list[float | None]:
+        pairs = zip(energies.flatten().tolist(), sizes, strict=True)
+        return [math.sqrt(max(energy, 0.0) / size) if size else None for energy, size in pairs]
+
+    return {name: relative(energies) for name, energies in parts.items()}
 
 
-def _shape(layer: Layer) -> tuple[Any, ...]:
+def _sum(first: Tensor, second: Tensor) -> Float64[Tensor, "*heads"]:
+    """⟨first, second⟩ of each head; float64, since terms of `exchanged` cancel."""
+    return (first.double() * second).sum((-2, -1))
+
+
+def shape_of(layer: Layer) -> tuple[Any, ...]:
+    """What two layers must have in common, so that their heads can be compared."""
     return layer.kind, layer.weights.query.shape, layer.weights.key.shape
 
 

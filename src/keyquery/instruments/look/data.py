@@ -20,7 +20,7 @@ from keyquery.instruments.roles.run import Options, run
 from keyquery.intervene.rewrites import check_unchanged, sites_of
 from keyquery.listening import Batch, queries_and_keys, typical_length
 from keyquery.listening.hooks import evaluating
-from keyquery.listening.inputs.batches import LENGTH, SIZE
+from keyquery.listening.inputs.batches import LENGTH, SIZE, without_padding
 from keyquery.listening.inputs.data import Data, Prepared
 from keyquery.listening.inputs.word_pieces import token_text
 from keyquery.listening.parts.means import PositionMeans
@@ -260,9 +260,13 @@ def interval(estimate: Estimate, head: int, square: bool = False) -> list[float]
 
 def take(model: nn.Module, batches: Sequence[Batch], heads: Heads, count: int, tokenizer: Any = None) -> Sample | None:
     """Run the model on the first `count` tokens alone of the first sequence of at least two; None if there is none."""
-    batch = _first_sequence(batches, count) if count else None
+    rows = ((batch, row) for batch in batches if "input_ids" in batch for row in range(len(batch["input_ids"])))
+    whole = (without_padding(batch, row) for batch, row in rows) if count else iter(())
+    batch = next((sequence for sequence in whole if sequence["input_ids"].shape[1] > 1), None)
     if batch is None:
         return None
+    shape = batch["input_ids"].shape
+    batch = {name: x[:, :count] if x.shape[:2] == shape else x for name, x in batch.items()}
     ids = batch["input_ids"][0].tolist()
     projected = {}
     for index, (query, key) in queries_and_keys(model, batch, heads).items():
@@ -272,21 +276,6 @@ def take(model: nn.Module, batches: Sequence[Batch], heads: Heads, count: int, t
     notes = _softmax_notes(heads.config, len(ids))
     facts = {"tokens": [token_text(number, tokenizer) for number in ids], **({"notes": notes} if notes else {})}
     return Sample(facts, projected)
-
-
-def _first_sequence(batches: Sequence[Batch], count: int) -> Batch | None:
-    """One sequence of at most `count` non-padding tokens, as a batch."""
-    for batch in batches:
-        if "input_ids" not in batch:
-            return None
-        ids = batch["input_ids"]
-        for row in range(len(ids)):
-            real = batch["attention_mask"][row].bool() if "attention_mask" in batch else torch.ones_like(ids[row]) > 0
-            if int(real.sum()) > 1:
-                per_token = {name: t for name, t in batch.items() if t.shape[:2] == ids.shape[:2]}
-                others = {name: t[row : row + 1] for name, t in batch.items() if name not in per_token}
-                return {**others, **{name: t[row][real][:count].unsqueeze(0) for name, t in per_token.items()}}
-    return None
 
 
 def _softmax_notes(config: Mapping[str, Any], tokens: int) -> list[str]:

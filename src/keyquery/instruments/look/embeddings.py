@@ -110,11 +110,7 @@ class Corpus:
         return [{**metrics, **controls} for metrics in rows_of_heads]
 
     def beside(self, scores: Float[Tensor, "heads n n"]) -> list[dict[str, float]]:
-        """Cosines of the parts of scores with those of the corpus, and the share that both account for.
-
-        Rows and columns are centred, the diagonal is excluded. `…_chance` is the 95th percentile of |value| over the
-        permutations.
-        """
+        """Cosines of centred scores with the corpus by part, the share that both explain, and their null levels."""
         symmetric, skew = (_upper(part) for part in halves(centred(scores)))
         sizes = symmetric.square().sum(1), skew.square().sum(1)
         total = (sizes[0] + sizes[1]).clamp(min=1e-30)

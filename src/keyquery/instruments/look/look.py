@@ -121,21 +121,11 @@ def look(
     Look
         A Reading with metrics and a label per head.
 
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        If a file is missing, the checkpoint layout is unknown, or arguments contradict each other.
-
     Examples
     --------
     >>> reading = kq.look(torch.nn.TransformerEncoderLayer(d_model=8, nhead=2))
     >>> [(head["layer"], head["head"]) for head in reading.heads]
     [(0, 0), (0, 1)]
-
-    See Also
-    --------
-    compare : How far the heads of two models differ.
-    ablate : What the loss changes by without each part.
     """
     layers = None if layers is None else checked_integers("layers", layers)
     if name is not None and not isinstance(name, str):
@@ -178,10 +168,7 @@ def look(
 
 
 def opened(source: Any, options: Mapping[str, Any] | None = None) -> Any:
-    """What there is to look at: a live model without wrappers, also of a fitted estimator or its file, else a path.
-
-    Files of estimators take no `options`.
-    """
+    """What to look at: a live model, also of a fitted estimator or its file, which takes no `options`; or a path."""
     if isinstance(source, nn.Module):
         return bare(source)
     if isinstance(source, (str, Path)) and (kind := _estimator_in(Path(source))) is not None:
@@ -227,10 +214,7 @@ def _by_tokens(source: Any, heads: Heads, directions: int, corpus: Any) -> tuple
 def _in_turn(
     measure: Callable[[int], Any], chosen: list[int], workers: int, device: torch.device | None
 ) -> Iterator[Any]:
-    """Layers in order, several at a time: on small matrices one thread per layer beats many threads per matrix.
-
-    A GPU solves one layer while other threads read the next ones, each in a stream of its own.
-    """
+    """Layers in order, several at a time: one thread each is fastest on small matrices; on a GPU, one stream each."""
     on_gpu = device is not None and device.type == "cuda"
     if on_gpu:
         workers = max(workers, STREAMS)

@@ -97,13 +97,6 @@ class Look(Reading, kind="look"):
 
         If costs of all sets are known, as with `changes="needs"`, labels say what a head needs, by the ablation's
         threshold.
-
-        >>> from keyquery.layers import LanguageModel
-        >>> model = LanguageModel.load(kq.models.DECODER)
-        >>> data = [{"input_ids": torch.arange(480).reshape(32, 15) + 300}]
-        >>> costs = kq.ablate(model, data, heads="0.0", changes="needs", measure="none")
-        >>> kq.look(model).with_costs(costs).heads[0]["evidence"]
-        'estimated'
         """
         costs, known = ablation.costs(), {(head["layer"], head["head"]) for head in self.heads}
         decides = ablation.unit.startswith("nats")  # as the threshold of labels is
@@ -152,10 +145,7 @@ def label_head(
     evidence: str = "estimated",
     threshold: float = 0.0,
 ) -> dict[str, Any]:
-    """Label, needs, reason and evidence of a head: what it needs, by costs; without costs, what its weights show.
-
-    Variance gives no label: docs/studies/labels.md shows how little it predicts.
-    """
+    """What a head needs, by costs, and why; without costs, what its weights show. Variance gives no label."""
     data = on_data or {}
     sink = data.get("sink", 0.0) > data.get("position", 0.0) / 2 > 0  # most of the position part is the first key's
     need = need_of(costs or {}, threshold, sink)

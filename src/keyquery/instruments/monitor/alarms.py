@@ -23,9 +23,6 @@ class Rules:
 
     The defaults are those of few false alarms in the study `stability`: of 57 trainings that diverged, `growth` warned
     of 49 and `loss` of 56, in 2 and in 0 of 22 healthy ones.
-
-    >>> Rules(limit=50).check({"largest": np.full((1, 1), 60.0)})[0]["rule"]
-    'growth'
     """
 
     growth: bool = True  # the largest logit of a head is above `limit`

@@ -35,10 +35,7 @@ class Bound(NamedTuple):
 def logit_bounds(
     layers: Mapping[str, Layer], norms: Mapping[str, Tensor | float], heads: Heads | None = None
 ) -> dict[str, Bound]:
-    """The bound scale·max q·k of every head by module, whose inputs have at most these norms.
-
-    `heads` has the biases by offset.
-    """
+    """The bound scale·max q·k of every head by module, for inputs of these norms; `heads` has biases by offset."""
     products: dict[Any, tuple[Tensor, ...]] = {}
     factors: dict[Any, tuple[Tensor, ...]] = {}
     for name, layer in layers.items():

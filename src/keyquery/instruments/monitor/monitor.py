@@ -65,11 +65,6 @@ class Monitor:
     name
         Name of the model. Default: that of its class.
 
-    Raises
-    ------
-    ValueError
-        If the model has no attention module.
-
     Examples
     --------
     >>> model = kq.Decoder(16, depth=1, heads=2)
@@ -80,10 +75,6 @@ class Monitor:
     ...         optimiser.step()
     >>> monitor.reading().steps
     [0, 2]
-
-    See Also
-    --------
-    TransportLens : the path of a module's outputs during training.
     """
 
     def __init__(
@@ -140,16 +131,7 @@ class Monitor:
         the record, no clipped head's logits would exceed `tau`; the optimiser step itself, and clipped layers below,
         may have changed them. Heads that share keys (GQA) have their queries scaled alone; latent attention (MLA) as
         published. Biases of queries and keys are scaled with their weights, relative position biases (T5) are not.
-
-        Parameters
-        ----------
-        tau
-            Largest logit that is allowed. Default: 100.
-
-        Returns
-        -------
-        list of dict
-            The clipped heads: step, head, name, largest logit and factor of its scores. Also logged.
+        Returns the clipped heads: step, name, largest logit and factor of the scores, which are also recorded.
         """
         self._check_clip(tau)
         return self._safely(self._clip, float(tau)) or []

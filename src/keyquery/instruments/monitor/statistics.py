@@ -14,30 +14,26 @@ from keyquery.listening.call import HIDDEN, Call, visible
 
 # What the rows of the result hold, per head. Sums are over queries, so that batches can be merged.
 STATISTICS = ("largest", "smallest", "entropy_sum", "sink_sum", "uniform_sum", "queries")
-LARGEST, SMALLEST, ENTROPY, SINK, UNIFORM, QUERIES = range(6)
 CELLS = 2**18  # logits of a block: they fit the cache
 GPU_CELLS = 2**24  # there few large operations are faster
-EVERY = slice(None)
 
 
 @torch.no_grad()
 def call_statistics(call: Call, rounding: torch.dtype | None = None) -> Float[Tensor, "6 heads"]:
-    """Largest and smallest logit of every head, and sums over real queries.
-
-    `rounding` is the dtype to which autocast rounds queries and keys.
-    """
-    query, key = (side.detach() if rounding is None else side.detach().to(rounding) for side in (call.query, call.key))
-    call = replace(call, query=query, key=key)
+    """Largest and smallest logit of every head, and sums over real queries; autocast rounds queries and keys."""
+    call = replace(call.detached(), value=None)
+    if rounding is not None:
+        call = replace(call, query=call.query.to(rounding), key=call.key.to(rounding))
     real, first = call.real_queries, None
     mask = call.attn_mask if call.given_scores is None else call.given_scores
     if mask is not None:
         seen = visible(mask).reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))
         seen = seen if real is None else seen & real[:, None, :, None]
         # The first key that any query sees: where sinks form, also behind left padding.
-        first = seen.any(-2).to(torch.uint8).argmax(-1).expand(len(query), call.heads)
+        first = seen.any(-2).to(torch.uint8).argmax(-1).expand(len(call.query), call.heads)
     by_heads: dict[int, list[Tensor]] = {}
     for sequences, heads, queries in _blocks(call):
-        block = part_of(call, sequences, heads, queries)
+        block = call.part(sequences, queries, heads)
         start = None if first is None else first[sequences, heads]
         counted = None if real is None else real[sequences, queries]
         by_heads.setdefault(heads.start, []).append(_block_statistics(block, counted, start))
@@ -48,29 +44,6 @@ def merge_statistics(parts: list[Float[Tensor, "6 heads"]]) -> Float[Tensor, "6 
     """Statistics of several blocks or calls as one."""
     table = torch.stack(parts)
     return torch.cat((table[:, :1].amax(0), table[:, 1:2].amin(0), table[:, 2:].sum(0)))
-
-
-def part_of(call: Call, sequences: slice, heads: slice, queries: slice, keys: slice = EVERY) -> Call:
-    """Some sequences, heads, queries and keys of a call, as far as its scores depend on them."""
-    return replace(
-        call,
-        query=call.query[sequences, heads, queries],
-        key=call.keys(heads)[sequences, :, keys],
-        value=None,
-        attn_mask=_cut(call.attn_mask, sequences, heads, queries, keys),
-        position_bias=_cut(call.position_bias, sequences, heads, queries, keys),
-        given_scores=_cut(call.given_scores, sequences, heads, queries, keys),
-        causal=None if call.causal is None else call.causal + (queries.start or 0),
-        sinks=None if call.sinks is None else call.sinks[heads],
-    )
-
-
-def _cut(tensor: Tensor | None, *parts: slice) -> Any:
-    """A part of a tensor that is broadcast over (batch, heads, n, m)."""
-    if tensor is None:
-        return None
-    tensor = tensor.detach().reshape((1,) * (4 - tensor.ndim) + tuple(tensor.shape))
-    return tensor[tuple(EVERY if size == 1 else part for size, part in zip(tensor.shape, parts, strict=True))]
 
 
 def _blocks(call: Call) -> Iterator[tuple[slice, slice, slice]]:
@@ -103,7 +76,7 @@ def _block_statistics(
         weights = scores.softmax(-1)
         total = weights.amax(-1).log().neg()  # the largest weight is 1/Σ
     else:  # learned sinks take part in the softmax
-        sinks = call.sinks.detach().to(raw)[None, :, None].expand_as(top)
+        sinks = call.sinks.to(raw)[None, :, None].expand_as(top)
         joint = torch.cat((scores, sinks[..., None]), -1).softmax(-1)
         weights, total, count = joint[..., :-1], joint.amax(-1).log().neg(), count + 1
         base = torch.maximum(top, sinks)

@@ -15,9 +15,9 @@ from torch.distributed import ReduceOp, all_reduce, get_backend, get_world_size
 from keyquery.instruments.monitor.bound import logit_bounds
 from keyquery.instruments.monitor.layers import Layers
 from keyquery.instruments.monitor.reading import METRICS
-from keyquery.instruments.monitor.statistics import EVERY, STATISTICS, call_statistics, merge_statistics, part_of
+from keyquery.instruments.monitor.statistics import STATISTICS, call_statistics, merge_statistics
 from keyquery.instruments.monitor.structure import SHARES, Shares, effective_ranks
-from keyquery.listening.call import Call, Tokens
+from keyquery.listening.call import Call
 from keyquery.listening.listen import add_listener
 from keyquery.listening.parts.on_data import SEQUENCES
 from keyquery.listening.tokens import Arguments, Run
@@ -55,10 +55,7 @@ class Sample:
 
 
 class Step:
-    """Listens to the forwards of one step; with `structure`, ranks and shares are measured too.
-
-    An exception does not reach the model: the first is kept in `error`.
-    """
+    """Listens to the forwards of one step; no exception reaches the model, the first is kept in `error`."""
 
     def __init__(self, structure: bool = False) -> None:
         self.seen: dict[str, Seen] = {}
@@ -178,12 +175,9 @@ def _sample(call: Call, x: Tensor) -> Sample | None:
     batch, n, m = len(call.query), call.query.shape[-2], call.key.shape[-2]
     if n != m or x.shape[:2] != (batch, n):
         return None
-    corner = slice(SEQUENCES), slice(TOKENS)
-    tokens = call.tokens
-    rows = (tokens.positions, tokens.key_positions, tokens.real_queries, tokens.real)
-    cut = Tokens(*(None if row is None else row[corner] for row in rows))  # type: ignore[arg-type]
-    part = replace(part_of(call, corner[0], EVERY, corner[1], corner[1]), tokens=cut)
-    return Sample(x[corner], part, x._version)
+    sequences, tokens = slice(SEQUENCES), slice(TOKENS)
+    part = replace(call.detached(), value=None).part(sequences, tokens, keys=tokens)
+    return Sample(x[sequences, tokens], part, x._version)
 
 
 def everywhere(complete: bool) -> bool:

@@ -224,10 +224,7 @@ def copied(
     answered: Bool[Tensor, "batch value"],
     seen: Int[Tensor, " value"],
 ) -> Scores:
-    """The share of a needle's tokens that a head copies: it attends to them most, and the model predicts them next.
-
-    The null level is the larger of the same for a key drawn from all `seen` ones, and for the needle's other tokens.
-    """
+    """The share of a needle's tokens that a head attends to most as the model predicts them; null: any seen key."""
     hits = (top[..., None] == targets[:, None]) & answered[..., None]  # query by target
     right = hits.diagonal(dim1=1, dim2=2).double()
     others = (hits.sum(-1) - right) / (targets.shape[1] - 1)

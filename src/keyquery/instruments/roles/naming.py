@@ -26,10 +26,7 @@ ORDERS = {
 
 
 def estimate(scores: Scores, tests: int) -> dict[str, Any] | None:
-    """The mean score over sequences with its 95 % interval, its null level, and whether it clears that.
-
-    It does if the interval of the paired difference score − null lies above 0 at level 1 − 0.05/tests (Bonferroni).
-    """
+    """The mean score with its 95 % interval and null level, and whether it clears that at level 1 − 0.05/tests."""
     kept = scores.score.isfinite() & scores.null.isfinite()
     score, null = (values[kept].double() for values in scores)
     n = len(score)

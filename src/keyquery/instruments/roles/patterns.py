@@ -82,10 +82,7 @@ class Patterns:
 def alignment(
     maps: Float[Tensor, "batch heads n m"], queries: Bool[Tensor, "batch n"], generator: torch.Generator
 ) -> Scores:
-    """Do later queries attend to later keys? Kendall's τ of keys drawn from the attention of each query.
-
-    P(j < j′) − P(j > j′), averaged over all pairs of queries i < i′.
-    """
+    """Do later queries attend to later keys? P(j < j′) − P(j > j′) of keys drawn from attention, over all i < i′."""
     batch, heads = maps.shape[:2]
     score, null = torch.full((2, batch, heads), torch.nan, dtype=torch.float64)
     for row in range(batch):

@@ -62,12 +62,7 @@ class Roles(Reading, kind="roles"):
         return f"Roles({self.model['name']}: {len(self.heads)} heads: {counts})"
 
     def ranking(self, role: str, data: str | None = None) -> list[tuple[str, float]]:
-        """Heads as "layer.head" with their scores of a role, the highest first; `data` defaults to that which decides.
-
-        >>> reading = kq.roles(kq.models.DECODER, sequences=8, length=40)
-        >>> reading.ranking("sink")[0][1] >= reading.ranking("sink")[1][1]
-        True
-        """
+        """Heads as "layer.head" by falling score of a role; `data` defaults to that which decides on it."""
         check_choice("role", role, ROLES)
         rows = []
         for head in self.heads:
@@ -141,11 +136,6 @@ def roles(
     >>> reading = kq.roles(kq.models.DECODER, sequences=8, length=40)
     >>> sorted(reading.heads[0]["scores"])
     ['duplicate_token', 'induction', 'local', 'previous_token', 'sink']
-
-    See Also
-    --------
-    look : The parts of each head's scores; `roles=True` adds these roles.
-    dial : Ablate heads or parts, to test what a role is needed for.
     """
     options = Options(length=length, sequences=sequences, window=window, least=least, seed=seed)
     data = Data(text=text, inputs=inputs, tokenizer=tokenizer, length=length, tokens=sequences * length)

@@ -61,10 +61,7 @@ def run(
     options: Options,
     watching: Progress,
 ) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
-    """Rows per head, facts for provenance, and notes; `data` are the user's batches, by "text" or "inputs".
-
-    Without `heads`, of a model whose weights are not read, layers are those of its attention calls.
-    """
+    """Rows per head, facts for provenance, and notes; without `heads`, layers are those of the attention calls."""
     notes, vocabulary = list[str](), None
     if others := _others(model, [batch for batches in data.values() for batch in batches]):
         notes.append(f"random tokens are not measured: the inputs have {others[0]}, not token ids alone")

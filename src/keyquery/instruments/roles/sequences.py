@@ -75,10 +75,7 @@ class Needles:
 
 
 def needles(vocabulary: Vocabulary, count: int, length: int, seed: int) -> Needles | None:
-    """A needle (key, value) at a random depth of a haystack, then its key again, and all but the last of its value.
-
-    No token comes twice, so that only the needle has the answer; None if the model has too few tokens for that.
-    """
+    """A needle (key, value) in a haystack of other tokens, then its key and value again; None with too few tokens."""
     asked = KEY + VALUE - 1
     room = length - max(len(vocabulary.before), 1) - asked - KEY - VALUE
     if room < 1:

@@ -60,10 +60,7 @@ def lines(reading: Roles) -> list[Any]:
 
 
 def role_table(heads: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> Any:
-    """A row per role: how many heads are named so, the range of null levels, and the strongest of these heads.
-
-    `heads` have the fields `roles` and `scores`.
-    """
+    """A row per role: how many heads are named so, the range of null levels, and the strongest of these heads."""
     table = columns_table("role", "heads", Text("on"), "null", Text("strongest, ± half of the 95 % interval"))
     for role in ROLES:
         scored = [head for head in heads if role in head["scores"]]

@@ -87,6 +87,20 @@ def id_batches(rows: list[list[int]], tokens: int = TOKENS, size: int = SIZE) ->
     return [_padded(rows[start : min(start + size, count)], 0) for start in range(0, count, size)]
 
 
+def without_padding(batch: Batch, row: int) -> Batch:
+    """One sequence of a batch, without its padding."""
+    mask = batch.get("attention_mask")
+    real = mask[row].bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+    def of_row(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            return value
+        part = value[row]
+        return (part[real] if real is not None and part.ndim and len(part) == len(real) else part).unsqueeze(0)
+
+    return {name: of_row(value) for name, value in batch.items()}
+
+
 def with_decoder_ids(batches: list[Batch]) -> list[Batch]:
     """Batches for an encoder-decoder: its decoder reads the same ids as its encoder."""
     return [{**batch, "decoder_input_ids": batch["input_ids"]} for batch in batches]
