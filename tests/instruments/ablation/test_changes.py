@@ -265,9 +265,3 @@ def test_a_function_of_the_call_is_a_change():
         ValueError, match=r"change 'narrow' must return the output of all heads \(4, 4, 6, 8\), got \(4, 4\)"
     ):
         kq.ablate(model, [batch], changes={"narrow": lambda call: call.output()[..., 0, 0]}, measure="none")
-
-
-def test_a_change_of_nothing_costs_nothing():
-    model, batch = decoder("llama"), text(rows=4)
-    rows = kq.ablate(model, [batch], changes={"same": lambda call: call.output()}, measure="all").rows
-    assert all(row["change"] == pytest.approx(0, abs=1e-12) == row["estimate"] for row in rows)

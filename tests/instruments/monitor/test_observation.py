@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import keyquery as kq
 from keyquery.listening.tokens import Run
@@ -99,30 +98,6 @@ def test_learned_sinks_count_for_the_entropy_alone():
     np.testing.assert_allclose([curve[0] for curve in curves["entropy"]], entropy.tolist(), atol=1e-5)
     np.testing.assert_allclose([curve[0] for curve in curves["sink"]], weights[..., 0].mean((0, 2)).tolist(), atol=1e-6)
     assert max(curve[0] for curve in curves["largest"]) < 40
-
-
-class Checkpointed(nn.Module):
-    """torch's attention, whose activations are computed once more in the backward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x):
-        return checkpoint(lambda y: self.attention(y, y, y, need_weights=False)[0], x, use_reentrant=False)
-
-
-def test_activation_checkpointing():
-    gradients = []
-    for watched in (False, True):
-        torch.manual_seed(0)
-        model = Checkpointed().train()
-        monitor = monitored(model) if watched else None
-        model(torch.randn(2, 5, 8)).square().sum().backward()
-        gradients.append(model.attention.in_proj_weight.grad)
-    monitor.step()
-    assert monitor.reading().steps == [0]
-    assert torch.equal(*gradients)
 
 
 def test_an_error_while_listening_does_not_reach_the_model(monkeypatch):

@@ -25,7 +25,10 @@ def test_the_terminal_shows_a_map_and_a_ranking():
     other = copy.deepcopy(one)
     with torch.no_grad():
         other.blocks[2].attention_norm.weight.mul_(1.5)
-    assert "of the folded weights (only biases or norms differ)" in shown(kq.compare(one, other))
+    folded = kq.compare(one, other)
+    assert "of the folded weights (only biases or norms differ)" in shown(folded)
+    assert not any(row["change"] for row in folded.changes[0]["rows"])
+    assert all(row["folded"] > 0.1 for row in folded.changes[0]["rows"][8:])
     data, rows = data_of(page(both)), both.changes[0]["rows"]
     assert measure_of(data, "change")["values"] == pytest.approx([row["change"] for row in rows], rel=1e-4)
     same = len(both.changes[0]["tensors"]["same"])
