@@ -14,6 +14,7 @@ from keyquery.listening.call import HIDDEN, Call, visible
 
 # What the rows of the result hold, per head. Sums are over queries, so that batches can be merged.
 STATISTICS = ("largest", "smallest", "entropy_sum", "sink_sum", "uniform_sum", "queries")
+LARGEST = STATISTICS.index("largest")
 CELLS = 2**18  # logits of a block: they fit the cache
 GPU_CELLS = 2**24  # there few large operations are faster
 
