@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int, Shaped
+from jaxtyping import Float64
 from torch import Tensor
 
 from keyquery.learn.base import Classifier, check_sizes, seed_of
@@ -28,6 +29,7 @@ TOKENS = 16_384  # rows of all members that are computed at a time
 CACHED = 2**28  # numbers of keys and values up to which they are kept: 1 GiB
 
 
+@dataclass(eq=False, repr=False)
 class InContextClassifier(Classifier, SupportSet):
     """Tabular classifier without training: a pretrained network attends from each row to the labelled rows (TabPFN v1).
 
@@ -69,22 +71,11 @@ class InContextClassifier(Classifier, SupportSet):
     >>> model.fit(X, y).predict_proba(X_test)  # doctest: +SKIP
     """
 
-    classes_: Shaped[np.ndarray, " classes"]
-    network_: ContextNetwork
-    table_: Float64[np.ndarray, "n d"]  # training rows as numbers
-    codes_: Int[np.ndarray, " n"]  # their classes
-    members_: list[Member]
-
-    def __init__(
-        self,
-        weights: str | Path,
-        ensemble: int = 32,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.weights, self.ensemble = weights, ensemble
-        self.random_state, self.device, self.verbose = random_state, device, verbose
+    weights: str | Path
+    ensemble: int = 32
+    random_state: Any = None
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def fit(self, X: Any, y: Any = None) -> InContextClassifier:
         """Keep a table X and classes y (n,). Default y: the target column, if X is a `kq.data.Table`.

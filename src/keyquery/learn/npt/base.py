@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -30,34 +30,24 @@ Coded = tuple[Field, Shaped[np.ndarray, " n"]]  # of the target: codes of classe
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # on a GPU and on a CPU
 
 
+@dataclass(eq=False, repr=False)
 class Datapoints(SupportSet):
     """A table model; the last of its `fields_` is the target."""
 
     plan: ClassVar[Plan] = Plan()
-    network_: TableNetwork
-    context_: Rows  # the support set: rows that predictions attend to, with their targets
-    context_rows_: Shaped[np.ndarray, " m"]  # their row numbers in X
-    classes_: Shaped[np.ndarray, " classes"]  # of a classifier
 
-    def __init__(
-        self,
-        embedding: int = 32,
-        depth: int = 4,
-        heads: int = 8,
-        steps: int = 400,
-        lr: float | None = None,
-        validation_fraction: float = 0.2,
-        kernel: str = "general",
-        row_attention: str = "full",
-        semi_supervised: bool = False,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.embedding, self.depth, self.heads, self.steps = embedding, depth, heads, steps
-        self.lr, self.validation_fraction = lr, validation_fraction
-        self.kernel, self.row_attention, self.semi_supervised = kernel, row_attention, semi_supervised
-        self.random_state, self.device, self.verbose = random_state, device, verbose
+    embedding: int = 32
+    depth: int = 4
+    heads: int = 8
+    steps: int = 400
+    lr: float | None = None
+    validation_fraction: float = 0.2
+    kernel: str = "general"
+    row_attention: str = "full"
+    semi_supervised: bool = False
+    random_state: Any = None
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit to a table X, targets y (n,) and weights (n,)."""

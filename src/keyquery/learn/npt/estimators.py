@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float64, Int, Shaped
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from keyquery.support.extras import optional
 FARTHEST = 1e18  # standard deviations from the mean; its square still fits float32
 
 
+@dataclass(eq=False, repr=False)
 class NPTClassifier(Classifier, Datapoints):
     """Tabular classifier: a non-parametric transformer (NPT), in which rows attend to other rows.
 
@@ -82,27 +83,7 @@ class NPTClassifier(Classifier, Datapoints):
     True
     """
 
-    def __init__(
-        self,
-        embedding: int = 32,
-        depth: int = 4,
-        heads: int = 8,
-        steps: int = 400,
-        lr: float | None = None,
-        validation_fraction: float = 0.2,
-        kernel: str = "general",
-        row_attention: str = "full",
-        semi_supervised: bool = False,
-        class_weight: Any = None,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        sizes: dict[str, Any] = {"embedding": embedding, "depth": depth, "heads": heads, "steps": steps, "lr": lr}
-        sizes |= {"validation_fraction": validation_fraction, "kernel": kernel, "row_attention": row_attention}
-        sizes |= {"semi_supervised": semi_supervised, "random_state": random_state}
-        super().__init__(**sizes, device=device, verbose=verbose)
-        self.class_weight = class_weight
+    class_weight: Any = None
 
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
         """Probabilities (n, classes), in the order of `classes_`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -149,6 +150,7 @@ def dots(asked: Asked, lists: Int64[Tensor, "q top"], chosen: Int64[Tensor, " so
     return (asked.database[lists[chosen]] @ asked.queries[chosen].unsqueeze(-1)).squeeze(-1)
 
 
+@dataclass(eq=False, repr=False)
 class AffinityReranker(ListReranker):
     """Training-free re-ranking by the cosine between the affinity vectors of candidate and query.
 
@@ -177,14 +179,10 @@ class AffinityReranker(ListReranker):
     (torch.Size([2, 10]), True)
     """
 
-    def __init__(
-        self,
-        top: int | None = None,
-        anchors: int | None = None,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.top, self.anchors, self.device, self.verbose = top, anchors, device, verbose
+    top: int | None = None
+    anchors: int | None = None
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def _check(self) -> None:
         super()._check()
@@ -198,6 +196,7 @@ class AffinityReranker(ListReranker):
         return torch.cat([cosines(affinities(rows_of(asked, lists, chosen), anchors))[:, 1:] for chosen in batches])
 
 
+@dataclass(eq=False, repr=False)
 class AlphaQueryExpansion(ListReranker):
     """α-weighted query expansion (αQE): training-free re-ranking with expanded queries.
 
@@ -221,16 +220,11 @@ class AlphaQueryExpansion(ListReranker):
     array([[0, 1, 2]])
     """
 
-    def __init__(
-        self,
-        top: int | None = None,
-        neighbours: int = 5,
-        alpha: float = 3.0,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.top, self.neighbours, self.alpha = top, neighbours, alpha
-        self.device, self.verbose = device, verbose
+    top: int | None = None
+    neighbours: int = 5
+    alpha: float = 3.0
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def _check(self) -> None:
         super()._check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from keyquery.support.progress import bars
 NUMBERS = 2**24  # of the right-hand sides that are solved for at a time
 
 
+@dataclass(eq=False, repr=False)
 class DiffusionReranker(GraphReranker):
     """Training-free re-ranking by diffusion on the neighbour graph (Iscen et al. 2017): scores f with (1 − αS) f = y.
 
@@ -54,19 +56,14 @@ class DiffusionReranker(GraphReranker):
     _of_graph: ClassVar[tuple[str, ...]] = ("neighbours", "gamma")
     _of_query: ClassVar[str] = "seeds"
 
-    def __init__(
-        self,
-        top: int | None = None,
-        neighbours: int = 50,
-        seeds: int = 10,
-        alpha: float = 0.99,
-        gamma: float = 3.0,
-        rounds: int = 20,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.top, self.neighbours, self.seeds, self.alpha, self.gamma = top, neighbours, seeds, alpha, gamma
-        self.rounds, self.device, self.verbose = rounds, device, verbose
+    top: int | None = None
+    neighbours: int = 50
+    seeds: int = 10
+    alpha: float = 0.99
+    gamma: float = 3.0
+    rounds: int = 20
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def _check(self) -> None:
         super()._check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -24,6 +25,7 @@ NULL = "N/A"  # the query without content that popularity is measured with
 PASSAGE, QUERY = "[{}] {}\n", "Query: "
 
 
+@dataclass(eq=False, repr=False)
 class HeadReranker(Estimator):
     """Zero-shot re-ranking of passages by the retrieval heads of a language model (QRHead), with popularity removed.
 
@@ -55,21 +57,12 @@ class HeadReranker(Estimator):
     ([0, 1], (2,))
     """
 
-    _read: tuple[tuple[str, str], nn.Module, Any]  # a model that was loaded, and from where
-    chosen_: list[tuple[int, int]]  # layer and head, best first
-    separation_: Float64[np.ndarray, "layers heads"]  # mean advantage of relevant passages
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        heads: int = 16,
-        calibrate: bool = True,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.model, self.tokenizer, self.heads, self.calibrate = model, tokenizer, heads, calibrate
-        self.device, self.verbose = device, verbose
+    model: Any
+    tokenizer: Any = None
+    heads: int = 16
+    calibrate: bool = True
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def fit(self, queries: Any, passages: Any, relevant: Any) -> HeadReranker:
         """Choose heads on labelled queries: `passages[i]` are the candidates of query i, `relevant[i]` indices of them.
@@ -104,8 +97,9 @@ class HeadReranker(Estimator):
             for query, texts, mask in progress(labelled, "choosing heads", len(queries)):
                 scores = self.head_scores(query, texts)
                 separation.append(scores[..., mask].mean(-1) - scores[..., ~mask].mean(-1))
-        self.separation_ = np.mean(separation, 0)
+        self.separation_ = np.mean(separation, 0)  # (layers, heads): the mean advantage of relevant passages
         best = np.argsort(-self.separation_, axis=None, kind="stable")[: self.heads]
+        # Layer and head, best first.
         self.chosen_ = [divmod(int(number), self.separation_.shape[1]) for number in best]
         return self
 
@@ -178,10 +172,10 @@ class HeadReranker(Estimator):
         """The model and its tokenizer; a path is read once, in float32."""
         model, tokenizer = self.model, None
         if not isinstance(model, nn.Module):
-            source = (str(self.model), str(self.device))
-            if not hasattr(self, "_read") or self._read[0] != source:
-                self._read = (source, *load_model(self.model, device=self.device, dtype="float32"))
-            _, model, tokenizer = self._read
+            source, read = (str(self.model), str(self.device)), vars(self).get("_read")
+            if read is None or read[0] != source:
+                read = self._read = (source, *load_model(self.model, device=self.device, dtype="float32"))
+            _, model, tokenizer = read
         tokenizer = self.tokenizer or tokenizer
         if tokenizer is None:
             raise ValueError("the model has no tokenizer: pass one as tokenizer=")

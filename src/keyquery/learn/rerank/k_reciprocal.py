@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ class Graph(NamedTuple):
     rows: Tensor
 
 
+@dataclass(eq=False, repr=False)
 class KReciprocalReranker(GraphReranker):
     """Training-free re-ranking by k-reciprocal neighbours (Zhong et al. 2017), with the Jaccard distance J.
 
@@ -65,17 +67,12 @@ class KReciprocalReranker(GraphReranker):
     _of_graph: ClassVar[tuple[str, ...]] = ("neighbours", "smoothing")
     _of_query: ClassVar[str] = "neighbours"
 
-    def __init__(
-        self,
-        top: int | None = None,
-        neighbours: int = 20,
-        smoothing: int = 6,
-        weight: float = 0.3,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.top, self.neighbours, self.smoothing = top, neighbours, smoothing
-        self.weight, self.device, self.verbose = weight, device, verbose
+    top: int | None = None
+    neighbours: int = 20
+    smoothing: int = 6
+    weight: float = 0.3
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def _check(self) -> None:
         super()._check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ WEIGHT_DECAY = 1e-4
 WARMUP = 0.1  # share of the steps
 
 
+@dataclass(eq=False, repr=False)
 class Reranker(ListReranker, SavedEstimator):
     """Contextual similarity aggregation: the nearest neighbours of a query, re-ranked by a small transformer.
 
@@ -77,25 +79,16 @@ class Reranker(ListReranker, SavedEstimator):
     (torch.Size([3, 32]), torch.Size([3, 32]))
     """
 
-    network_: RerankNetwork
-    history_: list[dict[str, float]]  # mean training loss over intervals of steps
-
-    def __init__(
-        self,
-        top: int | None = None,
-        anchors: int | None = None,
-        width: int | None = None,
-        depth: int = 2,
-        heads: int = 12,
-        kernel: str = KERNEL,
-        steps: int = STEPS,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.top, self.anchors = top, anchors
-        self.width, self.depth, self.heads, self.kernel = width, depth, heads, kernel
-        self.steps, self.random_state, self.device, self.verbose = steps, random_state, device, verbose
+    top: int | None = None
+    anchors: int | None = None
+    width: int | None = None
+    depth: int = 2
+    heads: int = 12
+    kernel: str = KERNEL
+    steps: int = STEPS
+    random_state: Any = None
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def fit(self, features: Any = None, labels: Any = None) -> Reranker:
         """Fit to vectors (n, dim) and labels (n,).

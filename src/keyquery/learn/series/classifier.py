@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from keyquery.support.progress import Progress, bars, silent
 RANK = 20  # of primal layers, if heads are at least this wide
 
 
+@dataclass(eq=False, repr=False)
 class SeriesClassifier(SeriesEstimator):
     """Time-series classifier: a small transformer with the scikit-learn estimator interface.
 
@@ -96,38 +98,26 @@ class SeriesClassifier(SeriesEstimator):
     array(['up', 'down'], dtype='<U4')
     """
 
-    network_: SeriesNetwork
-    history_: list[dict[str, float]]  # one row per epoch: training loss, error and loss on the validation split
-
-    def __init__(
-        self,
-        attention: str = "primal+",
-        width: int = 64,
-        depth: int = 2,
-        heads: int = 4,
-        rank: int | None = None,
-        eta: float = 0.1,
-        tokens: str = "multiscale",
-        dropout: float = 0.1,
-        augment: float = 0.0,
-        epochs: int = 60,
-        batch_size: int = 16,
-        lr: float = 1e-3,
-        validation_fraction: float = 0.2,
-        patience: int = 20,
-        refit: bool = True,
-        class_weight: Any = None,
-        axis: int = 1,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.attention, self.width, self.depth, self.heads = attention, width, depth, heads
-        self.rank, self.eta, self.tokens, self.dropout, self.augment = rank, eta, tokens, dropout, augment
-        self.epochs, self.batch_size, self.lr = epochs, batch_size, lr
-        self.validation_fraction, self.patience, self.refit = validation_fraction, patience, refit
-        self.class_weight, self.axis = class_weight, axis
-        self.random_state, self.device, self.verbose = random_state, device, verbose
+    attention: str = "primal+"
+    width: int = 64
+    depth: int = 2
+    heads: int = 4
+    rank: int | None = None
+    eta: float = 0.1
+    tokens: str = "multiscale"
+    dropout: float = 0.1
+    augment: float = 0.0
+    epochs: int = 60
+    batch_size: int = 16
+    lr: float = 1e-3
+    validation_fraction: float = 0.2
+    patience: int = 20
+    refit: bool = True
+    class_weight: Any = None
+    axis: int = 1
+    random_state: Any = None
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def _restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[Callable[[], SeriesNetwork], int]:
         self._restore_common(facts, tensors)

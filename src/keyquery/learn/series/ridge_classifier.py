@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from keyquery.support.checks import check_count, check_number
 from keyquery.support.progress import Progress, bars, silent
 
 
+@dataclass(eq=False, repr=False)
 class ConvolutionRidgeClassifier(SeriesEstimator):
     """Time-series classifier without attention: random convolutions and a linear map, for small sets on a CPU.
 
@@ -64,21 +66,12 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
     array(['up', 'down'], dtype='<U4')
     """
 
-    network_: Linear
-    penalty_: float  # of the ridge regression
-    loss_: float | None  # leave-one-out cross-entropy of classes with two series or more, in nats
-
-    def __init__(
-        self,
-        features: int = 10_000,
-        class_weight: Any = None,
-        axis: int = 1,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.features, self.class_weight, self.axis = features, class_weight, axis
-        self.random_state, self.device, self.verbose = random_state, device, verbose
+    features: int = 10_000
+    class_weight: Any = None
+    axis: int = 1
+    random_state: Any = None
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def _learn(self, samples: Labelled, classes: int, seed: int) -> None:
         generator = np.random.default_rng(seed)

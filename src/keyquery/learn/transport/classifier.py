@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
@@ -38,6 +39,7 @@ STEPS = 10  # per epoch
 CHUNK = 2**16  # points per forward pass
 
 
+@dataclass(eq=False, repr=False)
 class TransportClassifier(Classifier, SavedEstimator):
     """Classifier by optimal transport: an MLP maps each class to its own Gaussian.
 
@@ -88,32 +90,17 @@ class TransportClassifier(Classifier, SavedEstimator):
     True
     """
 
-    network_: Mapper
-    classes_: Shaped[np.ndarray, " classes"]
-    mean_: Float64[np.ndarray, " features"]
-    scale_: Float64[np.ndarray, " features"]
-    history_: list[dict[str, float]]  # one row per epoch: training loss and loss on the validation split
-    n_features_in_: int
-    feature_names_in_: Shaped[np.ndarray, " features"]  # if X has column names
-
-    def __init__(
-        self,
-        geometry: str = "learned",
-        match: str = "ot",
-        hidden: Sequence[int] = (32, 32),
-        epochs: int = 100,
-        lr: float = 1e-2,
-        validation_fraction: float = 0.2,
-        patience: int = 20,
-        class_weight: Any = None,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.geometry, self.match, self.hidden, self.epochs = geometry, match, hidden, epochs
-        self.lr, self.validation_fraction, self.patience = lr, validation_fraction, patience
-        self.class_weight = class_weight
-        self.random_state, self.device, self.verbose = random_state, device, verbose
+    geometry: str = "learned"
+    match: str = "ot"
+    hidden: Sequence[int] = (32, 32)
+    epochs: int = 100
+    lr: float = 1e-2
+    validation_fraction: float = 0.2
+    patience: int = 20
+    class_weight: Any = None
+    random_state: Any = None
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TransportClassifier:
         """Fit to samples X, labels y (n,) and weights (n,).

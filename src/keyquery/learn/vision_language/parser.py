@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ WIDEST = 1 << 16  # vectors of a text encoder
 WORDS = 256  # per forward pass of a text encoder
 
 
+@dataclass(eq=False, repr=False)
 class VisualParser(SavedEstimator):
     """Vision-language model trained on image-text pairs: a patch encoder and a joint encoder, for image-text matching.
 
@@ -97,33 +99,23 @@ class VisualParser(SavedEstimator):
     """
 
     _prefix = ""
-    network_: VisionLanguageNetwork
-    vocabulary_: Vocabulary
-    history_: list[dict[str, float]]  # one row per epoch: the loss and its three terms
 
-    def __init__(
-        self,
-        size: int = 64,
-        patch: int = 8,
-        width: int = 64,
-        depth: int = 2,
-        heads: int = 4,
-        parser_depth: int = 2,
-        kernel: str = "general",
-        backbone: Any = None,
-        text_encoder: Any = None,
-        frozen: bool | None = None,
-        epochs: int = 20,
-        batch_size: int = 64,
-        lr: float = 1e-3,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-        verbose: bool = False,
-    ) -> None:
-        self.size, self.patch, self.width, self.depth, self.heads = size, patch, width, depth, heads
-        self.parser_depth, self.kernel, self.backbone, self.frozen = parser_depth, kernel, backbone, frozen
-        self.text_encoder, self.epochs, self.batch_size, self.lr = text_encoder, epochs, batch_size, lr
-        self.random_state, self.device, self.verbose = random_state, device, verbose
+    size: int = 64
+    patch: int = 8
+    width: int = 64
+    depth: int = 2
+    heads: int = 4
+    parser_depth: int = 2
+    kernel: str = "general"
+    backbone: Any = None
+    text_encoder: Any = None
+    frozen: bool | None = None
+    epochs: int = 20
+    batch_size: int = 64
+    lr: float = 1e-3
+    random_state: Any = None
+    device: str | torch.device = "auto"
+    verbose: bool = False
 
     def fit(self, images: Any, texts: Any) -> VisualParser:
         """Fit to images and their texts, one text per image.
