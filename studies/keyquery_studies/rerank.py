@@ -18,11 +18,10 @@ from jaxtyping import Shaped
 
 from keyquery.learn.inputs.vectors import asked_of
 from keyquery.learn.rankings.rankings import score_rankings
-from keyquery.learn.rerank.base import AffinityReranker, AlphaQueryExpansion, ListReranker
+from keyquery.learn.rerank.base import AffinityReranker, AlphaQueryExpansion, ListReranker, search
 from keyquery.learn.rerank.diffusion import DiffusionReranker
 from keyquery.learn.rerank.k_reciprocal import KReciprocalReranker
 from keyquery.learn.rerank.learned import Reranker
-from keyquery.learn.rerank.search import search
 from keyquery.support.files import write_all
 from keyquery_studies.common.comparisons import corrected, difference
 from keyquery_studies.common.embeddings import digit_vectors, passages, text_vectors

@@ -11,8 +11,8 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 import keyquery as kq
-from keyquery.learn.rerank import search as searching
-from keyquery.learn.rerank.search import search
+from keyquery.learn.rerank import base
+from keyquery.learn.rerank.base import search
 from tests.learn.rerank.groups import curves
 
 ALL = [kq.AffinityReranker, kq.AlphaQueryExpansion, kq.KReciprocalReranker, kq.DiffusionReranker]
@@ -28,8 +28,8 @@ def test_the_search_is_exact_and_breaks_ties_by_index(groups, monkeypatch):
     queries, database = groups
     expected = (queries @ database.T).argsort(dim=1, descending=True)[:, :30]
     assert torch.equal(search(queries, database, 30), expected)
-    monkeypatch.setattr(searching, "QUERIES", 7)
-    monkeypatch.setattr(searching, "ITEMS", 11)  # fewer than are asked for
+    monkeypatch.setattr(base, "QUERIES", 7)
+    monkeypatch.setattr(base, "ITEMS", 11)  # fewer than are asked for
     assert torch.equal(search(queries, database, 30), expected)
     assert search(torch.eye(4)[:2], torch.eye(4)[[1, 0, 1, 0, 1, 0]], 3).tolist() == [[1, 3, 5], [0, 2, 4]]
 

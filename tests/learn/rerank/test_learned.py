@@ -12,10 +12,10 @@ from torch.nn.functional import normalize
 import keyquery as kq
 from keyquery.learn.inputs.vectors import Asked
 from keyquery.learn.rerank import base, learned, network
+from keyquery.learn.rerank.base import search
 from keyquery.learn.rerank.graph import nearest
 from keyquery.learn.rerank.learned import Lists
 from keyquery.learn.rerank.network import RerankNetwork, affinities, cosines, distance, rerank_loss
-from keyquery.learn.rerank.search import search
 from tests.learn.rerank.groups import curves, mean_precision, others
 
 SMALL = {"top": 24, "anchors": 12, "width": 16, "depth": 2, "heads": 2, "device": "cpu", "random_state": 0}

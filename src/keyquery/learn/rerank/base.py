@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -16,11 +17,11 @@ from keyquery.learn.base import Estimator, check_sizes
 from keyquery.learn.inputs.vectors import Asked, asked_of, like, lists_of, vectors_of
 from keyquery.learn.rerank.network import PUBLISHED_ANCHORS, TOP, affinities, check_anchors, cosines
 from keyquery.learn.rerank.reading import Reranking, Shown, reranking_of
-from keyquery.learn.rerank.search import search, search_index
 from keyquery.support.checks import check_count
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
+QUERIES, ITEMS = 1024, 65_536  # per batch of dot products of a search
 ROWS = {"cpu": 8192, "cuda": 131_072}  # candidates per batch
 # Most floats of a batch's widest activations on a CPU. The allocator maps larger tensors anew each time, and faulting
 # their pages in takes longer than larger matrix products save.
@@ -148,6 +149,49 @@ def rows_of(
 def dots(asked: Asked, lists: Int64[Tensor, "q top"], chosen: Int64[Tensor, " some"]) -> Float[Tensor, "some top"]:
     """Dot products of some queries with their candidates."""
     return (asked.database[lists[chosen]] @ asked.queries[chosen].unsqueeze(-1)).squeeze(-1)
+
+
+def search(
+    queries: Float[Tensor, "q dim"], database: Float[Tensor, "n dim"], top: int, verbose: bool = False
+) -> Int64[Tensor, "q top"]:
+    """The `top` items of the database nearest to each query, by dot product, best first.
+
+    Exact; ties are sorted by index, except among those at the end of the list.
+    """
+    chunks = queries.split(QUERIES)
+    with bars(verbose) as progress:
+        return torch.cat([_nearest(chunk, database, top) for chunk in progress(chunks, "searching", len(chunks))])
+
+
+def search_index(index: Any, asked: Asked, top: int) -> Int64[Tensor, "q top"]:
+    """The same with a search index over the database, such as one of faiss."""
+    queries, database = asked
+    if not hasattr(index, "search"):
+        raise TypeError(f"index must have search(vectors, k), like a faiss index, got {type(index).__name__}")
+    for name, attribute, expected in (("items", "ntotal", len(database)), ("dims", "d", queries.shape[1])):
+        if (actual := getattr(index, attribute, expected)) != expected:
+            raise ValueError(f"index does not fit the database: it has {actual} {name}, not {expected}")
+    lists = np.asarray(index.search(queries.float().cpu().numpy(), top)[1])
+    if lists.shape != (len(queries), top):
+        raise ValueError(f"index.search must return indices ({len(queries)}, {top}), got {lists.shape}")
+    if (lists < 0).any():
+        row = (lists < 0).any(1).argmax()
+        raise ValueError(f"index finds fewer than {top} items for query {row}: widen its search, or use a smaller top")
+    return lists_of(lists, len(queries), len(database), str(queries.device))
+
+
+def _nearest(queries: Tensor, database: Tensor, top: int) -> Tensor:
+    scores = queries.new_empty(len(queries), 0)
+    items = scores.long()
+    for start in range(0, len(database), ITEMS):
+        part = queries @ database[start : start + ITEMS].mT
+        best = part.topk(min(top, part.shape[1]), dim=1)
+        scores, items = torch.cat((scores, best.values), 1), torch.cat((items, best.indices + start), 1)
+        kept = scores.topk(min(top, scores.shape[1]), dim=1).indices
+        scores, items = scores.gather(1, kept), items.gather(1, kept)
+    by_index = items.sort(dim=1)  # the next sort is stable
+    order = scores.gather(1, by_index.indices).argsort(dim=1, descending=True, stable=True)
+    return by_index.values.gather(1, order)
 
 
 @dataclass(eq=False, repr=False)

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from keyquery.learn.inputs.vectors import Asked, vectors_of
-from keyquery.learn.rerank.base import ListReranker
-from keyquery.learn.rerank.search import search
+from keyquery.learn.rerank.base import ListReranker, search
 from keyquery.support.devices import pick_device
 
 CHUNK = 1024  # items per batch
