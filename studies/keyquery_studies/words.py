@@ -23,8 +23,7 @@ from keyquery import models
 from keyquery.instruments.ablation.losses import logits
 from keyquery.instruments.look.embeddings import NAMES, level
 from keyquery.instruments.look.reading import FORMER
-from keyquery.learn.cooccurrence.cooccurrence import Cooccurrence
-from keyquery.learn.cooccurrence.counts import KINDS, normed_rows
+from keyquery.learn.cooccurrence.cooccurrence import KINDS, Cooccurrence, normed_rows
 from keyquery.learn.data import windows
 from keyquery.listening.inputs.batches import encoded
 from keyquery.listening.inputs.load import load_model, load_tokenizer

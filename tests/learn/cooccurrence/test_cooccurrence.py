@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import keyquery as kq
 from keyquery.checkpoints.tokenizer import Tokenizer
 from keyquery.learn.cooccurrence import tally
-from keyquery.learn.cooccurrence.counts import KINDS
+from keyquery.learn.cooccurrence.cooccurrence import KINDS
 from keyquery.learn.cooccurrence.tally import words_in
 from keyquery.support import files
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keyquery.learn.cooccurrence.counts import dealt
+from keyquery.learn.cooccurrence.cooccurrence import dealt
 
 
 def counts(seed, n, zeros=0.4):

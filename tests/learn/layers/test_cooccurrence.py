@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keyquery as kq
-from keyquery.learn.cooccurrence.counts import normed_rows
+from keyquery.learn.cooccurrence.cooccurrence import normed_rows
 
 
 def counts(seed=0, n=6):

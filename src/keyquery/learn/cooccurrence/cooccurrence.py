@@ -1,4 +1,7 @@
-"""`Cooccurrence`: word co-occurrence counts, PPMI, and the attention that follows from them."""
+"""`Cooccurrence`: word co-occurrence counts, PPMI, and the attention that follows from them.
+
+After "Self-Attention as Distributional Projection" (2025), with directed counts in addition to symmetric ones.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from keyquery.forms import Form
-from keyquery.learn.cooccurrence.counts import KINDS, dealt, normed_rows
 from keyquery.learn.cooccurrence.tally import CHUNK, Tally, read_into, tokens_of, words_in
 from keyquery.listening.inputs.batches import encoded
 from keyquery.reading import Reading, digest, provenance
-from keyquery.support.checks import check_choice, check_count, check_number
+from keyquery.support.checks import check_choice, check_count, check_float, check_number
 from keyquery.support.progress import Progress, silent
 
+KINDS = ("counts", "log", "ppmi")
 WINDOW = 5  # default distance up to which two words are a pair
 DENSE = 20_000  # largest vocabulary for a dense matrix
 LOW = 0xFFFFFFFF
@@ -303,6 +306,29 @@ class Cooccurrence:
         matrix = self._matrix(kind)
         energy = float(matrix.multiply(matrix).sum())
         return float(matrix.multiply(matrix.T).sum()) / energy if energy else 0.0
+
+
+def normed_rows(m: Float[Tensor, "... R R"]) -> Float[Tensor, "... R R"]:
+    """M_rs / Σ_t M_rt; a row without any counts stays 0."""
+    sums = m.sum(-1, keepdim=True)
+    return m / torch.where(sums == 0, 1.0, sums)
+
+
+def dealt(matrix: Float[Tensor, "n n"], heads: int, rank: int | None = None) -> Form:
+    """A matrix split into heads of rank r that sum to its nearest form of rank heads·r: a Form with batch (heads,).
+
+    No form of that rank is nearer (Eckart–Young). Singular values are assigned to heads in turn, so that no head has
+    all of the large ones.
+    """
+    size = len(matrix)
+    check_float("matrix", matrix, "n n", n=size)
+    check_count("heads", heads, least=1, most=size)
+    check_count("rank", rank, least=1, most=size // heads, optional=True)
+    count = heads * (size // heads if rank is None else rank)
+    u, values, v = torch.linalg.svd(matrix.double())
+    root = values[:count].sqrt()
+    query, key = ((part * root).mT.unflatten(0, (-1, heads)).transpose(0, 1) for part in (u[:, :count], v[:count].mT))
+    return Form(query.to(matrix.dtype).contiguous(), key.to(matrix.dtype).contiguous())
 
 
 def _checked(matrix: Any) -> Float[ndarray, "n n"]:

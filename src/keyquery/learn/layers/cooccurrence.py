@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from keyquery.layers.attention import Attention
-from keyquery.learn.cooccurrence.counts import KINDS, dealt
+from keyquery.learn.cooccurrence.cooccurrence import KINDS, dealt
 from keyquery.support.checks import check_choice
 
 
