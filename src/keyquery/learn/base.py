@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from keyquery.learn.inputs.tables import target_of
-from keyquery.learn.inputs.targets import labels_of
+from keyquery.learn.inputs.targets import label_facts, labels_of, weights_of
 from keyquery.reading import digests, plain, provenance
 from keyquery.support.bounded_json import parse_json
 from keyquery.support.checks import check_count, check_number
@@ -77,9 +77,9 @@ class Classifier(ClassifierMixin):  # type: ignore[misc]
 
     classes_: Shaped[np.ndarray, " classes"]
 
-    @abstractmethod
     def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (n, classes), in the order of `classes_`."""
+        """Probabilities (n, classes) of samples as in `fit`, in the order of `classes_`."""
+        return self._logits(X).softmax(-1).numpy()
 
     def predict(self, X: Any) -> Shaped[np.ndarray, " n"]:
         """Predicted class of each sample (n,): the most probable one."""
@@ -91,6 +91,22 @@ class Classifier(ClassifierMixin):  # type: ignore[misc]
         predicted = self.predict(X)
         truth = labels_of(type(self).__name__, target_of(X, y), len(predicted))
         return float(np.average(predicted == truth, weights=sample_weight))  # scikit-learn's rejects bytes labels
+
+    @abstractmethod
+    def _logits(self, X: Any) -> Float64[Tensor, "n classes"]:
+        """Logits on the CPU; raises if not fitted."""
+
+    def _labelled(self, X: Any, y: Any, count: int, sample_weight: Any = None) -> tuple[np.ndarray, ...]:
+        """Which samples have a weight above 0, the classes, and class indices and weights of those samples."""
+        name = type(self).__name__
+        labels = labels_of(name, target_of(X, y), count)
+        weights = weights_of(name, labels, sample_weight, getattr(self, "class_weight", None))
+        kept = weights > 0
+        classes, codes = np.unique(labels[kept], return_inverse=True)
+        if len(classes) < 2:
+            only = label_facts(classes)["labels"][0]
+            raise ValueError(f"y holds only one class, {only!r}: a classifier needs two or more")
+        return kept, classes, codes, weights[kept]
 
 
 class SavedEstimator(Estimator, ABC):

@@ -9,10 +9,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from keyquery.learn.training import Log, Recipe, train
 from keyquery.learn.training.loop import Draw, Loss
+
+
+def epochs_of(take: Callable[[Any], Any], count: int, size: int, seed: int, least: int = 1) -> tuple[Draw, int]:
+    """A function that draws batches, shuffled in every pass, and their number per epoch, `least` or more."""
+    every = -(-count // size)
+
+    def draw(step: int, generator: torch.Generator) -> Any:
+        number, batch = divmod(step, every)
+        order = np.random.default_rng((seed, number)).permutation(count)
+        return take(order[batch * size :][:size])
+
+    return draw, every * -(-least // every)
 
 
 def fit_network(

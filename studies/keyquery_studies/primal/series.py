@@ -19,9 +19,11 @@ from torch.nn.functional import cross_entropy
 from keyquery.learn.base import hold_out
 from keyquery.learn.data import load_ts
 from keyquery.learn.data.series import Series
+from keyquery.learn.fitting import epochs_of
 from keyquery.learn.inputs.sequences import padded, statistics
+from keyquery.learn.series.base import Labelled
+from keyquery.learn.series.classifier import TIE, judged
 from keyquery.learn.series.network import SeriesNetwork
-from keyquery.learn.series.training import TIE, Labelled, epochs_of, judged
 from keyquery.learn.training import Recipe, train
 from keyquery.support.checks import check_choice
 from keyquery.support.files import write_all

@@ -12,9 +12,11 @@ from sklearn.utils.validation import check_is_fitted
 
 import keyquery as kq
 from keyquery.learn.base import hold_out
+from keyquery.learn.fitting import epochs_of
 from keyquery.learn.inputs.sequences import Padded
+from keyquery.learn.series.base import Labelled
+from keyquery.learn.series.classifier import augmented, temperature_of
 from keyquery.learn.series.network import BINS, SeriesNetwork, stretches
-from keyquery.learn.series.training import Labelled, augmented, epochs_of, temperature_of
 
 SMALL = {"width": 16, "heads": 2, "depth": 1, "device": "cpu", "random_state": 0}
 QUICK = {**SMALL, "width": 8, "epochs": 1}

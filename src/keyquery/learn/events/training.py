@@ -12,9 +12,8 @@ from torch import Tensor
 from keyquery.learn.base import hold_out
 from keyquery.learn.events.network import EventNetwork, Lasts, judged, losses
 from keyquery.learn.events.windows import Batch, Clock, Windows, ends
-from keyquery.learn.fitting import fit_network
+from keyquery.learn.fitting import epochs_of, fit_network
 from keyquery.learn.inputs.event_streams import Stream, times_per_group
-from keyquery.learn.series.training import epochs_of
 from keyquery.learn.training import Recipe
 from keyquery.support.progress import Progress
 

@@ -17,10 +17,10 @@ from keyquery.learn.base import Classifier, check_sizes, seed_of
 from keyquery.learn.in_context.explanation import InContextExplanation, Question, attribute
 from keyquery.learn.in_context.inputs import Member, Preparation, members, numbers
 from keyquery.learn.in_context.network import ContextNetwork, read_network, sizes_of
-from keyquery.learn.inputs.tables import columns_of, fields_of, target_of
-from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of
+from keyquery.learn.inputs.tables import columns_of, fields_of
+from keyquery.learn.inputs.targets import classes_of, label_facts
 from keyquery.learn.layers.datapoints import Memory
-from keyquery.learn.npt.support import SupportSet
+from keyquery.learn.npt.base import SupportSet
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
@@ -95,13 +95,10 @@ class InContextClassifier(Classifier, SupportSet):
         self._check()
         pick_device(self.device)
         columns = columns_of(X)
-        labels = labels_of(type(self).__name__, target_of(X, y), len(columns.values[0]))
-        classes, codes = np.unique(labels, return_inverse=True)
-        if len(classes) < 2:
-            raise ValueError(f"y holds only one class, {labels.tolist()[0]!r}: a classifier needs two or more")
+        _, classes, codes, _ = self._labelled(X, y, len(columns.values[0]))
         network = read_network(self.weights)
         for what, size, most in (
-            ("rows", len(labels), ROWS),
+            ("rows", len(codes), ROWS),
             ("columns", len(columns.values), network.columns),
             ("classes", len(classes), network.classes),
         ):
@@ -114,21 +111,6 @@ class InContextClassifier(Classifier, SupportSet):
         self._keep_columns(columns.names, len(columns.values))
         self.params_, self.history_ = self._plain_params(), []
         return self
-
-    def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (n, classes), in the order of `classes_`.
-
-        Parameters
-        ----------
-        X
-            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
-
-        Returns
-        -------
-        ndarray
-            Probabilities (n, classes), in the order of `classes_`.
-        """
-        return self._logits(X).softmax(-1).numpy()
 
     def explain(self, row: Any, rows: int = 5) -> InContextExplanation:
         """Which training rows and columns, and which parts of the scores, the prediction of one row depends on.

@@ -1,12 +1,13 @@
-"""Base class of NPTClassifier and NPTRegressor."""
+"""Base classes of the estimators of tables whose rows attend to training rows."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,20 +15,94 @@ from jaxtyping import Float, Float64, Int, Shaped
 from torch import Tensor
 
 from keyquery.layers.kernels import KERNELS
-from keyquery.learn.base import Classifier, check_sizes, hold_out, seed_of, seeded
-from keyquery.learn.inputs.tables import Columns, Field, Rows, columns_of, encode, fields_of, target_of
+from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
+from keyquery.learn.inputs.tables import Columns, Field, Rows, check_features, columns_of, encode, fields_of, target_of
 from keyquery.learn.inputs.targets import classes_of, is_missing, kept_of, label_facts, rows_of_weight, weights_of
 from keyquery.learn.layers.datapoints import ROWS
-from keyquery.learn.npt.explanation import NPTExplanation, attribute
+from keyquery.learn.npt.explanation import Effects, NPTExplanation, attribute, by_attention
 from keyquery.learn.npt.network import TableNetwork
-from keyquery.learn.npt.support import SupportSet
 from keyquery.learn.npt.training import Plan, Samples, answers, learn
-from keyquery.support.checks import check_choice
+from keyquery.support.checks import check_choice, check_count
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
 
 Coded = tuple[Field, Shaped[np.ndarray, " n"]]  # of the target: codes of classes, or standardised numbers
+MEMORIES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # outside, so that predict changes no estimator
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # on a GPU and on a CPU
+
+
+class SupportSet(SavedEstimator):
+    """An estimator whose new rows attend to training rows, and never to each other."""
+
+    fields_: list[Field]
+    n_features_in_: int
+    feature_names_in_: Shaped[np.ndarray, " d"]  # if X has column names
+
+    def _columns(self, X: Any) -> Columns:
+        """The columns of new rows."""
+        check_is_fitted(self)
+        columns = columns_of(X)
+        known = getattr(self, "feature_names_in_", None)
+        check_features(type(self).__name__, (known, self.n_features_in_), (columns.names, len(columns.values)))
+        return columns
+
+    def _one_row(self, row: Any, rows: int) -> Columns:
+        """The row to explain."""
+        check_count("rows", rows, least=0)
+        columns = self._columns(row)
+        if (count := len(columns.values[0])) != 1:
+            raise ValueError(f"row must be a table with one row, such as X[:1], got {count} rows")
+        return columns
+
+    def _explained(
+        self, effects: Effects, entries: Sequence[Any], table: Sequence[Sequence[Any]], numbers: np.ndarray
+    ) -> dict[str, Any]:
+        """Fields of an explanation, from entries of the row, and columns of the table, target last, and row numbers."""
+        names = [field.name for field in self.fields_[: len(entries)]]
+        columns = zip(names, entries, effects.columns, strict=True)
+        return {
+            "columns": [{"column": name, "value": value, "effect": effect} for name, value, effect in columns],
+            "rows": [
+                {
+                    "row": int(numbers[row]),
+                    "attention": float(effects.attention[row]),
+                    **{part: float(scores[row]) for part, scores in effects.scores.items()},
+                    "effect": effects.rows.get(row),
+                    "target": table[-1][row],
+                    "values": [column[row] for column in table[:-1]],
+                }
+                for row in by_attention(effects.attention)
+            ],
+            "provenance": self._provenance(context=len(numbers)),
+        }
+
+    def _memories_of(self, context: Any, device: torch.device, compute: Callable[[], list[Any]]) -> list[Any]:
+        """Keys and values of the support set in every layer, which are kept for the next call."""
+        kept = MEMORIES.get(self)
+        if kept is None or not (kept[0] is self.network_ and kept[1] is context and kept[2] == device):
+            kept = MEMORIES[self] = (self.network_, context, device, compute())
+        return kept[3]
+
+    def _column_facts(self) -> dict[str, Any]:
+        """The columns as JSON."""
+        rows = [[f.name, f.mean, f.scale, None if f.categories is None else list(f.categories)] for f in self.fields_]
+        return {"fields": rows, "named": hasattr(self, "feature_names_in_")}
+
+    def _take_columns(self, facts: Mapping[str, Any], targets: int) -> None:
+        """Restore the columns, of which the last `targets` are no features."""
+        self.fields_ = []
+        for name, *statistics, of in facts["fields"]:
+            mean, scale = map(float, statistics or (0, 1))  # files of former versions may have none
+            self.fields_.append(Field(str(name), mean, scale, None if of is None else tuple(map(str, of))))
+        if not all(math.isfinite(field.mean) and math.isfinite(field.scale) for field in self.fields_):
+            raise ValueError("the means and scales of its columns hold NaN or infinity")
+        names = [field.name for field in self.fields_[: len(self.fields_) - targets]]
+        self._keep_columns(names if facts["named"] else None, len(names))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
 
 
 @dataclass(eq=False, repr=False)
@@ -140,7 +215,7 @@ class Datapoints(SupportSet):
         )
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        facts = {**self._column_facts(), "published": self.plan.published, "points": self.plan.points}
+        facts = self._column_facts()
         if isinstance(self, Classifier):
             facts["classes"] = label_facts(self.classes_)
         tensors = {f"context.{name}": part for name, part in self.context_._asdict().items()}
@@ -163,8 +238,7 @@ class Datapoints(SupportSet):
             raise ValueError("the support set has categories that the columns do not have")
         if not self.context_.values.isfinite().all():
             raise ValueError("the support set holds NaN or infinity")
-        plan = {"published": bool(facts["published"]), "points": int(facts["points"])}
-        return lambda: self._network(sizes, **plan), self.depth
+        return lambda: self._network(sizes), self.depth
 
     def _check(self) -> None:
         check_choice("kernel", self.kernel, KERNELS)
@@ -200,9 +274,13 @@ class Datapoints(SupportSet):
         weights[known] = torch.from_numpy(weights_of(type(self).__name__, targets, given, by_class)).float()
         return weights
 
-    def _network(self, sizes: list[int], **shape: Any) -> TableNetwork:
-        options = {"published": self.plan.published, "points": self.plan.points, **shape}
-        options |= {"kernel": self.kernel, "rows": self.row_attention, "dropout": self.plan.dropout}
+    def _network(self, sizes: list[int], thrifty: bool = False) -> TableNetwork:
+        options: dict[str, Any] = {
+            "kernel": self.kernel,
+            "rows": self.row_attention,
+            "dropout": self.plan.dropout,
+            "thrifty": thrifty,
+        }
         return TableNetwork(sizes, self.embedding, self.depth, self.heads, **options)
 
     def _masked(self, columns: Columns) -> Rows:

@@ -85,20 +85,8 @@ class NPTClassifier(Classifier, Datapoints):
 
     class_weight: Any = None
 
-    def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (n, classes), in the order of `classes_`.
-
-        Parameters
-        ----------
-        X
-            A table: a `kq.data.Table`, a data frame or an array (n, columns), with the columns of `fit`.
-
-        Returns
-        -------
-        ndarray
-            Probabilities (n, classes), in the order of `classes_`.
-        """
-        return self._answers(X).softmax(-1).numpy()
+    def _logits(self, X: Any) -> Float64[Tensor, "n classes"]:
+        return self._answers(X)
 
     def _targets(self, y: Any, count: int) -> Shaped[np.ndarray, " n"]:
         labels = labels_of(type(self).__name__, y, count)

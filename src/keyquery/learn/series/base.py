@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Shaped
+from jaxtyping import Float, Float64, Int, Shaped
 from torch import Tensor
 
 from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted, seed_of
@@ -22,15 +22,26 @@ from keyquery.learn.inputs.sequences import (
     series_of,
     statistics,
 )
-from keyquery.learn.inputs.tables import target_of
-from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of, weights_of
+from keyquery.learn.inputs.targets import classes_of, label_facts
 from keyquery.learn.series.importance import Importance, occlude
-from keyquery.learn.series.training import Labelled
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import Progress, bars, silent
 
 Fitted = TypeVar("Fitted", bound="SeriesEstimator")
+
+
+class Labelled(NamedTuple):
+    """Series, their class indices and weights."""
+
+    data: Padded
+    target: Int[Tensor, " batch"]
+    weight: Float[Tensor, " batch"]
+
+    def take(self, index: Any) -> Labelled:
+        """A subset."""
+        chosen = torch.as_tensor(index, device=self.target.device)
+        return Labelled(self.data.take(chosen), self.target[chosen], self.weight[chosen])
 
 
 class SeriesEstimator(Classifier, SavedEstimator):
@@ -66,8 +77,10 @@ class SeriesEstimator(Classifier, SavedEstimator):
         """
         self._check()
         device = pick_device(self.device)
-        series, labels, weights = self._samples(X, y, sample_weight)
-        classes, numbers = np.unique(labels, return_inverse=True)
+        series = self._prepared(series_of(X, self.axis))
+        self._warn_of_axis(X, series)
+        kept, classes, numbers, weights = self._labelled(X, y, len(series), sample_weight)
+        series = [series[index] for index in np.flatnonzero(kept)]
         mean, scale = statistics(series)
         target, weight = (torch.from_numpy(part).to(device) for part in (numbers, weights))
         samples = Labelled(padded(series, mean, scale, device), target, weight)
@@ -76,11 +89,10 @@ class SeriesEstimator(Classifier, SavedEstimator):
         self.columns_, self.params_ = columns_of(X), self._plain_params()
         return self
 
-    def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (n, classes), in the order of `classes_`."""
+    def _logits(self, X: Any) -> Float64[Tensor, "n classes"]:
         data = self._padded(X)
         with bars(self.verbose) as progress:
-            return self._log_probabilities(data, progress).exp().cpu().numpy()
+            return self._log_probabilities(data, progress).cpu()
 
     def importance(self, X: Any, stretch: int | None = None) -> Importance:
         """Occlusion importance: which segments of each series support the predicted class.
@@ -132,18 +144,6 @@ class SeriesEstimator(Classifier, SavedEstimator):
             raise ValueError(f"temperature must be above 0, got {facts['temperature']}")
         self.temperature_ = float(facts["temperature"])
 
-    def _samples(self, X: Any, y: Any, sample_weight: Any) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-        """Validated series (length, dims), labels and weights; samples of weight 0 are left out."""
-        series = self._prepared(series_of(X, self.axis))
-        self._warn_of_axis(X, series)
-        labels = labels_of(type(self).__name__, target_of(X, y), len(series))
-        weights = weights_of(type(self).__name__, labels, sample_weight, self.class_weight)
-        kept = np.flatnonzero(weights)
-        if len(classes := np.unique(labels[kept])) < 2:
-            only = label_facts(classes)["labels"][0]
-            raise ValueError(f"y holds only one class, {only!r}: a classifier needs two or more")
-        return [series[index] for index in kept], labels[kept], weights[kept]
-
     def _prepared(self, series: list[np.ndarray]) -> list[np.ndarray]:
         """What is done to series before they are standardised."""
         return series
@@ -167,7 +167,7 @@ class SeriesEstimator(Classifier, SavedEstimator):
             warnings.warn(
                 f"X is read as series of {length} steps and {dims} dims; if it is (n, dims, length), set axis=2",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def __sklearn_tags__(self) -> Any:

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from keyquery.learn.base import check_sizes
 from keyquery.learn.inputs.sequences import Padded
-from keyquery.learn.series.base import SeriesEstimator
+from keyquery.learn.series.base import Labelled, SeriesEstimator
 from keyquery.learn.series.features import KERNELS, Competing, Convolutions
 from keyquery.learn.series.ridge import fit_ridge
-from keyquery.learn.series.training import Labelled
 from keyquery.support.checks import check_count, check_number
 from keyquery.support.progress import Progress, bars, silent
 

@@ -14,11 +14,10 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
-from keyquery.learn.fitting import fit_network
+from keyquery.learn.fitting import epochs_of, fit_network
 from keyquery.learn.inputs.sequences import restored_statistics, statistics
-from keyquery.learn.inputs.tables import check_features, points_of, target_of
-from keyquery.learn.inputs.targets import classes_of, label_facts, labels_of, weights_of
-from keyquery.learn.series.training import epochs_of
+from keyquery.learn.inputs.tables import check_features, points_of
+from keyquery.learn.inputs.targets import classes_of, label_facts
 from keyquery.learn.training import Recipe
 from keyquery.learn.transport.alignment import (
     GEOMETRIES,
@@ -121,14 +120,8 @@ class TransportClassifier(Classifier, SavedEstimator):
         """
         self._check()
         device, points = pick_device(self.device), points_of(X)
-        labels = labels_of(type(self).__name__, target_of(X, y), points.samples)
-        weights = weights_of(type(self).__name__, labels, sample_weight, self.class_weight)
-        points, labels, weights = points.chosen(weights > 0), labels[weights > 0], weights[weights > 0]
-        classes, numbers = np.unique(labels, return_inverse=True)
-        if len(classes) < 2:
-            only = label_facts(classes)["labels"][0]
-            raise ValueError(f"y holds only one class, {only!r}: a classifier needs two or more")
-        seed = seed_of(self.random_state)
+        kept, classes, numbers, weights = self._labelled(X, y, points.samples, sample_weight)
+        points, seed = points.chosen(kept), seed_of(self.random_state)
         learned, held = (points.of(samples) for samples in hold_out(numbers, self.validation_fraction, seed))
         mean, scale = statistics([points.values[learned]])
         x = torch.from_numpy((points.values - mean) / scale)
@@ -146,19 +139,7 @@ class TransportClassifier(Classifier, SavedEstimator):
         self._keep_columns(points.names, len(mean))
         return self
 
-    def predict_proba(self, X: Any) -> Float64[np.ndarray, "n classes"]:
-        """Probabilities (n, classes), in the order of `classes_`.
-
-        Parameters
-        ----------
-        X
-            Samples, as in `fit`.
-
-        Returns
-        -------
-        ndarray
-            Probabilities (n, classes), in the order of `classes_`.
-        """
+    def _logits(self, X: Any) -> Float64[Tensor, "n classes"]:
         check_is_fitted(self)
         points, device = points_of(X), pick_device(self.device)
         known = (getattr(self, "feature_names_in_", None), self.n_features_in_)
@@ -170,7 +151,7 @@ class TransportClassifier(Classifier, SavedEstimator):
         if not distances.isfinite().all():
             raise ValueError(f"X holds values too large: up to {x.abs().max():.0e} standard deviations of those in fit")
         scores = distances.new_zeros(points.samples, len(self.classes_))
-        return scores.index_add(0, torch.from_numpy(points.owner), -distances).softmax(-1).numpy()
+        return scores.index_add(0, torch.from_numpy(points.owner), -distances)
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         names = getattr(self, "feature_names_in_", None)

@@ -9,9 +9,8 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, layer_norm
 
-from keyquery.learn.fitting import fit_network
+from keyquery.learn.fitting import epochs_of, fit_network
 from keyquery.learn.inputs.captions import FIRST, MASK
-from keyquery.learn.series.training import epochs_of
 from keyquery.learn.training import Recipe
 from keyquery.learn.vision_language.network import Seen, VisionLanguageNetwork
 from keyquery.support.progress import Progress
