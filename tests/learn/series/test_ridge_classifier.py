@@ -21,8 +21,7 @@ from keyquery.learn.series.features import (
     weights,
     windows_inside,
 )
-from keyquery.learn.series.ridge import fit_ridge
-from keyquery.learn.series.ridge_classifier import interpolated
+from keyquery.learn.series.ridge_classifier import fit_ridge, interpolated
 
 
 def waves(count, length=40, seed=0):

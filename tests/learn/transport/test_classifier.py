@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import keyquery as kq
-from keyquery.learn.transport.alignment import EXACT, align, centres
+from keyquery.learn.transport.classifier import EXACT, align, centres
 
 # Means of Gaussian classes with covariance 2I, as published: pairs are 2i apart, of three classes in the mean.
 SIDE = 3 / (1 + math.sqrt(2))

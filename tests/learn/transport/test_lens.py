@@ -194,7 +194,7 @@ def test_nan_and_missing_points_name_the_step():
     [
         ({"inputs": torch.ones(2, 4, 5)}, "Small does not run on these inputs: "),
         ({"inputs": []}, "inputs must contain at least one batch, got none"),
-        ({"labels": [0, 1]}, r"labels must have one class per instance in inputs, 24, got shape \(2,\)"),
+        ({"labels": [0, 1]}, "labels must have one class per instance in inputs, 24, got 2"),
         ({"module": "unused"}, "unused is not called on these inputs: there is nothing to record"),
         ({"module": "body.block.0"}, r"module must be one of .* did you mean 'body\.blocks\.0'\?"),
         ({"module": nn.Linear(1, 1)}, "module must be one of .* got 'a Linear of another model'"),

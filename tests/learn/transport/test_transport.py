@@ -176,9 +176,9 @@ def test_it_has_lines_and_a_picture():
             r"same points at every step: step 0 has shape \(4, 2\), step 1 \(3",
         ),
         (np.array([[[0.0]], [[1.0]], [[np.nan]]]), None, "path must be finite: at step 2, 1 of 1 points are not"),
-        (np.zeros((2, 4, 2)), [0, 1], r"labels must have one class per point, 4, got shape \(2,\)"),
-        (np.zeros((2, 2, 2)), [0.0, np.nan], "labels must not contain None, NaN or infinity"),
-        (np.zeros((2, 2, 2)), np.array(["a", None], dtype=object), "labels must not contain None"),
+        (np.zeros((2, 4, 2)), [0, 1], "labels must have one class per point, 4, got 2"),
+        (np.zeros((2, 2, 2)), [0.0, np.nan], "labels must have a value in every row, got None, NaN or infinity in 1 of 2"),
+        (np.zeros((2, 2, 2)), np.array(["a", None], dtype=object), "labels must have a value in every row"),
     ],
 )
 def test_bad_paths_are_told(path, labels, words):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+from torch.nn.functional import pad
 
 from keyquery.learn.base import Classifier, check_sizes, seed_of
 from keyquery.learn.in_context.explanation import InContextExplanation, Question, attribute
@@ -167,8 +168,9 @@ class InContextClassifier(Classifier, SupportSet):
         tables = [
             {power: view(table, network.columns) for power, view in views.items()} for table in (self.table_, asked)
         ]
+        unused = network.columns - tables[0][self.members_[0].power].shape[1]
         context, rows = (
-            torch.stack([_rotated(table[m.power], m.columns, network.columns) for m in self.members_]).to(device)
+            torch.stack([pad(table[m.power].roll(-m.columns, 1), (0, unused)) for m in self.members_]).to(device)
             for table in tables
         )
         count, codes = len(self.classes_), torch.from_numpy(self.codes_)
@@ -218,9 +220,3 @@ class InContextClassifier(Classifier, SupportSet):
         if len(self.fields_) > columns or len(self.classes_) > classes:
             raise ValueError("the network is too small for the table")
         return lambda: ContextNetwork(*sizes), depth
-
-
-def _rotated(table: Tensor, shift: int, width: int) -> Tensor:
-    """Columns rotated by `shift`, then padded with zeros."""
-    rotated = torch.cat((table[:, shift:], table[:, :shift]), 1)
-    return torch.nn.functional.pad(rotated, (0, width - rotated.shape[1]))

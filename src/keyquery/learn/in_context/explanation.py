@@ -13,7 +13,8 @@ from torch import Tensor
 
 from keyquery.learn.in_context.network import ContextLayer, ContextNetwork
 from keyquery.learn.layers.datapoints import Memory
-from keyquery.learn.npt.explanation import Attribution, Effects, drops, log_odds
+from keyquery.learn.npt.explanation import Attribution, Effects, drops
+from keyquery.learn.series.importance import log_odds
 from keyquery.reading import Reading
 from keyquery.support.progress import Progress
 

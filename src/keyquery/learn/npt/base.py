@@ -186,23 +186,11 @@ class Datapoints(SupportSet):
         )
 
     def explain(self, row: Any, rows: int = 10) -> NPTExplanation:
-        """Which training rows and columns the prediction of one row depends on.
+        """Which training rows and columns the prediction of one row, such as X[:1], depends on.
 
         The attention to a training row is the mean over layers and heads. The effect of a row or column is the change
         of the prediction (log-odds of the class, or the value) when it is ablated: the entry of the column is masked,
-        or the row is removed from the support set.
-
-        Parameters
-        ----------
-        row
-            One row of a table, such as X[:1].
-        rows
-            How many training rows, those with the most attention, are ablated. Default: 10.
-
-        Returns
-        -------
-        NPTExplanation
-            A Reading; `.plot()` draws it.
+        or the row is removed from the support set. Of rows only the `rows` with the most attention are ablated.
         """
         data = self._masked(self._one_row(row, rows))
         network, context = self.network_.to(data.hidden.device).eval(), self.context_.to(data.hidden.device)

@@ -14,7 +14,7 @@ from keyquery.learn.inputs.sequences import statistics
 from keyquery.learn.inputs.tables import Field, target_of
 from keyquery.learn.inputs.targets import label_facts, labels_of, numbers_of
 from keyquery.learn.npt.base import Coded, Datapoints
-from keyquery.learn.npt.explanation import log_odds
+from keyquery.learn.series.importance import log_odds
 from keyquery.support.extras import optional
 
 FARTHEST = 1e18  # standard deviations from the mean; its square still fits float32

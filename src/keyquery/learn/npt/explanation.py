@@ -93,12 +93,6 @@ def drops(
     return {row: drop([*every[:row], *every[row + 1 :]]) for row in progress(tried, "removing rows", len(tried))}
 
 
-def log_odds(logits: Float[Tensor, "n classes"], chosen: int) -> Float[Tensor, " n"]:
-    """Log-odds of a class."""
-    others = torch.cat((logits[:, :chosen], logits[:, chosen + 1 :]), 1)
-    return logits[:, chosen] - others.logsumexp(1)
-
-
 @torch.no_grad()
 def attribute(
     network: TableNetwork, context: Rows, row: Rows, rows: int, odds: Odds, progress: Progress

@@ -59,21 +59,10 @@ class SeriesEstimator(Classifier, SavedEstimator):
     verbose: bool
 
     def fit(self: Fitted, X: Any, y: Any = None, sample_weight: Any = None) -> Fitted:
-        """Fit to series X, labels y (n,) and weights (n,).
+        """Fit to series X, labels y (n,) and weights (n,); series of weight 0 are left out.
 
-        Parameters
-        ----------
-        X
-            Series: an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`.
-        y
-            Labels (n,). Default: those of X, if X is a `kq.data.Series`.
-        sample_weight
-            Weights (n,) of the loss; series of weight 0 are left out. Default: all 1.
-
-        Returns
-        -------
-        SeriesEstimator
-            The fitted estimator.
+        X is an array (n, length, dims) or (n, length), a list of arrays (length, dims), or a `kq.data.Series`, whose
+        labels are the default.
         """
         self._check()
         device = pick_device(self.device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from keyquery.learn.inputs.sequences import Padded
@@ -60,18 +60,18 @@ def occlude(
     firsts = firsts[before[(firsts + width).clamp(max=len(real))] > before[firsts]]  # skip windows of padding
     logs = log_probabilities(Padded(values.unsqueeze(0), real.unsqueeze(0)))
     chosen = int(logs[0].argmax())
-    odds, steps = _odds(logs, chosen), torch.arange(len(real), device=real.device)
+    odds, steps = log_odds(logs, chosen), torch.arange(len(real), device=real.device)
     lost, times = torch.zeros(2, len(real), dtype=torch.float64, device=real.device)
     parts = firsts.split(TOGETHER)
     for starts in progress(parts, "occluding windows", len(parts)):
         covered = (steps >= starts[:, None]) & (steps < starts[:, None] + width) & real
         without = Padded(values.masked_fill(covered.unsqueeze(-1), 0.0), real.expand(len(starts), -1))
-        lost += (odds - _odds(log_probabilities(without), chosen)) @ covered.double()
+        lost += (odds - log_odds(log_probabilities(without), chosen)) @ covered.double()
         times += covered.sum(0)
     return (lost / times.clamp(min=1)).tolist(), width, chosen, float(logs[0, chosen].exp())
 
 
-def _odds(logs: Float64[Tensor, "batch classes"], chosen: int) -> Float64[Tensor, " batch"]:
-    """log p/(1 − p) of one class, from the log-probabilities of all."""
-    others = torch.cat((logs[:, :chosen], logs[:, chosen + 1 :]), 1)
-    return logs[:, chosen] - others.logsumexp(1)
+def log_odds(logits: Float[Tensor, "n classes"], chosen: int) -> Float[Tensor, " n"]:
+    """log p/(1 − p) of one class."""
+    others = torch.cat((logits[:, :chosen], logits[:, chosen + 1 :]), 1)
+    return logits[:, chosen] - others.logsumexp(1)

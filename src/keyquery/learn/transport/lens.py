@@ -14,8 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves
 
 from keyquery.checkpoints.sources import bare
+from keyquery.learn.inputs.targets import labels_of_column
 from keyquery.learn.transport.transport import FRAMES, POINTS, Course, Transport, measured
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import device_of, has_two_sides, on_output, untouched
@@ -97,9 +99,9 @@ class TransportLens:
         self._kept = drawn[: points or self._all].sort().values
         self.labels: np.ndarray | None = None  # the class of every kept point
         if labels is not None:
-            of_instances = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-            if (shape := of_instances.shape) != (instances,):
-                raise ValueError(f"labels must have one class per instance in inputs, {instances}, got shape {shape}")
+            of_instances = labels_of_column("labels", labels)
+            if (count := len(of_instances)) != instances:
+                raise ValueError(f"labels must have one class per instance in inputs, {instances}, got {count}")
             self.labels = of_instances[owners[self._kept].numpy()]
         self.steps = [0]  # recorded steps or epochs; 0 is the start
         self.unit = "epoch" if every == "epoch" else "step"  # of `steps`
@@ -204,7 +206,7 @@ class TransportLens:
 
     def _selected(self, output: Any, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
         """Points (n, width) of one batch, the instance index of each, and the number of instances."""
-        output = _first(output)
+        output = next((part for part in tree_leaves(output) if isinstance(part, Tensor)), None)
         if output is None or output.ndim < 2:
             got = "no tensor" if output is None else f"shape {tuple(output.shape)}"
             raise ValueError(f"{self._called} must give (batch, width) or (batch, tokens, width), got {got}")
@@ -249,11 +251,3 @@ def _name_of(model: nn.Module, module: str | nn.Module) -> str:
     name = names.get(module, other) if isinstance(module, nn.Module) else module
     check_choice("module", name, names.values())
     return name
-
-
-def _first(output: Any) -> Tensor | None:
-    """The first tensor in a module's output."""
-    if isinstance(output, Tensor):
-        return output
-    inside = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
-    return next((tensor for item in inside if (tensor := _first(item)) is not None), None)

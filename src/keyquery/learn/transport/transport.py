@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from keyquery.forms.coupling import gaussian, match
+from keyquery.learn.inputs.targets import labels_of_column
 from keyquery.reading import Reading, digest, plain, provenance, short
 from keyquery.support.checks import check_count
 from keyquery.support.progress import Progress, silent
@@ -209,14 +210,9 @@ def _groups(labels: Any, count: int) -> dict[Any, Tensor]:
     """The rows of each class, sorted by name; a single class "all" without labels."""
     if labels is None:
         return {"all": torch.arange(count)}
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if array.shape != (count,):
-        raise ValueError(f"labels must have one class per point, {count}, got shape {array.shape}")
-    if array.dtype.kind in "fO" and any(name is None or name != name or name in (np.inf, -np.inf) for name in array):
-        raise ValueError("labels must not contain None, NaN or infinity")
-    if array.dtype == object:
-        array = array.astype(str)
-    names, index = np.unique(array, return_inverse=True)
+    names, index = np.unique(labels_of_column("labels", labels), return_inverse=True)
+    if index.shape != (count,):
+        raise ValueError(f"labels must have one class per point, {count}, got {len(index)}")
     return {name.item(): torch.from_numpy(np.flatnonzero(index == number)) for number, name in enumerate(names)}
 
 
