@@ -5,6 +5,7 @@ After "Self-Attention as Distributional Projection" (2025), with directed counts
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -83,13 +84,17 @@ class Cooccurrence:
     tensor([0., 4., 2.], dtype=torch.float64)
     """
 
+    tokens: int | None = None  # of the texts
+    window: int | None = None
+    _tokenizer: Any = None
+
     def __init__(self, matrix: Any, vocabulary: Sequence[str] | None = None) -> None:
         counts = csr_array(_checked(matrix))
         words = list(map(str, range(counts.shape[0]))) if vocabulary is None else list(vocabulary)
         if len(words) != counts.shape[0]:
             size = counts.shape[0]
             raise ValueError(f"vocabulary must have one word per row of the matrix, {size}, got {len(words)}")
-        self._filled(counts, words)
+        self._fill(counts, words)
 
     @classmethod
     def from_text(
@@ -147,21 +152,15 @@ class Cooccurrence:
             raise ValueError("texts hold no two words of the vocabulary within the window of each other")
         size, frequency = len(tally.words), tally.frequency().astype(float)
         counts = csr_array((numbers.astype(np.float64), (keys >> 32, keys & LOW)), shape=(size, size))
-        whole = cls.__new__(cls)._filled(counts, tally.words, frequency, tally.tokens, tally.window, tokenizer)
+        whole = cls.__new__(cls)
+        whole.tokens, whole.window, whole._tokenizer = tally.tokens, tally.window, tokenizer
+        whole._fill(counts, tally.words, frequency)
         if not tally.open:
             return whole
         order = sorted(range(size), key=lambda word: (-whole.frequency[word], whole.vocabulary[word]))
         return whole.only(np.array(order))
 
-    def _filled(
-        self,
-        counts: csr_array,
-        words: Sequence[str],
-        frequency: Float[ndarray, " words"] | None = None,
-        tokens: int | None = None,
-        window: int | None = None,
-        tokenizer: Any = None,
-    ) -> Cooccurrence:
+    def _fill(self, counts: csr_array, words: Sequence[str], frequency: Float[ndarray, " words"] | None = None) -> None:
         if len(words) < 2:
             raise ValueError(f"a vocabulary must have at least two words, got {len(words)}")
         self._index = {word: number for number, word in enumerate(words)}
@@ -172,8 +171,6 @@ class Cooccurrence:
         self._counts, self.vocabulary = counts, list(words)
         self.row_sums, self.column_sums = counts.sum(1), counts.sum(0)
         self.frequency = self.row_sums + self.column_sums if frequency is None else frequency
-        self.tokens, self.window, self._tokenizer = tokens, window, tokenizer
-        return self
 
     def __len__(self) -> int:
         return len(self.vocabulary)
@@ -211,24 +208,20 @@ class Cooccurrence:
         return self._like(self._counts[rows][:, rows], [self.vocabulary[row] for row in rows], self.frequency[rows])
 
     def _like(self, counts: csr_array, words: list[str], frequency: Float[ndarray, " words"]) -> Cooccurrence:
-        new = Cooccurrence.__new__(Cooccurrence)
-        return new._filled(counts, words, frequency, self.tokens, self.window, self._tokenizer)
-
-    def values(self, kind: str = "counts") -> Float[Tensor, " pairs"]:
-        """Values of the observed pairs: count, log(1 + count), or PPMI."""
-        check_choice("kind", kind, KINDS)
-        counts = torch.from_numpy(self._counts.data)
-        if kind == "counts":
-            return counts
-        if kind == "log":
-            return counts.log1p()
-        rows, columns = self._counts.nonzero()
-        expected = torch.from_numpy(self.row_sums[rows] * self.column_sums[columns] / self.total)
-        return (counts / expected).log().clamp(min=0.0)
+        new = copy.copy(self)
+        new._fill(counts, words, frequency)
+        return new
 
     def _matrix(self, kind: str) -> csr_array:
         """X, log(1 + X) or PPMI."""
-        return csr_array((self.values(kind).numpy(), self._counts.indices, self._counts.indptr), self._counts.shape)
+        check_choice("kind", kind, KINDS)
+        counts = self._counts
+        if kind != "ppmi":
+            return counts.log1p() if kind == "log" else counts
+        rows, columns = counts.nonzero()
+        expected = self.row_sums[rows] * self.column_sums[columns] / self.total
+        values = np.log(counts.data / expected).clip(min=0.0)
+        return csr_array((values, counts.indices, counts.indptr), counts.shape)
 
     def dense(self, kind: str = "counts", smooth: float = 1.0) -> Float[Tensor, "words words"]:
         """X, log(X + smooth) or PPMI as a dense matrix, float64. With smooth = 0, unseen pairs are −∞.
