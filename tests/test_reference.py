@@ -58,7 +58,7 @@ def documented(thing):
 
 def lacks(thing):
     """What the reference would not say about a function or a class."""
-    if isclass(thing) and (is_dataclass(thing) or "__init__" not in vars(thing)):
+    if isclass(thing) and (is_dataclass(thing) or "__init__" not in vars(thing)) and not hasattr(thing, "get_params"):
         fields = {} if documented(thing) else described(cleandoc(getsource(thing)))
         return {name for name, text in fields.items() if not text}
     called = signature(thing.__init__ if isclass(thing) else unwrap(thing))

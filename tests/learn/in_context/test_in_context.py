@@ -15,8 +15,8 @@ from sklearn.preprocessing import PowerTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 import keyquery as kq
+from keyquery.learn.in_context.classifier import Preparation
 from keyquery.learn.in_context.explanation import PARTS, score_parts
-from keyquery.learn.in_context.inputs import Preparation
 from keyquery.learn.in_context.network import read_network
 
 COLUMNS, DIM, HIDDEN, DEPTH, CLASSES, HEADS = 8, 16, 24, 2, 4, 4
@@ -151,25 +151,30 @@ def test_a_row_does_not_depend_on_the_others_and_is_the_same_when_cached(weights
     assert np.abs(model.predict_proba(rows) - together).max() > 1e-3, "the cache outlived its context"
 
 
-def test_limits_are_enforced(weights, tmp_path):
-    model = kq.InContextClassifier(weights[0], device="cpu")
-    for (X, y), what in (
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
         (table(1001), "1,001 rows, and this network supports at most 1,000"),
         (table(30, columns=9), "9 columns, and this network supports at most 8"),
         (table(30, classes=5), "5 classes, and this network supports at most 4"),
-    ):
-        with pytest.raises(ValueError, match=what):
-            model.fit(X, y)
-    with pytest.raises(ValueError, match="only one class"):
-        model.fit(table(5)[0], np.zeros(5))
+        (table(5, classes=1), "only one class"),
+    ],
+)
+def test_limits_are_enforced(weights, data, said):
+    with pytest.raises(ValueError, match=said):
+        kq.InContextClassifier(weights[0], device="cpu").fit(*data)
+
+
+def test_files_that_are_no_network_are_told(tmp_path):
+    path = tmp_path / "model.safetensors"
     with pytest.raises(FileNotFoundError, match="there is no file"):
-        kq.InContextClassifier(tmp_path / "none").fit(*table(9))
-    (tmp_path / "bad.safetensors").write_bytes(b"12345678")
+        kq.InContextClassifier(path).fit(*table(9))
+    path.write_bytes(b"12345678")
     with pytest.raises(ValueError, match="does not hold the network of TabPFN v1"):
-        kq.InContextClassifier(tmp_path / "bad.safetensors").fit(*table(9))
-    save_file({"encoder.weight": torch.zeros(2, 2)}, tmp_path / "few.safetensors")
+        kq.InContextClassifier(path).fit(*table(9))
+    save_file({"encoder.weight": torch.zeros(2, 2)}, path)
     with pytest.raises(ValueError, match=r"missing 'decoder\.0\.weight'"):
-        kq.InContextClassifier(tmp_path / "few.safetensors").fit(*table(9))
+        kq.InContextClassifier(path).fit(*table(9))
 
 
 def test_frames_categories_and_missing_values(weights):

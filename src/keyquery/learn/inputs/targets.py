@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int, Shaped
+from jaxtyping import Float64, Shaped
 from torch import Tensor
 
 from keyquery.support.extras import optional
@@ -93,19 +93,11 @@ def weights_of(
     return weights / weights[weights > 0].mean()
 
 
-def rows_of_weight(name: str, sample_weight: Any, count: int) -> Int[np.ndarray, " kept"] | None:
-    """The rows whose weight is above 0; None if all are."""
-    if sample_weight is None:
-        return None
-    kept = np.flatnonzero(weights_of(name, np.zeros(count), sample_weight) > 0)
-    return kept if len(kept) < count else None
-
-
 def kept_of(y: Any, kept: Shaped[np.ndarray, " some"], count: int) -> Any:
     """Some of the targets, by index or by mask; y itself if it is not one value per row, which is refused later."""
-    if y is None or np.ndim(y) != 1 or len(y) != count:
-        return y
     rows = np.arange(count)[kept]
+    if y is None or np.ndim(y) != 1 or len(y) != count or len(rows) == count:
+        return y
     if isinstance(y, (list, tuple)):
         return [y[row] for row in rows]
     return y.iloc[rows] if hasattr(y, "iloc") else y[rows]

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from keyquery.layers.kernels import KERNELS
 from keyquery.learn.base import Classifier, SavedEstimator, check_is_fitted, check_sizes, hold_out, seed_of, seeded
+from keyquery.learn.fitting import fit_network
 from keyquery.learn.inputs.tables import Columns, Field, Rows, check_features, columns_of, encode, fields_of, target_of
-from keyquery.learn.inputs.targets import classes_of, is_missing, kept_of, label_facts, rows_of_weight, weights_of
+from keyquery.learn.inputs.targets import classes_of, is_missing, kept_of, label_facts, weights_of
 from keyquery.learn.layers.datapoints import ROWS
 from keyquery.learn.npt.explanation import Effects, NPTExplanation, attribute, by_attention
 from keyquery.learn.npt.network import TableNetwork
-from keyquery.learn.npt.training import Plan, Samples, answers, learn
+from keyquery.learn.npt.training import Plan, Samples, answers, drawing, judged, table_loss
 from keyquery.support.checks import check_choice, check_count
 from keyquery.support.devices import pick_device
 from keyquery.support.progress import bars
@@ -131,10 +133,8 @@ class Datapoints(SupportSet):
         count = len(columns.values[0])
         y = target_of(X, y)
         y = y if y is None or hasattr(y, "__len__") else np.asarray(y)
-        weighted = rows_of_weight(type(self).__name__, sample_weight, count)
-        kept = np.arange(count) if weighted is None else weighted
-        if weighted is not None:
-            columns, y, count = columns.take(kept), kept_of(y, kept, count), len(kept)
+        kept = np.flatnonzero(weights_of(type(self).__name__, np.zeros(count), sample_weight))
+        columns, y, count = columns.take(kept), kept_of(y, kept, count), len(kept)
         has_target = self._has_target(y, count)
         targets = self._targets(y if has_target.all() else kept_of(y, has_target, count), int(has_target.sum()))
         if len(targets) < 2:
@@ -174,10 +174,22 @@ class Datapoints(SupportSet):
             with seeded(seed, device), bars(self.verbose) as progress:
                 try:
                     network = self._network(sizes, thrifty=thrifty).to(device)
-                    return network, learn(network, samples, plan, self.steps, most, seed, progress, self.verbose)
+                    log = fit_network(
+                        network,
+                        drawing(samples, network.sizes, plan, self.steps, most),
+                        table_loss,
+                        plan.recipe(self.steps, seed),
+                        validate=partial(judged, samples=samples, plan=plan) if len(samples.held) else None,
+                        progress=progress,
+                        advice="a smaller lr, other steps or embedding may help",
+                        verbose=self.verbose,
+                    )
                 except RuntimeError as error:
                     if not any(sign in str(error) for sign in OUT_OF_MEMORY):
                         raise
+                    continue
+            names = {"step": "step", "loss": "loss", "validation": "validation_loss"}
+            return network, [{names[key]: row[key] for key in names if key in row} for row in log.rows]
         wide = len(fields) * self.embedding
         raise MemoryError(
             f"training on {len(samples.rows.hidden):,} rows and {len(fields)} columns (including the target; width "

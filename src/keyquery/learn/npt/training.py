@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
-from keyquery.learn.fitting import fit_network
 from keyquery.learn.inputs.tables import Rows
 from keyquery.learn.layers.datapoints import Memory
 from keyquery.learn.npt.network import TableNetwork
@@ -217,28 +215,3 @@ def target_cost(
     else:
         costs = mse_loss(predicted[:, 0].float(), truth.values[:, -1], reduction="none")
     return costs.mean() if weights is None else (costs * weights).sum() / weights.sum()
-
-
-def learn(
-    network: TableNetwork,
-    samples: Samples,
-    plan: Plan,
-    steps: int,
-    most: int | None,
-    seed: int,
-    progress: Progress,
-    verbose: bool = False,
-) -> list[dict[str, float]]:
-    """Train in place and return the history, one row per check."""
-    log = fit_network(
-        network,
-        drawing(samples, network.sizes, plan, steps, most),
-        table_loss,
-        plan.recipe(steps, seed),
-        validate=partial(judged, samples=samples, plan=plan) if len(samples.held) else None,
-        progress=progress,
-        advice="a smaller lr, other steps or embedding may help",
-        verbose=verbose,
-    )
-    names = {"step": "step", "loss": "loss", "validation": "validation_loss"}
-    return [{names[key]: row[key] for key in names if key in row} for row in log.rows]

@@ -44,17 +44,8 @@ class ConvolutionRidgeClassifier(SeriesEstimator):
     features
         Number of shares and means of values above thresholds, to the nearest multiple of 336. Sustained values and
         competing kernels, whose number grows with the length of the series, come in addition. Default: 10,000.
-    class_weight
-        None, "balanced" or {label: weight}. Default: None.
-    axis
-        The axis of time: 1 for arrays (n, length, dims) and lists of (length, dims); 2 for (n, dims, length) and lists
-        of (dims, length), as in aeon. Default: 1.
-    random_state
-        Seed: None, an integer or a numpy generator. Default: None.
-    device
-        Default: "auto", a GPU if there is one.
-    verbose
-        Show progress: bars in a terminal, elsewhere lines. Default: False.
+    class_weight, axis, random_state, device, verbose
+        As in `SeriesClassifier`, with the same defaults.
 
     See Also
     --------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from threading import get_ident
 from types import TracebackType
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from keyquery.checkpoints.sources import bare
 from keyquery.learn.inputs.targets import labels_of_column
-from keyquery.learn.transport.transport import FRAMES, POINTS, Course, Transport, measured
+from keyquery.learn.transport.transport import FRAMES, POINTS, Course, Transport, transport
 from keyquery.listening.exclusive import temporarily
 from keyquery.listening.hooks import device_of, has_two_sides, on_output, untouched
 from keyquery.listening.tokens import mask_for, masks_of
@@ -130,8 +131,8 @@ class TransportLens:
         course = Course(self._records, self.steps)
         recorded: dict[str, Any] = {"records": len(self.steps), "every": self.every, "tensors": course.ends()}
         made = provenance(**recorded, points=f"{len(self._kept)} of {self._all}")
-        facts = {"model": {"name": self.name, "module": self.module}, "unit": self.unit, "provenance": made}
-        return measured(course, self.labels, published, frames, points, facts, progress)
+        reading = transport(course, self.labels, published, frames=frames, points=points, progress=progress)
+        return replace(reading, model={"name": self.name, "module": self.module}, unit=self.unit, provenance=made)
 
     def callback(self) -> Any:
         """A TrainerCallback that records after each epoch, or every `every` optimiser steps (extra `hf`)."""

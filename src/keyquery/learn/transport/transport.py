@@ -160,21 +160,7 @@ def transport(
     >>> permuted.wasserstein, round(permuted.distance, 3), permuted.matched
     (0.0, 1.826, 0.0)
     """
-    course = Course(path)
-    facts = {"model": {"name": name}, "provenance": provenance(records=len(course.steps), tensors=course.ends())}
-    return measured(course, labels, published, frames, points, facts, progress)
-
-
-def measured(
-    course: Course,
-    labels: Any,
-    published: bool,
-    frames: int,
-    points: int,
-    facts: Mapping[str, Any],
-    progress: Progress | None,
-) -> Transport:
-    """The reading of a recorded path; `facts` are further fields of the reading."""
+    course = path if isinstance(path, Course) else Course(path)
     check_count("points", points)
     check_count("frames", frames, least=0)
     groups, last = _groups(labels, course.count), len(course.steps) - 1
@@ -196,7 +182,8 @@ def measured(
         for record in (progress or silent)(selected, "coupling steps", len(selected))
     ]
     return Transport(
-        **facts,
+        model={"name": name},
+        provenance=provenance(records=len(course.steps), tensors=course.ends()),
         **_metrics(parts, published),
         published=published,
         classes=classes,
