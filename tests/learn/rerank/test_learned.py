@@ -1,12 +1,8 @@
 """Reranker: what it must not depend on, its network and loss written out, what it learns, and its file."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
 import keyquery as kq
@@ -15,7 +11,7 @@ from keyquery.learn.rerank import base, learned, network
 from keyquery.learn.rerank.base import search
 from keyquery.learn.rerank.graph import nearest
 from keyquery.learn.rerank.learned import Lists
-from keyquery.learn.rerank.network import RerankNetwork, affinities, cosines, distance, rerank_loss
+from keyquery.learn.rerank.network import RerankNetwork, distance, rerank_loss
 from tests.learn.rerank.groups import curves, mean_precision, others
 
 SMALL = {"top": 24, "anchors": 12, "width": 16, "depth": 2, "heads": 2, "device": "cpu", "random_state": 0}
@@ -47,17 +43,6 @@ def test_it_learns_what_holds_of_groups_it_has_never_seen(monkeypatch):
     before, rival, after = (mean_precision(lists, labels) for lists in (first, expanded, order))
     assert after - before >= 0.02
     assert after - 0.005 > rival > before
-
-
-@pytest.mark.parametrize("kernel", ["general", "psd"])
-def test_candidates_are_scored_alike_in_any_order(kernel):
-    torch.manual_seed(3)
-    network = RerankNetwork(anchors=10, width=16, depth=2, heads=2, kernel=kernel).eval()
-    affinity = affinities(normalize(torch.randn(4, 31, 8), dim=-1), 10)
-    order = torch.cat((torch.zeros(1, dtype=torch.long), 1 + torch.randperm(30)))
-    scores = cosines(network(affinity))
-    assert (cosines(network(affinity[:, order])) - scores[:, order]).abs().max() <= 1e-5
-    assert scores.std() > 1e-3
 
 
 def test_rotations_and_lengths_change_no_score(fitted, unseen):
@@ -188,41 +173,11 @@ def test_sizes_of_the_network_are_the_published_ones_or_fit_the_data(unseen, tmp
     assert rates == [pytest.approx(1e-3 * (64 / 768) ** 0.5)]
 
 
-def test_the_same_seed_gives_the_same_and_leaves_torch_as_it_was(unseen):
-    state, model = torch.get_rng_state(), kq.Reranker(**SMALL, steps=2)
-    scores = [model.set_params(random_state=seed).fit(*curves(6, 0)).rerank(*unseen)[1] for seed in (1, 1, 2)]
-    assert torch.equal(scores[0], scores[1])
-    assert not torch.allclose(scores[0], scores[2], atol=1e-4)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_it_comes_back_out_of_its_file(fitted, unseen, tmp_path, monkeypatch):
-    queries, database = unseen
+def test_a_file_of_another_version_is_read_and_looked_at(fitted, tmp_path, monkeypatch):
     monkeypatch.setitem(fitted.params_, "former", 1)  # of a version that had another parameter
     fitted.save(tmp_path / "model.safetensors")
-    again = kq.Reranker.load(tmp_path / "model.safetensors", device="cpu")
-    assert again.get_params() == fitted.get_params()
-    assert again.history_ == fitted.history_
-    for part, same in zip(fitted.rerank(queries, database), again.rerank(queries, database), strict=True):
-        assert torch.equal(part, same)
+    assert kq.Reranker.load(tmp_path / "model.safetensors", device="cpu").get_params() == fitted.get_params()
     assert len(kq.look(tmp_path / "model.safetensors").heads) == 4
-
-
-def test_files_that_are_no_reranker_are_told(fitted, tmp_path):
-    path = tmp_path / "model.safetensors"
-    fitted.save(path)
-    with safe_open(path, "pt") as file:
-        facts = json.loads(file.metadata()["keyquery"])
-    tensors = load_file(path)
-    for changed, said in (
-        ({"kind": "EventModel"}, "is not a saved Reranker"),
-        ({"params": {**facts["params"], "anchors": 13}}, "does not match a network with these parameters"),
-        ({"params": {**facts["params"], "width": 2**24}}, "does not match a network with these parameters"),
-        ({"params": {**facts["params"], "kernel": "other"}}, "not a complete Reranker file: kernel must be one of"),
-    ):
-        save_file(tensors, path, {"keyquery": json.dumps({**facts, **changed})})
-        with pytest.raises(ValueError, match=said):
-            kq.Reranker.load(path)
 
 
 @pytest.mark.gpu

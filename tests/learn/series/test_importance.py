@@ -52,17 +52,6 @@ def test_windows_are_left_out_a_few_at_a_time():
     assert max(sizes) <= 16
 
 
-@pytest.mark.slow
-def test_the_bump_is_found():
-    X, y, starts = bumps(60, seed=3)
-    learned, labels, _ = bumps(80)
-    reading = kq.SeriesClassifier(**SMALL, epochs=15, lr=5e-3).fit(learned, labels).importance(X)
-    assert [len(row) for row in reading.relevance] == [len(values) for values in X]
-    hits = [starts[i] - 1 <= int(np.argmax(row)) <= starts[i] + 7 for i, row in enumerate(reading.relevance)]
-    assert np.mean(hits) > 0.7  # by chance, a quarter
-    assert np.mean([row["predicted"] == label for row, label in zip(reading.series, y, strict=True)]) > 0.8
-
-
 def test_it_is_a_reading():
     X, y, _ = bumps(4, seed=4)
     X[1][2] = np.nan

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
-from sklearn.base import clone
+from safetensors.torch import load_file, save_file
 from sklearn.linear_model import Ridge
 
 import keyquery as kq
@@ -154,7 +153,7 @@ def test_more_samples_than_features_give_the_same_as_the_dual():
     assert torch.allclose(features @ few.weight + few.bias, features.repeat(1, 10) @ copies.weight + copies.bias)
 
 
-def test_it_separates_waves_of_any_phase_and_its_probabilities_are_calibrated(tmp_path):
+def test_it_separates_waves_of_any_phase_and_its_probabilities_are_calibrated():
     X, y = waves(40)
     unseen, truth = waves(100, seed=1)
     model = small().fit(X, y)
@@ -162,32 +161,23 @@ def test_it_separates_waves_of_any_phase_and_its_probabilities_are_calibrated(tm
     assert model.score(unseen, truth) > 0.9
     assert np.allclose(probabilities.sum(1), 1)
     assert abs(probabilities.max(1).mean() - (model.predict(unseen) == truth).mean()) < 0.1
-    assert np.array_equal(clone(model).fit(X, y).predict_proba(unseen), probabilities)
-    assert not np.array_equal(small(random_state=1).fit(X, y).predict_proba(unseen), probabilities)
-    model.save(tmp_path / "model.safetensors")
-    again = kq.ConvolutionRidgeClassifier.load(tmp_path / "model.safetensors", device="cpu")
-    assert np.array_equal(again.predict_proba(unseen), probabilities)
-    assert (again.penalty_, again.loss_) == (model.penalty_, model.loss_)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
+def test_files_that_no_fit_wrote_are_told(tmp_path):
+    path = tmp_path / "model.safetensors"
+    small().fit(*waves(4)).save(path)
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        facts = json.loads(file.metadata()["keyquery"])
+    for change, said in (
         ({"plans": [[[1, 4]]]}, "the dilations do not match the tensors"),
         ({"levels": 9}, "does not match a network"),
         ({"dilations": [0, 2, 4]}, "dilation must be between 1 and"),
         ({"penalty": "x"}, "penalty must be a number"),
-    ],
-)
-def test_a_file_that_no_fit_wrote_is_told(tmp_path, change, said):
-    path = tmp_path / "model.safetensors"
-    small().fit(*waves(4)).save(path)
-    with safe_open(path, "pt") as file:
-        facts = json.loads(file.metadata()["keyquery"]) | change
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file(tensors, path, {"keyquery": json.dumps(facts)})
-    with pytest.raises(ValueError, match=f"not a complete ConvolutionRidgeClassifier file: .*{said}"):
-        kq.ConvolutionRidgeClassifier.load(path)
+    ):
+        save_file(tensors, path, {"keyquery": json.dumps(facts | change)})
+        with pytest.raises(ValueError, match=f"not a complete ConvolutionRidgeClassifier file: .*{said}"):
+            kq.ConvolutionRidgeClassifier.load(path)
 
 
 def test_padding_and_the_batch_do_not_matter(monkeypatch):
@@ -219,25 +209,7 @@ def test_gaps_are_interpolated():
     assert np.isfinite(small().fit(empty, y).predict_proba(empty)).all()
 
 
-def test_weights_of_samples_and_classes():
-    X, y = waves(10)
-    wrong = y.copy()
-    wrong[:4], keep = "square", np.ones(20)
-    keep[:4] = 0
-    left_out = small().fit(X[4:], wrong[4:])
-    assert np.array_equal(small().fit(X, wrong, sample_weight=keep).predict_proba(X), left_out.predict_proba(X))
-    noise, few = np.random.default_rng(0).normal(size=(40, 30)), np.repeat([0, 1], (32, 8))
-    plain, balanced = small().fit(noise, few), small(class_weight="balanced").fit(noise, few)
-    assert balanced.predict_proba(-noise)[:, 1].mean() > plain.predict_proba(-noise)[:, 1].mean() + 0.1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"features": 0}, "features must be at least 1"),
-        ({"class_weight": "all"}, "class_weight"),
-    ],
-)
-def test_bad_parameters(options, message):
-    with pytest.raises(ValueError, match=message):
-        small(**options).fit(*waves(4))
+def test_bad_parameters():
+    for options in ({"features": 0}, {"class_weight": "all"}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            small(**options).fit(*waves(4))
