@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from keyquery.checkpoints.family import Location, natural
+from keyquery.checkpoints.locations import Location, module_name, natural
 from keyquery.support.printable import NAME, printable
 
 QUERIES = {"q", "query", "wq", "q_proj", "to_q", "q_lin", "query_proj", "linear_q", "c_q"} | {
@@ -19,6 +19,7 @@ KEYS = {"k", "key", "wk", "k_proj", "to_k", "k_lin", "key_proj", "linear_k", "c_
     "kv_a_proj_with_mqa",
 }
 FUSED = {"qkv", "qkv_proj", "query_key_value", "c_attn", "Wqkv", "in_proj_weight", "attn_qkv", "qkv_linear"}
+FUSED |= {"linear_qkv"}
 # Modules whose queries and keys meet in no softmax.
 LINEAR = re.compile(r"linear_attn|mamba|mixer|delta_net|rwkv|linear_attention|retention")
 # What layers without a softmax over queries and keys are, by their tensor names; the first that fits.
@@ -32,6 +33,17 @@ FORMLESS = {
     "mlp|up_proj|feed_forward|expert": "MLP",
 }
 SHOWN = 4
+# Words in the names of attention modules, and of tensors that meet queries or keys.
+ATTENTION = re.compile(r"attn|attention|^self$|mha|^q|^k|query|key|rel|pos|scal|temperature|bias|norm", re.IGNORECASE)
+# What files hold of attention beside its parameters: frequencies and masks that configs state, scales of caches.
+BUFFER = re.compile(
+    r"(?:.*\.)?(?:inv_freq|original_inv_freq|masked_bias|(?:cos|sin)_cached|position_ids|[kvq]_scale|\w*_scale_inv)"
+)
+# Endings of weights that are stored packed or scaled.
+PACKED = re.compile(
+    r"(?:qweight|qzeros|scales|g_idx|weight_(?:scale|packed|shape|zero_point|g_idx|global_scale)\w*|input_scale|input_global_scale"
+    r"|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+)|SCB|weight_format)$"
+)
 
 
 def uncovered(
@@ -65,6 +77,35 @@ def uncovered(
         if not any(m.startswith(f"layers.{n}.") or f".layers.{n}." in m for n in linear_layers)
     )
     return sorted(left, key=natural)
+
+
+def unread_tensors(
+    shapes: Mapping[str, Any], located: Iterable[Location], harmless: Container[str] = frozenset()
+) -> list[str]:
+    """Tensors inside of attention modules that no role reads, but for those that are known to be of no score."""
+    roles: dict[str, set[str]] = {}
+    for location in located:
+        roles.setdefault(f"{module_name(location)}.", set()).update(filter(None, location.names.values()))
+    inside: list[str] = []
+    for name in shapes:
+        stem = name.rpartition(".")[0]
+        for module in (f"{name[:end]}." for end, letter in enumerate(name) if letter == "."):
+            if module in roles and not {name, stem, name.rpartition("_")[0]} & roles[module]:
+                rest = general(name.removeprefix(module))
+                looks = ATTENTION.search(module.split(".")[-2]) or ATTENTION.search(rest.partition(".")[0])
+                if looks and rest not in harmless and not BUFFER.fullmatch(rest) and not _is_mask(rest, shapes, name):
+                    inside.append(name)
+    return sorted(inside, key=natural)
+
+
+def general(name: str) -> str:
+    """A tensor's name with # for its numbers, and as its plain weight where it is stored in another way."""
+    return re.sub(r"\d+", "#", PACKED.sub("weight", name))
+
+
+def _is_mask(leaf: str, shapes: Mapping[str, Any], name: str) -> bool:
+    """Whether a tensor is a causal mask, as GPT-2's files hold it."""
+    return leaf == "bias" and len(shapes[name]) == 4 and tuple(shapes[name][:2]) == (1, 1)
 
 
 def formless(tensors: Iterable[str], locations: Iterable[Location]) -> tuple[str, ...]:

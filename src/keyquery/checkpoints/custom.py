@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from keyquery.checkpoints.family import Attention, Family, Location, locations
+from keyquery.checkpoints.coverage import FUSED
+from keyquery.checkpoints.family import Attention, Family
 from keyquery.checkpoints.heads import EMBEDDED
+from keyquery.checkpoints.locations import Location, locations
 from keyquery.checkpoints.sources import Source
 from keyquery.support.checks import check_choice
 from keyquery.support.printable import NAME, printable
@@ -20,10 +22,12 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "transposed": ("(d, heads·r), as Flax stores it", {"transposed": True}),
     "heads": ("(heads, d, r), as TransformerLens stores W_Q", {"order": "heads", "transposed": True}),
     "heads-linear": ("(heads, r, d)", {"order": "heads"}),
+    "columns": ("(d, heads, r), as Flax's DenseGeneral", {"order": "columns"}),
     "fused": ("one tensor (3·heads·r, d): all queries, all keys, all values", {"order": "blocks"}),
     "fused-transposed": ("(d, 3·heads·r), as GPT-2's c_attn", {"order": "blocks", "transposed": True}),
     "fused-heads": ("(heads·3·r, d): query, key and value head by head, as GPT-NeoX", {"order": "groups"}),
 }
+THREE = ("heads", "columns")  # orders of tensors with three dimensions
 WIDTHS = ("hidden_size", "n_embd", "d_model")
 MOST_NAMES, MOST_PATTERNS = 6, 12  # in a message
 MOST_COMPARED, LONGEST = 2_000, 200  # tensors, and letters of their names, to guess from
@@ -47,6 +51,8 @@ def custom_family(source: Source, query: str | None, key: str | None, layout: st
             "--layout fused, fused-transposed or fused-heads; if keys are the queries, --layout linear"
         )
     key = query if key is None else key
+    if any(pattern(name) == query for name in source.shapes):  # as it is, not behind any prefix
+        query, key = f"/{query}", f"/{key}"
     suffix = ".weight" if query.endswith(".weight") and key.endswith(".weight") else ""
     query, key = query.removesuffix(suffix), key.removesuffix(suffix)
     names: dict[str, str | list[str]] = {"fused": query} if fused else {"query": query, "key": key}
@@ -60,7 +66,7 @@ def custom_family(source: Source, query: str | None, key: str | None, layout: st
 def _check(location: Location, source: Source, layout: str | None) -> None:
     """Raise if tensors do not have the dimensions of the layout or the width of the model."""
     attention = location.attention
-    dims = 3 if attention.order == "heads" else 2
+    dims = 3 if attention.order in THREE else 2
     for role in ("query", "key", "fused"):
         if role not in location.names:
             continue
@@ -68,7 +74,8 @@ def _check(location: Location, source: Source, layout: str | None) -> None:
         shape = tuple(source.shapes[name])
         if len(shape) != dims:
             raise ValueError(f"{name} has the shape {shape}, which is not {_stated(layout)}; {_others(len(shape))}")
-        width = shape[-2] if attention.transposed else shape[-1]
+        first = attention.order == "columns"
+        width = shape[0] if first else shape[-2] if attention.transposed else shape[-1]
         where, known = _width(source, layout)
         if known is not None and width != known:
             raise ValueError(
@@ -95,7 +102,7 @@ def _stated(layout: str | None) -> str:
 
 def _others(dims: int) -> str:
     """Layouts with this number of dimensions."""
-    fitting = [name for name, (_, facts) in LAYOUTS.items() if (facts.get("order") == "heads") == (dims == 3)]
+    fitting = [name for name, (_, facts) in LAYOUTS.items() if ((facts.get("order") in THREE) == (dims == 3))]
     shown = (
         "; ".join(f"{name}: {LAYOUTS[name][0]}" for name in fitting) if dims in (2, 3) else "none has its dimensions"
     )
@@ -105,8 +112,22 @@ def _others(dims: int) -> str:
 def example(source: Source) -> str:
     """How to name the weights of a source: by the tensors that look like queries and keys, if there are any."""
     if (pair := likely_pair(source)) is not None:
-        return f", perhaps by --query {pair[0]!r} --key {pair[1]!r} --num-heads N"
+        layout = _likely_layout(next(name for name in source.shapes if pattern(name) == pair[0]), source)
+        return f", perhaps by --query {pair[0]!r} --key {pair[1]!r}{layout} --num-heads N"
+    fused = next((name for name in sorted(source.shapes) if name.removesuffix(".weight").split(".")[-1] in FUSED), None)
+    if fused is not None:
+        leaf = fused.removesuffix(".weight").rpartition(".")[2]
+        usual = {"linear_qkv": "fused-heads", "query_key_value": "fused-heads", "c_attn": "fused-transposed"}
+        layout = usual.get(leaf, "fused")
+        return f", perhaps by --query {printable(pattern(fused), NAME)!r} --layout {layout} --num-heads N"
     return " with --query PATTERN --key PATTERN --num-heads N, with {layer} in the patterns"
+
+
+def _likely_layout(name: str, source: Source) -> str:
+    """The layout that a tensor's name and shape speak for, as an option; nothing for the default."""
+    kernel, dims = name.endswith("kernel"), len(source.shapes[name])
+    layout = {(False, 3): "heads", (True, 3): "columns", (True, 2): "transposed"}.get((kernel, dims))
+    return "" if layout is None else f" --layout {layout}"
 
 
 def likely_pair(source: Source) -> tuple[str, str] | None:
@@ -115,7 +136,7 @@ def likely_pair(source: Source) -> tuple[str, str] | None:
         for letters, others in (("query", "key"), ("q", "k"), ("Q", "K")):
             for match in re.finditer(letters, name):
                 other = name[: match.start()] + others + name[match.end() :]
-                if other in source.shapes:
+                if other in source.shapes and len(source.shapes[name]) > 1:
                     return printable(pattern(name), NAME), printable(pattern(other), NAME)
     return None
 

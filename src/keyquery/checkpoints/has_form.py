@@ -8,10 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from keyquery.checkpoints.family import Family, natural
+from keyquery.checkpoints.family import Family
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.layer import Layer, Norm, Projections
 from keyquery.checkpoints.layouts import Values
+from keyquery.checkpoints.locations import natural
 from keyquery.checkpoints.sources import Source
 from keyquery.forms import Form, Rope
 from keyquery.reading import digests

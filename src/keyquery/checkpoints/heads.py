@@ -12,24 +12,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from keyquery.checkpoints.family import Family, Location, gap, locations, section
+from keyquery.checkpoints.family import Family
 from keyquery.checkpoints.labels import layer_labels
 from keyquery.checkpoints.layer import LatentLayer, Layer, Projections, moved
 from keyquery.checkpoints.layouts import Values, count_heads, latent, projections, query_latent, read_rows, values
+from keyquery.checkpoints.locations import Location, gap, locations, module_name, section
 from keyquery.checkpoints.norms import dim_scale, epsilon, read_norms, require_finite
 from keyquery.checkpoints.positions.grids import axial_of
 from keyquery.checkpoints.positions.notes import layer_notes, position_of, precision_notes
 from keyquery.checkpoints.positions.relative import TABLES, VECTORS, Relative, relatives, table_bias
 from keyquery.checkpoints.positions.sequence import (
     alibi,
+    chunk_of,
     clipped_bias,
+    context_limit,
     is_causal,
     rope_of,
     scale_of,
     t5_bias,
     window_of,
 )
-from keyquery.checkpoints.sources import Recorded, Source
+from keyquery.checkpoints.sources import Live, Recorded, Source
 from keyquery.forms import Form, Rope
 from keyquery.support.printable import NAME, REPR, first_line, printable
 
@@ -61,6 +64,13 @@ class Heads:
         missing += [name] if not gaps and (name := gap(located, source.shapes)) else []
         if missing:
             raise ValueError(f"{source.label} lacks {printable(missing[0], NAME)}")
+        weights = [location.anchor + location.attention.weight for location in located]
+        widths = {shape[-1] for name in weights if (shape := source.shapes.get(name))} if heads is not None else {}
+        if len(widths) > 1 and not source.config and not isinstance(source, Live):
+            raise ValueError(
+                f"{source.label} has attention of widths {', '.join(map(str, sorted(widths)))}, which one number of "
+                "heads does not fit: give a config that says them (config=, --config)"
+            )
         self._locations = list(_kernels(located, source.config))
 
     def __repr__(self) -> str:
@@ -205,6 +215,12 @@ class Heads:
         softcap = config.get(attention.softcap) if attention.softcap else None
         for role in ("query", "key", "query_bias", "key_bias"):
             require_finite(name, getattr(weights, role), f"{role.replace('_', ' ')} weights")
+        rope = self._rope(location, config, weights.query.shape[2]) if self._positions and part != "nope" else None
+        if rope is not None and attention.norm_after_rope and "query_norm" in norms:
+            rope = replace(rope, factor=1.0)  # a norm cancels it
+        context = context_limit(attention, config, location.layer, rope) if self._positions and config else None
+        if context is not None:
+            stored = (*stored, f"scores of positions from {context:,} on are scaled in another way, which is not read")
         facts: dict[str, Any] = {
             "index": index,
             "label": self.labels()[index],
@@ -214,9 +230,9 @@ class Heads:
             "weights": weights,
             "scale": scale_of(attention, config, location.layer, width, count),
             "window": window_of(attention, config, location.layer),
-            ("early_rope" if attention.norm_after_rope else "rope"): None
-            if part == "nope" or not self._positions
-            else self._rope(location, config, weights.query.shape[2]),
+            "chunk": chunk_of(attention, config, location.layer),
+            "context": context,
+            ("early_rope" if attention.norm_after_rope and "query_norm" in location.names else "rope"): rope,
             "axial": axial_of(location, self.source, config, width) if self._positions else None,
             "position": position_of(location, config) if self._positions else "none",
             "modules": location.names,
@@ -259,17 +275,6 @@ class Heads:
 
 def _name(location: Location, part: str) -> str:
     return module_name(location) + (f" ({part})" if part else "")
-
-
-def module_name(location: Location) -> str:
-    """The name of the attention module: the common prefix of its roles."""
-    if "module" in location.names:
-        return location.names["module"] or "attention"
-    roles = [
-        location.names[role].split(".") for role in ("query", "key", "fused", "key_down") if role in location.names
-    ]
-    alike = [parts[0] for parts in zip(*roles, strict=False) if len(set(parts)) == 1]
-    return ".".join(alike if len(roles) > 1 else alike[:-1]) or "attention"
 
 
 def _kernels(located: list[Location], config: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:

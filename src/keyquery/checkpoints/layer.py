@@ -94,6 +94,8 @@ class Layer:
     axial: AxialRope | None = None  # rotary positions of tokens on a grid, in place of `rope`
     early_rope: Rope | None = None  # in place of `rope`, where queries and keys are rotated before they are normed
     window: int | None = None  # a query sees keys less than so many tokens away; None: all
+    chunk: int | None = None  # a query sees keys of its own chunk of so many tokens alone; None: all
+    context: int | None = None  # how many positions its scores are read for; None: all
     position: str = "none"  # how positions enter the score: "none", "rope", "alibi", …
     norm: Norm | None = None  # feeds the queries, and in self-attention the keys
     memory_norm: Norm | None = None  # feeds the keys of cross-attention

@@ -13,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, block_diag
 from torch.nn.functional import pad
 
-from keyquery.checkpoints.family import ANCHORS, Attention, Location
+from keyquery.checkpoints.family import Attention
 from keyquery.checkpoints.layer import Projections
+from keyquery.checkpoints.locations import Location
 from keyquery.checkpoints.sources import Source
 from keyquery.support.checks import check_count
 
@@ -63,8 +64,7 @@ def _of_stage(number: Any, location: Location, blocks: Any = None) -> Any:
         return next(
             (value for value, end in zip(number, accumulate(blocks), strict=True) if location.layer < end), None
         )
-    anchor = next(location.names[role] for role in ANCHORS if role in location.names)
-    stages = [int(part) for part in anchor.split(".") if part.isdecimal()]
+    stages = [int(part) for part in location.anchor.split(".") if part.isdecimal()]
     index = stages[-2] if len(stages) > 1 else location.layer
     return number[index] if index < len(number) else None
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from keyquery.checkpoints.family import Attention, Location
+from keyquery.checkpoints.family import Attention
 from keyquery.checkpoints.layer import Norm, Projections
 from keyquery.checkpoints.layouts import read_rows
+from keyquery.checkpoints.locations import Location
+from keyquery.checkpoints.positions.sequence import is_rotated
 from keyquery.checkpoints.sources import Source
 
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
@@ -31,7 +33,9 @@ def read_norms(location: Location, source: Source, config: Mapping[str, Any], we
             role == "first_norm" and role in names and source.shapes[names[role] + attention.norm_weight] != (size,)
         )
         if role in names and not projected:  # embeddings may be of another width, and projected after their norm
-            norms[called] = _norm(source, names[role], attention.norm_kind, attention, config, (size,))
+            norm = _norm(source, names[role], attention.norm_kind, attention, config, (size,))
+            norm = norm if attention.norm_eps is None else replace(norm, eps=attention.norm_eps)
+            norms[called] = _times(norm, config.get(attention.norm_factor) if attention.norm_factor else None)
     for role, heads in (("query_norm", (groups, shared)), ("key_norm", (groups, 1))):
         if role in names:
             sizes = (rank, math.prod(heads) * rank)
@@ -43,7 +47,7 @@ def read_norms(location: Location, source: Source, config: Mapping[str, Any], we
             shift = None if norm.shift is None else norm.shift.reshape(shape)
             gain = norm.gain.reshape(shape) * (dim_scale(location, source) if role == "query_norm" else 1.0)
             norms[role] = Norm(norm.kind, gain, shift, norm.eps, attention.qk_norm_by_head)
-        elif attention.unit_norm:
+        elif attention.unit_norm and (is_rotated(attention, config, location.layer) or not attention.norm_after_rope):
             gain = weights.query.new_full((1, 1, rank), 1.0 if attention.unit_norm == "rms" else rank**-0.5)
             if role == "query_norm" and "head_scale" in names:  # at most 100
                 factor = read_rows(source, names["head_scale"]).clamp(max=math.log(100)).exp()
@@ -51,6 +55,13 @@ def read_norms(location: Location, source: Source, config: Mapping[str, Any], we
             eps = epsilon(attention, config) if attention.qk_norm_eps is None else attention.qk_norm_eps
             norms[role] = Norm("rms", gain, None, eps, by_head=True)
     return norms
+
+
+def _times(norm: Norm, factor: Any) -> Norm:
+    """A norm whose result is multiplied by a number of the config."""
+    if factor is None:
+        return norm
+    return replace(norm, gain=norm.gain * factor, shift=None if norm.shift is None else norm.shift * factor)
 
 
 def _joined(norms: list[Norm]) -> Norm:

@@ -13,22 +13,36 @@ import torch
 from torch import nn
 
 from keyquery.checkpoints.configs.defaults import completed
-from keyquery.checkpoints.coverage import formless, listed, uncovered
+from keyquery.checkpoints.configs.fields import known_types, unproven_fields
+from keyquery.checkpoints.coverage import formless, listed, uncovered, unread_tensors
 from keyquery.checkpoints.custom import custom_family, example, likely_pair, meant, shown
-from keyquery.checkpoints.family import Family, composite, families_of, locations, recognise
+from keyquery.checkpoints.family import Family, composite, families_of
 from keyquery.checkpoints.formats.adapters import Adapted, adapted_name, load_adapter
 from keyquery.checkpoints.formats.llama2c import open_llama2c
 from keyquery.checkpoints.formats.quantised.source import dequantised
 from keyquery.checkpoints.has_form import FormedHeads, MixedHeads, formed
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.hub import HUB_NAME, Hub, cached, full_names
-from keyquery.checkpoints.sources import Live, Safetensors, Source, Tower, bare, load_torch, read_index, read_json
+from keyquery.checkpoints.locations import locations, recognise
+from keyquery.checkpoints.sources import (
+    Live,
+    Safetensors,
+    Source,
+    Tower,
+    bare,
+    load_torch,
+    read_index,
+    read_json,
+    with_usual_names,
+)
 from keyquery.support.devices import pick_device
 from keyquery.support.extras import optional
 from keyquery.support.files import beside
 from keyquery.support.printable import NAME, printable
 
+CONFIGS = ("config.json", "open_clip_config.json")
 TORCH = (".bin", ".pt", ".pth")
+REASONS = 400  # letters of what is not read, in a message
 NAMED = (
     "weights named by patterns: scale 1/√r is assumed, norms and positions are not known, every key counts as visible"
 )
@@ -43,6 +57,7 @@ def read(
     layout: str | None = None,
     adapter: str | Path | None = None,
     partial: bool = False,
+    unproven: bool = False,
     device: Any = None,
 ) -> Heads:
     """Open the attention heads of a checkpoint or a live model; weights are loaded lazily.
@@ -58,13 +73,16 @@ def read(
     config
         In place of config.json: a path or a mapping.
     layout
-        Storage of `query` and `key`: "linear" (heads·r, d), "transposed" (d, heads·r), "heads" (heads, d, r) or
-        "heads-linear" (heads, r, d); or of one tensor `query` without `key`: "fused" (3·heads·r, d),
+        Storage of `query` and `key`: "linear" (heads·r, d), "transposed" (d, heads·r), "heads" (heads, d, r), "columns"
+        (d, heads, r) or "heads-linear" (heads, r, d); or of one tensor `query` without `key`: "fused" (3·heads·r, d),
         "fused-transposed" or "fused-heads". Default: "linear" for matrices.
     adapter
         A folder of PEFT with a LoRA adapter, which is added to the weights as they are read. Default: none.
     partial
         Read a file of which some attention modules cannot be read; every layer says so. Default: refuse it.
+    unproven
+        Read a file although its config, or a tensor of its attention, holds something that moves scores and is not
+        proven to be read; every layer says so. Default: refuse it.
     device
         Where layers are read to, such as "cuda". Default: the CPU, or where the weights of a live model are.
 
@@ -78,8 +96,9 @@ def read(
     FileNotFoundError
         If `source` is neither a file, nor a folder, nor a hub model.
     ValueError
-        If the architecture is unknown and `query` and `key` are not set, if it is proven to be read wrongly, or if
-        attention modules are not read and `partial` is not set.
+        If the architecture is unknown and `query` and `key` are not set, if it is proven to be read wrongly, if
+        attention modules are not read and `partial` is not set, or if a field of its config or a tensor that may move
+        scores is not read and `unproven` is not set.
 
     See Also
     --------
@@ -106,7 +125,7 @@ def read(
     elif layout is not None:
         raise ValueError(f"layout needs query and key, got layout {layout!r} without them")
     else:
-        read_heads = read_recognised(opened, heads, partial)
+        read_heads = read_recognised(opened, heads, partial, unproven)
     read_heads.device = target
     return read_heads
 
@@ -119,17 +138,37 @@ def _named(opened: Source, heads: int | None, query: str | None, key: str | None
     return Heads(opened, family, heads, (NAMED,), gaps=True)
 
 
-def read_recognised(opened: Source, heads: int | None = None, partial: bool = False, trusted: bool = False) -> Heads:
+def read_recognised(
+    opened: Source, heads: int | None = None, partial: bool = False, unproven: bool = False, trusted: bool = False
+) -> Heads:
     """Heads of a source whose architecture is recognised; `trusted`: as if that were proven, to prove it."""
     if _family_by_type(opened) is None:
         _check_supported(opened)
-    tower, notes = (opened, ()) if _composite(opened) else _language_tower(opened)
+    tower, tower_notes = (opened, ()) if _composite(opened) else _language_tower(opened)
     family = _family_of(tower)
-    unproven = () if trusted else _unproven(tower, family)
-    lacking = formless(tower.shapes, locations(family, tower.shapes, tower.config))
-    notes = (*unproven, *notes, *_partial(opened, tower, family, partial), *lacking)
-    gaps = bool(unproven) or trusted or partial or family.gaps
-    return Heads(tower, family, heads, notes, gaps=gaps, positions=not unproven)
+    unknown = () if trusted else _unknown_type(tower, family)
+    located = locations(family, tower.shapes, tower.config)
+    unread = []
+    if not trusted:
+        unread += [] if unknown else [f"the config's {reason}" for reason in unproven_fields(opened.config)]
+        proven = {*family.ignored, *(pattern for facts in known_types(tower.config) for pattern in facts.tensors)}
+        tensors = unread_tensors(tower.shapes, located, proven)
+        unread += [f"{listed(tensors)} of its attention"] if tensors else []
+    notes = _unread(opened, unread, unproven)
+    notes += (*unknown, *tower_notes, *_partial(opened, tower, family, partial), *formless(tower.shapes, located))
+    gaps = bool(unknown) or trusted or partial or family.gaps
+    return Heads(tower, family, heads, notes, gaps=gaps, positions=not unknown)
+
+
+def _unread(source: Source, reasons: list[str], allowed: bool) -> tuple[str, ...]:
+    """Notes on what may move scores and is not read, which must be allowed."""
+    if reasons and not allowed:
+        unread = printable("; ".join(reasons), REASONS)
+        raise ValueError(
+            f"{source.label}: its scores would be read without {unread}. To read it all the same, labelled: "
+            "unproven=True (--unproven); keyquery prove tests a config"
+        )
+    return tuple(f"unproven: {printable(reason, REASONS)} is not read" for reason in reasons)
 
 
 def _adapted(source: Source, adapter: str | Path | None) -> Source:
@@ -156,7 +195,7 @@ def _open(source: str | Path | nn.Module, config: str | Path | Mapping[str, Any]
         if (folder := cached(source)) is not None:
             return open_path(folder, config, label=source)
         optional("huggingface_hub", "a hub model")  # before any network access
-        return Hub(source)
+        return with_usual_names(Hub(source))
     meant = full_names(str(source)) if len(path.parts) == 1 else []
     hint = f"; did you mean {' or '.join(meant[:3])}?" if meant else ""
     raise FileNotFoundError(f"{source} is neither a file, nor a folder, nor a hub model (org/name){hint}")
@@ -169,13 +208,13 @@ def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None, 
         raise FileNotFoundError(f"{file} is a link to a file that does not exist")
     if not file.is_file():
         raise ValueError(f"{file} is a device or a pipe, not a file")
-    near = beside(file.parent, "config.json")
-    facts = _config(config) if config is not None else read_json(near) if near.is_file() else {}
+    near = next((beside(file.parent, name) for name in CONFIGS if beside(file.parent, name).is_file()), None)
+    facts = _config(config) if config is not None else {} if near is None else read_json(near)
     facts, label = completed(facts), label or str(path)
     if file.name.endswith(".index.json"):
-        return _sharded(file, label, facts)
+        return with_usual_names(_sharded(file, label, facts))
     if file.suffix == ".safetensors":
-        return Safetensors({"": file}, label, facts)
+        return with_usual_names(Safetensors({"": file}, label, facts))
     if file.suffix == ".gguf":
         from keyquery.checkpoints.formats.gguf import Gguf
 
@@ -183,7 +222,7 @@ def open_path(path: Path, config: str | Path | Mapping[str, Any] | None = None, 
     if file.suffix == ".bin" and (llama2c := open_llama2c(file)) is not None:
         return llama2c
     if file.suffix in TORCH:
-        return load_torch([file], label, facts)
+        return with_usual_names(load_torch([file], label, facts))
     raise ValueError(f"{file} has an unknown file type: expected .safetensors, .bin, .pt, .gguf or a folder with these")
 
 
@@ -247,7 +286,7 @@ def _composite(source: Source) -> Family | None:
     return family if covering and not uncovered(source.shapes, covering) else None
 
 
-def _unproven(source: Source, family: Family) -> tuple[str, ...]:
+def _unknown_type(source: Source, family: Family) -> tuple[str, ...]:
     """A note if the model type of the config is not known to be read exactly as this architecture."""
     model_type = source.config.get("model_type")
     if model_type is None or family.goes_by(model_type):

@@ -5,6 +5,7 @@ A source knows the names and shapes of its tensors without reading them, and rea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -78,6 +79,27 @@ class Loaded:
         return tensor[start:stop] if tensor.ndim else tensor
 
 
+class Renamed:
+    """Another source, with a `weight` and a `bias` where files call them `gamma` and `beta`, as BERT's norms are."""
+
+    def __init__(self, source: Source) -> None:
+        self.label, self.config, self._source = source.label, source.config, source
+        self._stored = {re.sub(r"gamma$", "weight", re.sub(r"beta$", "bias", name)): name for name in source.shapes}
+        self.shapes = {name: source.shapes[stored] for name, stored in self._stored.items()}
+
+    def rows(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows of a tensor."""
+        return self._source.rows(self._stored[name], start, stop)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def with_usual_names(source: Source) -> Source:
+    """A source whose norms are named as those of newer files."""
+    return Renamed(source) if any(name.endswith(".gamma") for name in source.shapes) else source
+
+
 class Tower:
     """The language tower of a model of images or audio too: its own config, and no other tower's tensors."""
 
@@ -98,7 +120,7 @@ class Live(Loaded):
 
     def __init__(self, model: nn.Module, without: Iterable[str] = ()) -> None:
         config: Any = getattr(model, "config", None)
-        facts = config.to_dict() if hasattr(config, "to_dict") else _plain(config)
+        facts = (config.to_dict() if hasattr(config, "to_dict") else _plain(config)) or _of_torch(model)
         tensors, out = model.state_dict(keep_vars=True), tuple(f"{name}." if name else "" for name in without)
         kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(out)}
         super().__init__(kept, type(model).__name__, facts)
@@ -117,6 +139,16 @@ def _plain(config: Any) -> dict[str, Any]:
     if is_dataclass(config) and not isinstance(config, type):
         return {field.name: getattr(config, field.name) for field in fields(config)}
     return dict(config) if isinstance(config, Mapping) else {}
+
+
+def _of_torch(model: nn.Module) -> dict[str, Any]:
+    """What torch's own layers say of their norms, if all of them say the same."""
+    layers = [m for m in model.modules() if isinstance(m, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer))]
+    facts = {(layer.norm_first, layer.norm1.eps) for layer in layers}
+    if len(facts) != 1:
+        return {}
+    first, eps = facts.pop()
+    return {"norm_first" if first else "norm_last": True, "layer_norm_eps": eps}
 
 
 class Recorded:

@@ -1,18 +1,12 @@
-"""What a config leaves out: files on the hub often hold only the values that differ from the defaults of their type.
-
-`defaults.toml` has the defaults of transformers' config classes, for the keys that the reader uses;
-docs/site/defaults.py writes it.
-"""
+"""What a config leaves out: files on the hub often hold only the values that differ from the defaults of their type."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from keyquery.checkpoints.configs.towers import LANGUAGE
+from keyquery.checkpoints.configs.types import known
 
 # Keys that say how positions are rotated; where a config has one of them, the default is not taken as a whole.
 BASES = ("global_rope_theta", "rotary_emb_base")  # other names of rope_theta
@@ -21,34 +15,44 @@ SHARES = ("rotary_pct", "rotary_dim")  # other names of partial_rotary_factor
 # Keys from which older configs derive `layer_types`, but for the period below.
 DERIVING = ("use_sliding_window", "max_window_layers", "attn_layer_period", "attn_layer_indices", "attention_layers")
 ROPE_DICTS = ("rope_parameters", "rope_scaling")
+KINDS = ("full_attention", "sliding_attention", "chunked_attention")  # of layers with rotary parameters of their own
 PERIODS = ("sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval", "global_attn_every_n_layers")
-
-
-@cache
-def lines() -> dict[str, str]:
-    """The line of each model type in the file of defaults: to parse them all takes longer than to read a model."""
-    text = files("keyquery.checkpoints.configs").joinpath("defaults.toml").read_text(encoding="utf-8")
-    return {line.partition(" = ")[0].strip('"'): line for line in text.splitlines() if not line.startswith("#")}
-
-
-@cache
-def defaults(model_type: str) -> dict[str, Any]:
-    """Defaults of a model type; none if it is not known."""
-    return next(iter(tomllib.loads(lines()[model_type]).values())) if model_type in lines() else {}
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config with the defaults of its type in place of what it leaves out, and its sections likewise."""
-    known = defaults(str(config.get("model_type")))
-    full = dict(config)
-    for key, value in known.items():
+    facts = known(config.get("model_type"))
+    defaults, full = facts.defaults, dict(config)
+    full |= {name: config[alias] for alias, name in facts.aliases.items() if alias in config and name not in config}
+    for name in facts.ignored:
+        full = _without(full, name.split("."))
+    for key, value in defaults.items():
         if isinstance(value, Mapping) and "model_type" in value:
             full[key] = _section(config, key, value)
-        elif key != "layer_types" and not _said(key, config):
+        elif key == "rope_parameters" and "rope_type" in value:  # of all layers alike; a base may stand outside
+            full |= {} if _said(key, {**config, "rope_theta": None}) else {key: value}
+        elif key != "layer_types" and not _said(key, full):
             full[key] = value
-    if "layer_types" in known and config.get("layer_types") is None:
-        full |= _layer_types(config, known["layer_types"], full.get("num_hidden_layers"))
+    depth = full.get("num_hidden_layers")
+    if (
+        (every := defaults.get("no_rope_layer_interval"))
+        and not config.get("no_rope_layers")
+        and isinstance(depth, int)
+    ):
+        every = config.get("no_rope_layer_interval") or every
+        full["no_rope_layers"] = [int((layer + 1) % every != 0) for layer in range(depth)]
+    if "layer_types" in defaults and config.get("layer_types") is None:
+        full |= _layer_types(full if every else config, defaults["layer_types"], depth)
     return {k: completed(v) if isinstance(v, Mapping) and "model_type" in v else v for k, v in full.items()}
+
+
+def _without(config: Mapping[str, Any], path: list[str]) -> dict[str, Any]:
+    """A config without a field, which may be one of its rotary parameters ("rope.…"), wherever these stand."""
+    kept = {key: value for key, value in config.items() if key != path[-1]}
+    if path[0] == "rope":
+        kept |= {key: _without(kept[key], path) for key in ROPE_DICTS if isinstance(kept.get(key), Mapping)}
+        kept |= {key: _without(v, path) for key, v in kept.items() if key in KINDS and isinstance(v, Mapping)}
+    return kept
 
 
 def _section(config: Mapping[str, Any], key: str, known: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -70,6 +74,10 @@ def _said(key: str, config: Mapping[str, Any]) -> bool:
 
 def _layer_types(config: Mapping[str, Any], kinds: list[str], depth: Any) -> dict[str, list[str]]:
     """The kinds of layers where they repeat; none where the config derives them in a way of its own."""
+    if "chunked_attention" in kinds and config.get("no_rope_layers"):  # Llama 4's chunks go with rotary positions
+        return {
+            "layer_types": ["chunked_attention" if turned else "full_attention" for turned in config["no_rope_layers"]]
+        }
     period = next((config[key] for key in PERIODS if config.get(key)), len(kinds))
     derived = any(config.get(key) is not None for key in DERIVING)
     if derived or not isinstance(depth, int) or period != len(kinds):

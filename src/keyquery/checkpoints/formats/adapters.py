@@ -135,6 +135,13 @@ class Adapted:
             for name, shape in {**tensors, **weights}.items()
             if (base := self._base_name(name, shape, names, name in weights)) is not None
         }
+        for name, tensor in adapter.replaced.items():  # biases of weights that have none in the base
+            weight = _same(
+                f"{name.removesuffix('.bias')}.weight", names.get(_ending(name).replace(".bias", ".weight"), [])
+            )
+            if name.endswith(".bias") and name not in self.changed.values() and weight is not None:
+                added = f"{weight.removesuffix('.weight')}.bias"
+                self.changed[added], self.shapes = name, {**self.shapes, added: tuple(tensor.shape)}
 
     def _base_name(self, name: str, shape: tuple[int, ...], names: Mapping[str, list[str]], needed: bool) -> str | None:
         """The base's name of a tensor: the same, but for what stands before the layers."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyquery.checkpoints.family import Location
+from keyquery.checkpoints.locations import Location
 from keyquery.checkpoints.positions.sequence import rope_base
 from keyquery.checkpoints.sources import Source
 from keyquery.forms import Rope

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from keyquery.checkpoints.family import Location
+from keyquery.checkpoints.locations import Location
 from keyquery.checkpoints.norms import token_width
 from keyquery.checkpoints.positions.relative import GIVEN, TABLES, VECTORS
 from keyquery.checkpoints.sources import Source
 
 Config = Mapping[str, Any]
 ROLES = ("query", "key", "fused", "query_down", "query_up", "key_down", "key_up")
+UNFOLDED = "the norm that feeds it is not read: folded forms act on what that norm returns"
 PLAIN = ("F64", "F32", "F16", "BF16")  # as GGUF files name them
 
 
@@ -24,7 +25,7 @@ def position_of(location: Location, config: Config) -> str:
         return "scaled alibi"
     if attention.axes:
         return "axial"
-    if attention.norm_after_rope:
+    if attention.norm_after_rope and "query_norm" in location.names:
         return "rotary before norm"
     return "rotary" if attention.rope == "unread" else attention.position
 
@@ -53,13 +54,14 @@ def layer_notes(location: Location, source: Source, config: Config, part: str, s
         and "frequencies" not in location.names,
         "rotary positions enter its scores and are not read": rotary or attention.rope == "unread",
         "queries and keys are normed after their rotation, which no form has: forms hold at equal positions": (
-            attention.norm_after_rope
+            attention.norm_after_rope and "query_norm" in location.names
         ),
         "positions are rows and columns: scores depend on no single offset": bool(attention.axes),
         "a term of positions is added to its scores and not read": attention.position == "unread",
         f"{GIVEN.get(attention.position)} is added to its scores and not read": attention.position in GIVEN,
         "a causal mask and a scale of 1/√r are assumed: there is no config": assumed,
         "the shift of its query and key norms is in no form": shifted,
+        UNFOLDED: attention.norm_unread,
         f"queries and keys are clipped to ±{clip}, which no form has": clip is not None,
         "what enters and leaves its projections is clipped, which no form has": "clip" in location.names,
         f"scores grow with positions beyond {config.get('temperature_length')}, which is not read": bool(

@@ -10,16 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from keyquery.checkpoints.configs.defaults import defaults
 from keyquery.checkpoints.family import Attention
 from keyquery.forms import Rope
 
 Config = Mapping[str, Any]
-# Types of transformers that turn a part of each head where the config says so; the others do not look at it.
-PARTIAL: tuple[str, ...] = ("bamba", "codegen", "deepseek_v4", "diffusion_gemma", "efficientloftr", "glm", "gpt_neox")
-PARTIAL += ("gptj", "laguna", "mellum", "mimo", "minimax_m", "moonshine", "musicflamingo", "nemotron", "neomme")
-PARTIAL += ("persimmon", "phi", "qwen3_5", "qwen3_next", "qwen4_exp", "recurrent_gemma", "solar_open", "stablelm")
-PARTIAL += ("step3p", "zaya")
 
 
 def scale_of(attention: Attention, config: Config, layer: int, head_dim: int, heads: int = 1) -> float:
@@ -90,7 +84,7 @@ def window_of(attention: Attention, config: Config, layer: int) -> int | None:
     size = config.get("sliding_window") or config.get("attention_window_size")
     if config.get("local_attention"):  # ModernBERT's counts both sides
         size = int(size or config["local_attention"] // 2) + (not causal)
-    elif size and config.get("use_bidirectional_attention") is True:  # likewise
+    elif size and not causal and config.get("use_bidirectional_attention") is True:  # likewise
         size = int(size) // 2 + 1
     elif size and attention.window == "both sides":
         size = int(size) + 1
@@ -138,13 +132,7 @@ def _kind_of(config: Config, layer: int) -> str | None:
 
 def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> Rope | None:
     """The rotation of queries and keys; None where there is none, or where no config says which."""
-    turned = config.get("no_rope_layers") or []  # SmolLM3's, 0 for a layer without
-    without = (
-        config.get("rope") is False
-        or (attention.alibi and config.get(attention.alibi))
-        or (layer < len(turned) and not turned[layer])
-    )
-    if attention.rope in (None, "unread") or attention.axes or not config or without:
+    if not is_rotated(attention, config, layer):
         return None
     if attention.rope_kinds and (kind := _kind_of(config, layer)) not in attention.rope_kinds:
         if kind is None:
@@ -158,13 +146,43 @@ def rope_of(attention: Attention, config: Config, layer: int, head_dim: int) -> 
         raise ValueError(f"the config's rotary positions cannot be read: {error}") from None
 
 
+def is_rotated(attention: Attention, config: Config, layer: int) -> bool:
+    """Whether a layer is one with rotary positions that are read."""
+    turned, every = config.get("no_rope_layers"), config.get("no_rope_layer_interval")  # a list has 0 for one without
+    without = config.get("rope") is False or bool(attention.alibi and config.get(attention.alibi))
+    if turned:
+        without |= layer < len(turned) and not turned[layer]
+    elif every:
+        without |= (layer + 1) % int(every) == 0
+    return not (attention.rope in (None, "unread") or attention.axes or not config or without)
+
+
+def context_limit(attention: Attention, config: Config, layer: int, rope: Rope | None) -> int | None:
+    """How many positions scores are read for, where the model scales later ones in another way; None: all."""
+    limits = []
+    if rope is not None and "frequencies" not in attention.names[0]:
+        parameters = _rope_parameters(config, layer)
+        grown = parameters["rope_type"] == "dynamic" and not (attention.rope_alpha and parameters.get("alpha"))
+        limits += [config.get("max_position_embeddings")] if grown else []
+        longer = parameters["rope_type"] in ("longrope", "su") and parameters.get("long_factor")
+        if longer or parameters.get("llama_4_scaling_beta"):
+            limits += [parameters.get("original_max_position_embeddings")]
+    elif config.get("attn_temperature_tuning") and config.get("floor_scale"):
+        limits += [int(config["floor_scale"]) - 1]
+    return min((int(limit) for limit in limits if limit), default=None)
+
+
+def chunk_of(attention: Attention, config: Config, layer: int) -> int | None:
+    """The size of the chunks whose tokens see each other alone; None where a layer has none."""
+    size = config.get(attention.chunk) if attention.chunk else None
+    return int(size) if size and _kind_of(config, layer) == "chunked_attention" else None
+
+
 def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Rope:
     parameters = _rope_parameters(config, layer)
     shares = (parameters.get("partial_rotary_factor"), config.get("partial_rotary_factor"), config.get("rotary_pct"))
     whole = parameters["rope_type"] == "proportional"  # all pairs are listed, and some do not turn
-    model_type = str(config.get("model_type"))
-    ignored = bool(defaults(model_type)) and not model_type.startswith(PARTIAL) and not whole
-    share = 1.0 if ignored else next((share for share in shares if share), 1.0)
+    share = next((share for share in shares if share), 1.0)
     named = attention.rotary_dim
     stated = int(named) if named.isdecimal() else None if shares[0] else config.get(named)
     dims = head_dim if whole or attention.order == "latent" else int(stated or head_dim * share)
@@ -172,10 +190,14 @@ def _rope(attention: Attention, config: Config, layer: int, head_dim: int) -> Ro
         raise ValueError(f"they turn {dims} dimensions, and a head has {head_dim}")
     interleaved = attention.rope == "interleaved" and config.get("rope_interleave", True)
     base = float(parameters["rope_theta"])
+    if attention.rope_alpha and parameters["rope_type"] == "dynamic" and parameters.get("alpha"):
+        base *= float(parameters["alpha"]) ** (dims / (dims - 2))
     frequencies = base ** -(torch.arange(0, dims, 2, dtype=torch.float64) / dims)
     if whole:
         frequencies[int(share * head_dim // 2) :] = 0
     frequencies, factor = _rescaled(frequencies, base, parameters, config)
+    if attention.rope_factor and parameters.get(attention.rope_factor) and parameters["rope_type"] != "default":
+        factor = float(parameters[attention.rope_factor])
     return Rope(2 * len(frequencies), base, interleaved, -frequencies if attention.rope_back else frequencies, factor)
 
 
@@ -194,7 +216,7 @@ def _rope_parameters(config: Config, layer: int) -> dict[str, Any]:
     if {"main", "compress"} <= set(said):  # DeepSeek V4's
         kind = "main" if kind == "sliding_attention" else "compress"
     if kind is not None and kind in said:
-        parameters = dict(said[kind] or {})
+        parameters = {key: value for key, value in (said[kind] or {}).items() if key != "truncate"}  # not used there
     elif (local := _old_local_base(config, layer, kind)) is not None:
         return {"rope_type": "default", "rope_theta": local}
     else:

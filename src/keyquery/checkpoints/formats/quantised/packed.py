@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and compressed-tensors: integers packed in int32 words, with zero points and scales by group."""
+"""GPTQ, AWQ, compressed-tensors and MLX: integers packed in words of 32 bits, with scales by group."""
 
 from __future__ import annotations
 
@@ -208,3 +208,47 @@ def _grouped(codes: Tensor, zeros: Tensor | None, scales: Tensor, group: Tensor)
     """(q − z)·s of codes (out, in), with zeros and scales (out, groups) and the group of each input."""
     values = codes.float() if zeros is None else codes.float() - zeros.float()[:, group]
     return values.mul_(scales[:, group])
+
+
+class Mlx(Quantised):
+    """MLX: codes packed along the inputs, W[o, i] = s[o, g]·q[o, i] + b[o, g] with g the group of input i."""
+
+    name = "MLX"
+    mark = ".biases"
+    roles: ClassVar[Mapping[str, str]] = {"codes": ".weight", "scales": ".scales", "biases": ".biases"}
+    needed = ("codes", "scales")
+
+    @classmethod
+    def fits(cls, module: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """A scale beside every bias."""
+        return shapes.get(f"{module}.scales") == shapes[f"{module}.biases"] and f"{module}.weight" in shapes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(out, in)."""
+        stated = self.settings.get(self.module, self.settings)  # modules may differ
+        size = stated.get("group_size", 64) if isinstance(stated, Mapping) else 64
+        return self.require_matrix("codes")[0], self.require_matrix("scales")[1] * int(size)
+
+    @property
+    def bits(self) -> int:
+        """As many as the words have for each input."""
+        words, inputs = self.require_matrix("codes")[1], self.shape[1]
+        if not inputs or 32 * words % inputs or not 2 <= 32 * words // inputs <= 8:
+            raise ValueError(f"{self.parts['codes']}: {words} words are not codes of 2 to 8 bits for {inputs} inputs")
+        return 32 * words // inputs
+
+    @property
+    def precision(self) -> str:
+        """Such as "mlx int4 in groups of 64"."""
+        return f"mlx int{self.bits} in groups of {self.shape[1] // max(self.require_matrix('scales')[1], 1)}"
+
+    def values(self) -> Tensor:
+        """The weight in float32."""
+        outputs, inputs = self.shape
+        self.require("scales", (outputs, self.shape_of("scales")[1]))
+        codes = self.read("codes")
+        self.require_kind("codes", codes, torch.uint32, torch.int32)
+        groups = unpack(codes.view(torch.int32), self.bits, inputs).reshape(outputs, self.shape_of("scales")[1], -1)
+        scales, biases = (self.read(role).float().unsqueeze(-1) for role in ("scales", "biases"))
+        return (groups * scales + biases).flatten(1)

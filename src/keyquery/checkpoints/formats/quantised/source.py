@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from keyquery.checkpoints.formats.quantised.bitsandbytes import EightBit, FourBit
-from keyquery.checkpoints.formats.quantised.packed import Awq, Gptq, PackedIntegers
+from keyquery.checkpoints.formats.quantised.packed import Awq, Gptq, Mlx, PackedIntegers
 from keyquery.checkpoints.formats.quantised.scaled import Blocks, Float4, Inverse, ModelOptFloat4, Scaled
 from keyquery.checkpoints.formats.quantised.weight import Quantised
 from keyquery.checkpoints.sources import Source
@@ -25,6 +25,7 @@ FORMATS: tuple[type[Quantised], ...] = (
     Blocks,
     Gptq,
     Awq,
+    Mlx,
     FourBit,
     EightBit,
 )
@@ -111,7 +112,7 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a config says of its quantisation, or nothing."""
     nested = config.get("text_config")
     for facts in (config, nested if isinstance(nested, Mapping) else {}):
-        for key in ("quantization_config", "compression_config"):
+        for key in ("quantization_config", "compression_config", "quantization"):
             if isinstance(stated := facts.get(key), Mapping):
                 return stated
     return {}
