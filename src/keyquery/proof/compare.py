@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from keyquery.proof.tokens import Tokens, entered, own_window, pooled, windows
 QUERY = ("query", "query_down", "query_up", "module", "fused")
 KEY = ("key", "key_down", "module", "fused")
 EXACTLY = 1e-6  # relative error of a score that is the same for all keys
-UNTESTED = "only at position 0, or behind a mask"
+UNTESTED = "only at position 0, behind a mask, or beyond the positions that are read"
 CONTENT = ("unread", "rotary", *GIVEN)  # terms of positions that are not read
 
 
@@ -150,6 +151,10 @@ class Comparison:
             return Match(event.owner, name, 0.0, bad, UNTESTED)
         if x is None or y is None:
             return Match(event.owner, name, bad, bad, "its projections take no tokens")
+        last = event.scores.shape[-1] - 1  # some models count tokens, whatever their positions
+        last = last if positions is None else max(last, int(positions.max()))
+        if last >= min((layer.context for layer in layers if layer.context is not None), default=math.inf):
+            return Match(event.owner, name, 0.0, bad, UNTESTED)
         event = _in_pairs(event, layers[0], x)
         counts = [t.numel() // t.shape[-1] for t in (x, y)]
         memory = y if layers[0].kind == "self" and sum(counts) == event.scores.shape[-1] else None

@@ -22,6 +22,14 @@ def mask_error(theirs: Tensor, layer: Layer) -> str:
         return "causal, but queries see later keys"
     if not layer.causal and n > 2 and not bool((seen & future).any()):
         return "not causal, but no query sees a later key"
+    chunk = chunk_size(seen)
+    if chunk is not None or layer.chunk is not None:
+        same = layer.chunk is None or not bool((seen & ~_in_chunks(n, layer.chunk)).any())
+        return (
+            ""
+            if same and chunk in (None, layer.chunk)
+            else f"chunks of {layer.chunk}, but queries see those of {chunk}"
+        )
     size, far = sliding_window(seen), _distances(n)
     if layer.window is not None and bool((seen & (far >= layer.window)).any()):
         return f"window of {layer.window}, but queries see keys that are further away"
@@ -39,6 +47,17 @@ def sliding_window(seen: Bool[Tensor, "n n"]) -> int | None:
     window = far < size
     window = window if bool(seen.triu(1).any()) else window.tril()
     return size if 1 < size < n - 1 and torch.equal(seen, window) else None
+
+
+def chunk_size(seen: Bool[Tensor, "n n"]) -> int | None:
+    """The size of chunks, if a mask shows all earlier keys of a query's chunk and no others."""
+    causal = torch.ones_like(seen).tril()
+    return next((size for size in range(2, len(seen)) if torch.equal(seen, causal & _in_chunks(len(seen), size))), None)
+
+
+def _in_chunks(n: int, size: int) -> Bool[Tensor, "n n"]:
+    chunk = torch.arange(n) // size
+    return chunk[:, None] == chunk
 
 
 def _distances(n: int) -> Int[Tensor, "n n"]:

@@ -19,9 +19,10 @@ from torch import nn
 from keyquery.checkpoints.reader import open_path, read_recognised
 from keyquery.checkpoints.sources import read_json
 from keyquery.listening.softmaxes import Capture, captured
-from keyquery.proof.compare import CONTENT, Comparison, Match
+from keyquery.proof.compare import CONTENT, Comparison
 from keyquery.proof.inputs import inputs_for
 from keyquery.proof.models import CannotBuildError, brief, build, overrides, sparse, tiny_configs
+from keyquery.proof.norms import norm_errors
 from keyquery.support.extras import optional
 
 TOLERANCE = 1e-5
@@ -46,6 +47,7 @@ class Proof:
     missing: list[str] = field(default_factory=list)  # attention modules that are not read
     untested: list[str] = field(default_factory=list)  # layers that are read, and that no input reaches
     content: list[str] = field(default_factory=list)  # layers that are read without their term of positions
+    norms: dict[str, str] = field(default_factory=dict)  # what is wrong with the norm that feeds a layer
     transformers: str = ""  # version
     factor: int | None = None  # by which the widths of the model were divided
 
@@ -92,7 +94,7 @@ def prove(source: str | Path | Mapping[str, Any]) -> Proof:
         model, runs = tiny_run(facts)
     except CannotBuildError as error:
         return Proof(status="cannot be built", reason=str(error), **about)
-    return _judged(model, runs, about)
+    return judged(model, runs, about)
 
 
 def tiny_run(source: str | Mapping[str, Any]) -> tuple[Any, list[Run]]:
@@ -251,7 +253,8 @@ def attention_modules(model: nn.Module, prefix: str = "") -> list[str]:
     return names
 
 
-def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:
+def judged(model: nn.Module, runs: list[Run], about: dict[str, Any], facts: Mapping[str, Any] | None = None) -> Proof:
+    """The proof of a model from its runs; `facts` are its config as a file may state it, beside what is saved."""
     owners = {event.owner for capture, _ in runs for event in capture.events}
     idle = _idle(model, runs)
     if not owners and not idle:
@@ -262,17 +265,25 @@ def _judged(model: Any, runs: list[Run], about: dict[str, Any]) -> Proof:
         except Exception as error:
             return Proof(status="cannot be built", reason=f"it cannot be saved: {brief(error)}", **about)
         try:
-            compared = _comparison(model, Path(folder))
+            compared = [_comparison(model, Path(folder)), *_of_sparse_config(model, Path(folder))]
+            compared += [] if facts is None else [_comparison(model, Path(folder), facts)]
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             reason = str(error).replace(folder, "the checkpoint")
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             return Proof(status="refused", reason=kind + reason, missing=sorted(owners), **about)
-        comparisons = [compared, *_of_sparse_config(model, Path(folder))]
-        matches = [match for one in comparisons for capture, places in runs for match in one.matches(capture, places)]
-    return _verdict(matches, compared, idle, about)
+        return _verdict(compared, model, runs, idle, about)
 
 
-def _comparison(model: Any, folder: Path, config: Any = None) -> Comparison:
+def agrees(model: nn.Module, runs: list[Run], folder: Path, facts: Mapping[str, Any]) -> bool:
+    """Whether a saved model is read exactly by a config that is not its own."""
+    try:
+        compared = _comparison(model, folder, facts)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+        return False
+    return _verdict([compared], model, runs, _idle(model, runs), {"model_type": ""}).status == "exact"
+
+
+def _comparison(model: nn.Module, folder: Path, config: Any = None) -> Comparison:
     return Comparison(read_recognised(open_path(folder, config), trusted=True), model, folder)
 
 
@@ -306,7 +317,12 @@ def _mask_differs(whys: list[str]) -> bool:
     return once or all(why.startswith("not causal") for why in whys)
 
 
-def _verdict(matches: list[Match], compared: Comparison, idle: list[str], about: dict[str, Any]) -> Proof:
+def _verdict(
+    comparisons: list[Comparison], model: nn.Module, runs: list[Run], idle: list[str], about: dict[str, Any]
+) -> Proof:
+    matches = [match for one in comparisons for capture, places in runs for match in one.matches(capture, places)]
+    norms = dict(row for one in comparisons for capture, _ in runs for row in norm_errors(one, model, capture))
+    compared = comparisons[0]
     family = compared.heads.family.name
     errors: dict[str, float] = {}
     for match in matches:
@@ -320,10 +336,12 @@ def _verdict(matches: list[Match], compared: Comparison, idle: list[str], about:
     worst = max(errors.values(), default=None)
     wrong = [name for name, error in errors.items() if not error <= TOLERANCE]
     masks = [owner for owner in errors if _mask_differs([match.why for match in matches if match.owner == owner])]
-    status = "wrong" if wrong or masks else "missing layers" if missing else "cannot be built" if untested else "exact"
-    reason = "; ".join(list(why)[:2])
+    bad = wrong or masks or norms
+    status = "wrong" if bad else "missing layers" if missing else "cannot be built" if untested else "exact"
+    reason = "; ".join([*why, *(f"{layer}: {text}" for layer, text in norms.items())][:2])
     if status == "cannot be built":
         reason = f"no input reaches {len(untested)} attention modules"
     rest: dict[str, Any] = {"error": worst, "modules": errors, "missing": missing, "untested": untested}
     rest["content"] = [name for name, layers in compared.groups.items() if layers[0].position in CONTENT]
+    rest["norms"] = norms
     return Proof(status=status, reason=reason, family=family, **rest, **about)

@@ -137,7 +137,7 @@ def _head_dim(facts: Mapping[Any, Any]) -> int | None:
 
 
 def _kept_layers(facts: Mapping[Any, Any]) -> tuple[int, list[int]]:
-    """The depth of a stack, and which of its layers are kept: the first of each kind, and at least two."""
+    """The depth of a stack, and which of its layers are kept: the first and last of each kind, and at least two."""
     depth = next((facts[name] for name in DEPTHS if _is_count(facts.get(name))), 0)
     if depth <= 2:
         return depth, list(range(depth))
@@ -145,12 +145,12 @@ def _kept_layers(facts: Mapping[Any, Any]) -> tuple[int, list[int]]:
         raise ValueError(f"a config with {depth} layers is not proven; the limit is {MAX_DEPTH}")
     lists = [v for v in facts.values() if isinstance(v, (list, tuple)) and len(v) == depth]
     tables = [v for v in facts.values() if isinstance(v, Mapping) and _by_layer(v)]
-    kinds: dict[tuple[str, ...], int] = {}
+    kinds: dict[tuple[str, ...], list[int]] = {}
     for index in range(depth):
         layer_kinds = [str(table.get(index, table.get(str(index)))) for table in tables]
-        kinds.setdefault((*layer_kinds, *(str(v[index]) for v in lists)), index)
-    kept = sorted(kinds.values())
-    if len(kept) > 6:  # values of their own in each layer
+        kinds.setdefault((*layer_kinds, *(str(v[index]) for v in lists)), []).append(index)
+    kept = sorted({index for layers in kinds.values() for index in (layers[0], layers[-1])})
+    if len(kept) > 8:  # values of their own in each layer
         kept = [0, 1, depth - 2, depth - 1]
     periodic = any(is_kind("every", str(key)) and _is_count(value) and value > 1 for key, value in facts.items())
     rest = [index for index in range(depth) if index not in kept]
