@@ -119,7 +119,7 @@ class Site:
         self.rewrites: list[Rewrite] = []
         self.calls = 0
         self.sorted = False  # whether the module permutes interleaved pairs into halves before RoPE
-        self.longest: int | None = None  # sequence length up to which its RoPE frequencies are known
+        self.longest = layer.context  # positions that its scores are read for
         self._pasts: WeakKeyDictionary[Any, Past] = WeakKeyDictionary()
 
     @property
@@ -148,7 +148,7 @@ class Site:
         new, m = call.query.shape[-2], call.key.shape[-2]
         if self.longest is not None and m > self.longest:
             raise ValueError(
-                f"{self.name} changes its RoPE frequencies beyond {self.longest} tokens, got {m}: not supported"
+                f"{self.name} scores more than {self.longest} tokens in another way, got {m}: not supported"
             )
         factor, key = call.scale / self.scale, call.keys()  # some modules scale their queries themselves
         queries, positions, past = call.query if factor == 1 else call.query * factor, call.key_positions, None
@@ -242,17 +242,7 @@ def find_sites(model: nn.Module, batch: Batch | None = None) -> dict[int, Site]:
         if isinstance(module, nn.MultiheadAttention) and (module.bias_k is not None or module.add_zero_attn):
             raise ValueError(f"{layer.name} has extra keys (add_zero_attn or add_bias_kv): it cannot be changed")
         sites[layer.index] = Site(model, heads, layer, module, Turn(rope, unrotated if is_latent else 0))
-        sites[layer.index].sorted, sites[layer.index].longest = is_sorted, changing_rope(heads.config, layer)[1]
+        sites[layer.index].sorted = is_sorted
     if not sites:
         raise ValueError(f"{type(model).__name__} has no self-attention that can be changed")
     return sites
-
-
-def changing_rope(config: Mapping[str, Any], layer: Layer) -> tuple[str, int | None]:
-    """How RoPE frequencies change with the length of a sequence ("": they do not), and up to which they are fixed."""
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind, name = scaling.get("rope_type", scaling.get("type")), "original_max_position_embeddings"
-    if layer.rope is None or kind not in ("dynamic", "longrope", "su"):
-        return "", None
-    longest = scaling.get(name) or config.get(name) or config.get("max_position_embeddings")
-    return kind, int(longest) if longest else None

@@ -12,7 +12,6 @@ from keyquery.checkpoints import Heads, Layer
 from keyquery.checkpoints.layer import LatentLayer
 from keyquery.checkpoints.layouts import Values
 from keyquery.intervene.handle import rate_of
-from keyquery.intervene.sites import changing_rope
 from keyquery.intervene.swap.adapters import Swapped
 from keyquery.intervene.swap.nearest import nearest
 from keyquery.layers import Attention
@@ -61,7 +60,6 @@ def check_layer(model: nn.Module, heads: Heads, layer: Layer) -> None:
 
 def _unsupported(module: nn.Module, layer: Layer, heads: Heads) -> dict[str, bool]:
     """Features that kq.Attention does not support, and whether the layer has them."""
-    changing, _ = changing_rope(heads.config, layer)
     torch_own = isinstance(module, nn.MultiheadAttention)
     others = any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
     known = torch_own or (others and heads.family.name in FAMILIES)
@@ -70,7 +68,7 @@ def _unsupported(module: nn.Module, layer: Layer, heads: Heads) -> dict[str, boo
         f"kq.Attention has no position bias ({layer.position})": layer.position != "none",
         "kq.Attention has no QK-norm": layer.query_norm is not None or layer.key_norm is not None,
         f"kq.Attention has no sliding window ({layer.window} tokens)": layer.window is not None,
-        f"its RoPE frequencies depend on the sequence length ({changing})": bool(changing),
+        f"its scores are read for {layer.context} positions only": layer.context is not None,
         "it has extra keys (add_zero_attn or add_bias_kv)": torch_own
         and (module.bias_k is not None or bool(module.add_zero_attn)),
         "; ".join(layer.notes): bool(layer.notes),

@@ -204,6 +204,11 @@ def scored_pairs(
         visible = visible & real[:, None, None, :] & real[:, None, :, None]
     if call is not None and not call.positions.is_floating_point() and int(call.positions.max()) < SPARSE * n:
         positions = call.positions
+    if layer.context is not None and (last := int(positions.max())) >= layer.context:
+        raise ValueError(
+            f"{layer.name} scores positions from {layer.context:,} on in another way, which is not read, and the data "
+            f"reach position {last:,}: use windows of at most {layer.context:,} tokens (length, --length)"
+        )
     return ScoredPairs(query, key, positions, positions, visible, real, real)
 
 
