@@ -45,7 +45,10 @@ GROUPS = {
         "monitor": ("monitor", "Watch a training run: attention logits of every head, and alarms."),
     },
     "For developers": {
-        "prove": ("prove", "Test whether a model type is read exactly, on a tiny random model of that type."),
+        "prove": (
+            "prove",
+            "Test whether a model type, or a folder's config, is read exactly, on a tiny random model of it.",
+        ),
         "study": ("", "Re-run published claims about attention (requires the package keyquery-studies)."),
     },
 }

@@ -73,6 +73,13 @@ LENGTH = option(int, "With --text: window length in tokens; the variance shares 
         name="--partial",
         panel=CHECKPOINT,
     ),
+    unproven=option(
+        bool,
+        "Read a model of which a config field or tensor that may move scores is not read; it is noted.",
+        False,
+        name="--unproven",
+        panel=CHECKPOINT,
+    ),
     directions=option(
         int | None,
         "Describe this many directions per head by their nearest tokens. Default: 4 with --html, else 0.",
@@ -206,7 +213,7 @@ def on_ids(source: Any, ids: Path, options: Mapping[str, Any]) -> dict[str, Any]
     """Arguments of `look` for a file of token ids: whole sequences, however long."""
     if options.get("text") is not None:
         raise ValueError("give --text or --ids, not both")
-    how = ("heads", "query", "key", "config", "partial")
+    how = ("heads", "query", "key", "config", "partial", "unproven")
     heads = read(source, **{name: options[name] for name in how if name in options})
     rows = read_ids(ids, heads)
     batches = id_batches(rows, options["tokens"])

@@ -53,6 +53,7 @@ class LookOptions(TypedDict, total=False):
     layout: str | None
     adapter: str | Path | None
     partial: bool
+    unproven: bool
 
 
 def look(
@@ -113,7 +114,7 @@ def look(
         Nats per token up to which the loss counts as kept. Default: .003.
     workers, progress
         Layers measured in parallel, one thread each, and progress bars. Default: 1 (4 on a GPU), and none.
-    heads, query, key, config, layout, adapter, partial
+    heads, query, key, config, layout, adapter, partial, unproven
         How the checkpoint is read, as in `kq.read`.
 
     Returns
