@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyquery.checkpoints.family import parse, section
+from keyquery.checkpoints.family import parse
 from keyquery.checkpoints.heads import Heads
 from keyquery.checkpoints.layer import Layer
+from keyquery.checkpoints.locations import section
 from keyquery.checkpoints.reader import open_path
 from keyquery.listening.products import Softmax
 from keyquery.listening.softmaxes import Capture
