@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="needs the extra hf")
     [
         ("jamba", ["2 of 4 layers have no QK form: Mamba"]),
         ("nemotron_h", ["3 of 4 layers have no QK form: 2 MLP, 1 Mamba"]),
-        ("qwen3_next", ["1 of 2 layers has no QK form: gated delta net"]),
+        ("qwen3_next", ["2 of 4 layers have no QK form: gated delta net"]),
         ("llama", []),
         ("swin", []),
     ],

@@ -33,6 +33,8 @@ def stored(layout, weights):
             found = {"q": query.mT, "k": key.mT}
         case "heads-linear":
             found = {"q": query, "k": key}
+        case "columns":
+            found = {"q": query.permute(2, 0, 1), "k": key.permute(2, 0, 1)}
         case "fused":
             found = {"qkv": weights.flatten(0, 2)}
         case "fused-transposed":
@@ -55,7 +57,7 @@ def write(folder, tensors, **config):
     return folder
 
 
-@pytest.mark.parametrize("layout", ["linear", "transposed", "heads", "heads-linear", *FUSED])
+@pytest.mark.parametrize("layout", ["linear", "transposed", "heads", "heads-linear", "columns", *FUSED])
 def test_every_layout_gives_the_same_heads(layout, weights, tmp_path):
     folder = write(tmp_path, stored(layout, weights), hidden_size=D, num_attention_heads=HEADS, head_dim=R)
     form = kq.read(folder, layout=layout, **names(layout))[0].form
@@ -89,6 +91,32 @@ def test_what_does_not_fit_is_refused(layout, config, asked, words, weights, tmp
     folder = write(tmp_path, stored(layout, weights), **config)
     with pytest.raises(ValueError, match=re.escape(words)):
         _ = kq.read(folder, **{"heads": HEADS, **names("linear"), **asked})[0]
+
+
+MEANT = {  # tensors of other libraries, and the options that are proposed
+    "megatron": ({"layers.0.self_attention.linear_qkv.weight": (36, D)}, "linear_qkv.weight' --layout fused-heads"),
+    "torchtune": (
+        {"layers.0.attn.q_proj.weight": (12, D), "layers.0.attn.k_proj.weight": (12, D)},
+        "--query 'layers.{layer}.attn.q_proj.weight' --key 'layers.{layer}.attn.k_proj.weight' --num-heads N",
+    ),
+    "flax, dense": (
+        {"layers.0.self.query.kernel": (D, 12), "layers.0.self.key.kernel": (D, 12)},
+        "--key 'layers.{layer}.self.key.kernel' --layout transposed",
+    ),
+    "flax, by head": (
+        {"layers.0.self.query.kernel": (D, 4, 3), "layers.0.self.key.kernel": (D, 4, 3)},
+        "--key 'layers.{layer}.self.key.kernel' --layout columns",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MEANT)
+def test_layouts_of_other_libraries_get_their_options_proposed(case, tmp_path):
+    shapes, proposed = MEANT[case]
+    folder = write(tmp_path, {f"net.{name}": torch.randn(shape) for name, shape in shapes.items()})
+    with pytest.raises(ValueError, match="this layout is not known") as raised:
+        kq.read(folder)
+    assert proposed in str(raised.value).replace("net.", "")
 
 
 def test_a_transposed_matrix_does_not_fit_the_embeddings(weights, tmp_path):

@@ -5,11 +5,12 @@ import json
 import math
 import os
 import pickle
+import re
 import struct
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import keyquery as kq
 from keyquery.checkpoints.sources import Safetensors
@@ -283,3 +284,19 @@ def test_unknown_layouts_say_what_they_hold_and_what_a_pattern_may_mean(tmp_path
     words = r"no tensor 'trunk\.\{layer\}\.ask'; .*; did you mean 'trunk\.\{layer\}\.ask\.weight'\?"
     with pytest.raises(ValueError, match=words):
         kq.read(path, heads=2, query="trunk.{layer}.ask", key="trunk.{layer}.tell")
+
+
+def test_norms_of_files_from_tensorflow_are_read_by_their_old_names(tmp_path):
+    pytest.importorskip("transformers", reason="the model needs the extra hf")
+    from keyquery.proof.families import tiny_model
+
+    model = tiny_model("bert")
+    model.save_pretrained(tmp_path)
+    expected = kq.read(tmp_path)[1].norm
+    file = tmp_path / "model.safetensors"
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    tensors = load_file(file).items()
+    save_file({re.sub("|".join(old), lambda match: old[match[0]], name): value for name, value in tensors}, file)
+    norm = kq.read(tmp_path)[1].norm
+    assert torch.equal(norm.gain, expected.gain)
+    assert torch.equal(norm.shift, expected.shift)

@@ -1,7 +1,10 @@
 """Layouts that have no transformers model: torch's own attention, and timm's block restated."""
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import keyquery as kq
@@ -80,3 +83,70 @@ def test_timm_blocks(normed):
                 seen = [scores - scores.mean(-1, keepdim=True) for scores in both]  # softmax sees no more
                 torch.testing.assert_close(*seen)
             x = out
+
+
+def owner(model, norm):
+    """The norm of a model that has the gains of one that was read."""
+    for name, value in model.named_parameters():
+        if norm is not None and torch.equal(value.float(), norm.gain.float()):
+            return name.removesuffix(".weight")
+    return None
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize(
+    ("first", "encoder", "decoder", "cross"),
+    [
+        (True, ["layers.0.norm1", "layers.1.norm1"], "layers.1.norm1", "layers.1.norm2"),
+        (False, [None, "layers.0.norm2"], "layers.0.norm3", "layers.1.norm1"),
+    ],
+)
+def test_the_norms_that_feed_torchs_own_layers_are_read(first, encoder, decoder, cross, tmp_path):
+    model = nn.Transformer(12, 3, 2, 2, 24, norm_first=first, layer_norm_eps=1e-3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    heads = {layer.name: layer for layer in kq.read(model)}
+    assert [owner(model.encoder, heads[f"encoder.layers.{index}.self_attn"].norm) for index in (0, 1)] == encoder
+    assert owner(model.decoder, heads["decoder.layers.1.self_attn"].norm) == decoder
+    assert owner(model.decoder, heads["decoder.layers.1.multihead_attn"].norm) == cross
+    assert owner(model, heads["decoder.layers.1.multihead_attn"].memory_norm) == "encoder.norm"
+    assert heads["encoder.layers.1.self_attn"].norm is None or heads["encoder.layers.1.self_attn"].norm.eps == 1e-3
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    layers = [layer for layer in kq.read(tmp_path, heads=3) if layer.kind == "self"]
+    # A file does not say which norms feed its layers.
+    assert all(layer.norm is None and "the norm that feeds it is not read" in layer.notes[0] for layer in layers)
+
+
+class Towers(nn.Module):
+    """The attention of an open_clip model: two towers of torch's attention, of other widths and numbers of heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.visual, self.transformer = nn.Module(), self.blocks(16, 4)
+        self.visual.transformer = self.blocks(24, 3)
+
+    def blocks(self, width, heads):
+        stack = nn.Module()
+        stack.resblocks = nn.ModuleList(nn.Module() for _ in range(2))
+        for block in stack.resblocks:
+            block.attn, block.ln_1 = nn.MultiheadAttention(width, heads, batch_first=True), nn.LayerNorm(width)
+        return stack
+
+
+def test_towers_of_open_clip_have_their_own_numbers_of_heads(tmp_path):
+    model = Towers()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="attention of widths 16, 24, which one number of heads does not fit"):
+        kq.read(tmp_path, heads=4)
+    sizes = {"vision_cfg": {"width": 24, "head_width": 8}, "text_cfg": {"width": 16, "heads": 4}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": sizes}))
+    heads = kq.read(tmp_path)
+    assert [(layer.heads, layer.causal) for layer in heads] == [(3, False), (3, False), (4, True), (4, True)]
+    for layer in heads:
+        block = model.get_submodule(layer.name.rpartition(".")[0])
+        x = block.ln_1(torch.randn(1, 5, block.ln_1.weight.shape[0]))
+        query, key = layer.project(x[0])
+        expected = block.attn(x, x, x, average_attn_weights=False)[1][0]
+        torch.testing.assert_close((query @ key.mT * layer.scale).softmax(-1).squeeze(1), expected)
+        assert torch.equal(layer.norm.gain, block.ln_1.weight)

@@ -108,7 +108,10 @@ WRONG = {
         {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
         "short_factor must have 4 values, got 1",
     ),
-    "few kinds": ({"layer_types": ["full_attention"]}, "layer_types must name every layer.*no layer 1"),
+    "few kinds": (
+        {"model_type": "qwen2", "num_key_value_heads": 2, "layer_types": ["full_attention"]},
+        "layer_types must name every layer.*no layer 1",
+    ),
 }
 
 

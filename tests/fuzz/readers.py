@@ -60,7 +60,7 @@ class Reader:
 
 
 ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-CONFIG = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 16, "head_dim": 4}
+CONFIG = {"model_type": "qwen2", "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 16, "head_dim": 4}
 CONFIG |= {"num_hidden_layers": 2, "rope_theta": 1e4, "rms_norm_eps": 1e-5, "max_position_embeddings": 128}
 CONFIG |= {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
 CONFIG |= {"rope_scaling": {**ROPE, "original_max_position_embeddings": 64}}

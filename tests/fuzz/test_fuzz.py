@@ -130,7 +130,10 @@ def long_array(folder):
 
 def wide_rope(folder):
     readers.llama(folder)
-    (folder / "config.json").write_text(json.dumps({**readers.CONFIG, "rotary_dim": 10**11}))
+    facts = {name: value for name, value in readers.CONFIG.items() if name not in ("layer_types", "sliding_window")}
+    (folder / "config.json").write_text(
+        json.dumps({**facts, "model_type": "glm4", "partial_rotary_factor": 10**11 / 4})
+    )
 
 
 def linked_shard(folder):

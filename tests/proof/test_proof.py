@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("transformers", reason="proofs need the extra hf")
 
@@ -15,6 +16,7 @@ import keyquery as kq
 from keyquery.checkpoints import reader
 from keyquery.checkpoints.family import families
 from keyquery.cli import app
+from keyquery.listening.softmaxes import Capture
 from keyquery.proof.compare import Comparison, Match, informative
 from keyquery.proof.proof import _verdict, prove
 from keyquery.proof.sizes import shrink
@@ -118,10 +120,11 @@ def test_wrong_positions_and_windows_are_found(family, name, facts, reason, monk
 
 @pytest.mark.parametrize("order", [(0.0, float("nan")), (float("nan"), 0.0)])
 def test_an_error_that_is_no_number_is_not_exact(order):
-    matches = [Match("attention", "attention", error, error) for error in order]
     compared = object.__new__(Comparison)
     compared.heads, compared.groups, compared.seen = SimpleNamespace(family=families()["llama"]), {}, set()
-    assert _verdict(matches, compared, [], {"model_type": "x"}).status == "wrong"
+    compared.matches = lambda *_: [Match("attention", "attention", error, error) for error in order]
+    runs = [(Capture(), None)]
+    assert _verdict([compared], nn.Identity(), runs, [], {"model_type": "x"}).status == "wrong"
 
 
 @pytest.mark.parametrize("query", [{}, {"q_lora_rank": None}])

@@ -153,3 +153,12 @@ def test_on_the_command_line(base, tmp_path):
     done = CliRunner().invoke(app, ["look", str(base), "--adapter", str(folder), "--json", str(out), "--quiet"])
     assert done.exit_code == 0, done.output
     assert kq.Reading.load(out).model["name"] == "base + adapter"
+
+
+def test_biases_of_an_adapter_count_where_the_base_has_none(base, tmp_path):
+    bias = torch.randn(32)
+    replaced = {f"{MODULE.format(1, 'q')}.bias": bias}
+    folder, _ = adapter(tmp_path / "adapter", replaced=replaced, bias="lora_only")
+    before, after = kq.read(base), kq.read(base, adapter=folder)
+    assert [layer.weights.query_bias is None for layer in (*before, *after)] == [True, True, True, False]
+    torch.testing.assert_close(after[1].weights.query_bias.flatten(), bias)

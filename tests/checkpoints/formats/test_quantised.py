@@ -154,6 +154,17 @@ def awq(role, shape):
     return {"qweight": packed(codes), "qzeros": packed(zeros), "scales": scales}, values.T
 
 
+def mlx(bits, size):
+    def make(role, shape):
+        rng, groups = generator(role), shape[1] // size
+        codes = rng.integers(0, 2**bits, shape)
+        scales, biases = rng.uniform(0.01, 0.02, (2, shape[0], groups)).astype(np.float16)
+        values = codes * np.repeat(scales.astype(float), size, 1) + np.repeat(biases.astype(float), size, 1)
+        return {"weight": words(codes, bits, 1).view(np.uint32), "scales": scales, "biases": biases}, values
+
+    return make
+
+
 def four_bit(kind, nested):
     def make(role, shape):
         rng, count = generator(role), shape[0] * shape[1]
@@ -202,6 +213,8 @@ CASES = {
     **{f"gptq int{bits} in groups of 32": (gptq(bits), {"bits": bits}) for bits in (2, 3, 4, 8)},
     "gptq int4 in groups of 32, v2": (gptq(4, stored_less=0), {"bits": 4, "checkpoint_format": "gptq_v2"}),
     "gptq int4 in groups of 32, by order of activations": (gptq(4, ordered=False), {}),
+    "mlx int4 in groups of 64": (mlx(4, 64), {}),
+    "mlx int3 in groups of 32": (mlx(3, 32), {"group_size": 32, "bits": 3}),
     "awq int4 in groups of 32": (awq, {"quant_method": "awq", "version": "gemm", "bits": 4}),
     **{
         f"bitsandbytes {kind} in blocks of 64{', double quantisation' if nested else ''}": (four_bit(kind, nested), {})

@@ -98,7 +98,7 @@ def test_refusals_of_models():
         ("gpt_neo", {}, r"window|GPTNeoSelfAttention \(gpt_neo\) is not supported"),
         ("gpt_oss", {}, "window|gpt_oss"),
         ("gemma2", {}, "window|gemma2"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "2048 positions"),
     ],
 )
 def test_refusals_of_what_a_kernel_cannot_keep(name, changes, why):
