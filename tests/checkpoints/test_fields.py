@@ -91,6 +91,15 @@ def test_rotary_fields_have_one_name():
     assert dict(flat(old)) == dict(flat(new)) == {"rope.rope_type": "longrope", "rope.factor": 2, "rope_theta": 3}
 
 
+def test_what_models_do_not_look_at_is_left_out_of_files_and_live_models_alike(tmp_path):
+    """Llama's rotations are of all dimensions, whatever its config says."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    kq.testing.check_family("llama", rope_parameters=rope)
+    model = tiny_model("llama", rope_parameters=rope)
+    model.save_pretrained(tmp_path)
+    assert kq.read(model)[0].rope.dims == kq.read(tmp_path)[0].rope.dims == 8
+
+
 @pytest.mark.parametrize("name", ["q_norm.weight", "rotary.temperature", "q_bias"])
 def test_a_tensor_of_attention_that_is_not_read_refuses_the_file(name, folder):
     file, full = folder / "model.safetensors", f"layers.1.self_attn.{name}"

@@ -10,16 +10,12 @@ from typing import Any
 from keyquery.checkpoints.locations import Location, module_name, natural
 from keyquery.support.printable import NAME, printable
 
-QUERIES = {"q", "query", "wq", "q_proj", "to_q", "q_lin", "query_proj", "linear_q", "c_q"} | {
-    "query_projection",
-    "q_a_proj",
-}
-KEYS = {"k", "key", "wk", "k_proj", "to_k", "k_lin", "key_proj", "linear_k", "c_k"} | {
-    "key_projection",
-    "kv_a_proj_with_mqa",
-}
+QUERIES = {"q", "query", "wq", "q_proj", "to_q", "q_lin", "query_proj", "linear_q", "c_q", "query_projection"}
+QUERIES.add("q_a_proj")  # of a latent, as the next one is
+KEYS = {"k", "key", "wk", "k_proj", "to_k", "k_lin", "key_proj", "linear_k", "c_k", "key_projection"}
+KEYS.add("kv_a_proj_with_mqa")
 FUSED = {"qkv", "qkv_proj", "query_key_value", "c_attn", "Wqkv", "in_proj_weight", "attn_qkv", "qkv_linear"}
-FUSED |= {"linear_qkv"}
+FUSED.add("linear_qkv")  # Megatron's
 # Modules whose queries and keys meet in no softmax.
 LINEAR = re.compile(r"linear_attn|mamba|mixer|delta_net|rwkv|linear_attention|retention")
 # What layers without a softmax over queries and keys are, by their tensor names; the first that fits.

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from keyquery.checkpoints.configs.defaults import completed
 from keyquery.checkpoints.formats.torch_files import load_pickled
 from keyquery.reading import digest
 from keyquery.support.bounded_json import parse_json
@@ -120,7 +121,8 @@ class Live(Loaded):
 
     def __init__(self, model: nn.Module, without: Iterable[str] = ()) -> None:
         config: Any = getattr(model, "config", None)
-        facts = (config.to_dict() if hasattr(config, "to_dict") else _plain(config)) or _of_torch(model)
+        stated = config.to_dict() if hasattr(config, "to_dict") else _plain(config)
+        facts = completed(stated or _of_torch(model))  # as a file's: its models may not look at all of it
         tensors, out = model.state_dict(keep_vars=True), tuple(f"{name}." if name else "" for name in without)
         kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(out)}
         super().__init__(kept, type(model).__name__, facts)

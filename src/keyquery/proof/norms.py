@@ -26,15 +26,9 @@ def norm_errors(compared: Comparison, model: nn.Module, capture: Capture) -> Ite
     residual stream in between, scores of the folded forms are those of the model.
     """
     norms = {name for name, module in model.named_modules() if _is_norm(module)}
-    calls = sorted(
-        (
-            (call, name)
-            for name in norms
-            for call in capture.calls.get(name, [])
-            if call.inputs and call.out is not None
-        ),
-        key=lambda row: -row[0].time,
-    )
+    called = ((call, name) for name in norms for call in capture.calls.get(name, []))
+    calls = [(call, name) for call, name in called if call.inputs and call.out is not None]
+    calls.sort(key=lambda row: -row[0].time)
     for name, layers in compared.groups.items():
         for which, (module, norm) in enumerate(zip(compared.modules[name], _norms_of(layers[0]), strict=True)):
             if layers[0].learned and which == 0:
@@ -84,8 +78,8 @@ def _same_tokens(out: Tensor | None, tokens: Tensor) -> bool:
     normed, entering = _marks(out), _marks(tokens)
     if len(normed) == 0 or len(entering) == 0:
         return False
-    place = torch.searchsorted(normed, entering).clamp(1, len(normed) - 1) if len(normed) > 1 else torch.zeros(1).long()
-    nearest = torch.minimum((normed[place] - entering).abs(), (normed[place - 1] - entering).abs())
+    above = torch.searchsorted(normed, entering).clamp(max=len(normed) - 1)
+    nearest = torch.minimum((normed[above] - entering).abs(), (normed[above - 1] - entering).abs())
     return bool((nearest <= 1e-6 * normed.abs().amax()).all())
 
 

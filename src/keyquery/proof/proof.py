@@ -26,7 +26,6 @@ from keyquery.proof.norms import norm_errors
 from keyquery.support.extras import optional
 
 TOLERANCE = 1e-5
-STATUSES = ("exact", "wrong", "missing layers", "refused", "no softmax attention", "cannot be built")
 DECAYS = ("A_log", "slope_rate", "decay")  # of states, in modules without a softmax
 RUNS = ((8, 1, 0), (9, 0, 0), (13, 2, 1))  # tokens; positions shift + spread·i
 PLACED = ("position", "rotary", "rope", "freqs", "cos", "cache")  # in arguments that a part needs from outside
@@ -49,7 +48,6 @@ class Proof:
     content: list[str] = field(default_factory=list)  # layers that are read without their term of positions
     norms: dict[str, str] = field(default_factory=dict)  # what is wrong with the norm that feeds a layer
     transformers: str = ""  # version
-    factor: int | None = None  # by which the widths of the model were divided
 
     def __str__(self) -> str:
         count = len(self.modules)

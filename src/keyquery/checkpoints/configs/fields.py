@@ -26,7 +26,6 @@ HARMLESS = re.compile(
     r"|.*token.*|.*_loss.*|output_\w+|use_cache|cache_\w+|keys_to_ignore\w*|normalize_(?:embed|decision)\w*|.*hidden_states.*"
     r"|quantization_config|pruned_heads|masked?_(?:time|feature)\w*|apply_spec\w*|.*_max_?length|tie_\w+|max_position\w*"
     r"|.*gradient.*|.*classifier.*|.*label.*|lm_head\w*|.*projection_dim|.*layer_?drop|.*checkpoint\w*|logits?_scale\w*"
-    r"|.*softmax_in_fp32|.*_fusion|.*_impl|offset_alibi"
 )
 # What transformers takes in the config of any type, as it stood in older ones.
 OLD = ("original_max_position_embeddings", "sliding_window_pattern", "_sliding_window_pattern", *ROPE)
