@@ -85,6 +85,10 @@ def test_values_that_are_read_alone_and_not_together_are_refused_together(monkey
     ]
 
 
+def test_a_switch_that_leaves_no_softmax_to_compare_is_not_proven():
+    assert unproven_fields({"model_type": "deberta", "talking_head": True}) == ["talking_head = True (proven: None)"]
+
+
 def test_rotary_fields_have_one_name():
     old = {"rope_scaling": {"type": "su", "factor": 2}, "rope_theta": 3}
     new = {"rope_parameters": {"full_attention": {"rope_type": "longrope", "factor": 2}}, "rope_theta": 3}
@@ -136,6 +140,7 @@ RELEASED = {  # what configs of released models say beside sizes, with what only
     "starcoder2": {"attention_softmax_in_fp32": True, "norm_type": "layer_norm", "sliding_window": 4096},
     "gptj": {"rotary": True, "rotary_dim": 64, "scale_attn_weights": True},
     "deberta-v2": {"pos_att_type": "p2c|c2p", "norm_rel_ebd": "layer_norm", "position_biased_input": False},
+    "deberta": {"talking_head": False, "pos_att_type": "c2p|p2c", "relative_attention": True},
     "modernbert": {"global_rope_theta": 160000.0, "local_attention": 128, "position_embedding_type": "absolute"},
     "mpt": {"attn_config": {"alibi": True, "alibi_bias_max": 8, "attn_type": "multihead_attention", "qk_ln": False}},
     "qwen2_vl_text": {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "use_sliding_window": False},

@@ -26,7 +26,6 @@ def planted(change):
     [
         (lambda norm: {}, "input_layernorm that makes its tokens is not read"),
         (lambda norm: {"norm": dataclasses.replace(norm, kind="layer")}, "its norm differs by "),
-        (lambda norm: {"norm": dataclasses.replace(norm, eps=norm.eps + 0.01)}, "its norm differs by "),
         (lambda norm: {"norm": dataclasses.replace(norm, gain=norm.gain * 1.001)}, "its norm differs by 0.001"),
     ],
 )
@@ -39,12 +38,10 @@ def test_a_wrong_norm_is_found(change, why, monkeypatch):
 
 def test_a_norm_is_read_where_none_is(monkeypatch):
     read = heads.read_norms
-    norm = dataclasses.replace  # of a model whose tokens enter as they are
-    monkeypatch.setattr(heads, "read_norms", lambda *a: {**read(*a), "norm": norm(read(*a)["query_norm"])})
+    monkeypatch.setattr(heads, "read_norms", lambda *a: {**read(*a), "norm": read(*a)["query_norm"]})
     assert "its norm" in prove("olmo2").reason
 
 
-@pytest.mark.parametrize("change", [{"attention_in_multiplier": 2.1}, {}])
-def test_a_factor_on_what_a_norm_returns_is_read(change):
-    proof = prove({"model_type": "falcon_h1", **change})
+def test_a_factor_on_what_a_norm_returns_is_read():
+    proof = prove({"model_type": "falcon_h1", "attention_in_multiplier": 2.1})
     assert proof.status == "exact", str(proof)

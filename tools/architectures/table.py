@@ -119,7 +119,7 @@ class Tried:
         values = [*self.base.get(name, [None]), *good]
         entries = [entry for value in values for entry in (value if isinstance(value, list) and value else [value])]
         entries += [True, False] if any(isinstance(value, bool) for value in good) else []
-        if name not in self.blamed() and all(map(_is_number, entries)):
+        if good and name not in self.blamed() and all(map(_is_number, entries)):
             return None
         unique = {json.dumps(entry, sort_keys=True): entry for entry in entries}
         return list(unique.values())

@@ -115,7 +115,7 @@ def _fields(stated: Mapping[str, Any], facts: Known) -> Iterator[Field]:
 
 def _all_in(value: Any, allowed: list[Any]) -> bool:
     """Whether a value, or every entry of a list, is among those that are proven."""
-    if value in allowed:
+    if value in allowed or (value is False and None in allowed):  # a switch that is off is as one that is not there
         return True
     return isinstance(value, list) and bool(value) and all(entry in allowed for entry in value)
 
